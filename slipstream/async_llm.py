@@ -59,11 +59,11 @@ class AsyncLLM:
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
-        params = checks.params(params or SamplingParams())
-        ids = await asyncio.to_thread(checks.prompt, prompt)  # a long text takes a while
+        params = await asyncio.to_thread(checks.params, params or SamplingParams())  # long texts take a while
+        ids = await asyncio.to_thread(checks.prompt, prompt)
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
-        text = self.llm.text_stream(params)
+        text = self.llm.text_stream(params, checks.before(ids))
         async with aclosing(self.streams.follow(Ask(ids, params, rule, expected))) as updates:
             async for update in updates:
                 output.append(update)
@@ -92,7 +92,7 @@ class AsyncLLM:
         logprobs: list[TokenLogprob] = [each for update in output for each in update.logprobs or ()]
         assert last.stats is not None
         return Completion(
-            text=self.llm.text_of(ids, last.stop_cause),
+            text=self.llm.text_of(ids, self.llm.checks.before(prompt), last.stop_cause),
             token_ids=ids,
             finish_reason=last.finish or "length",
             stop_cause=last.stop_cause,

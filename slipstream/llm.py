@@ -22,7 +22,7 @@ from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
-from slipstream.core.text_ends import completed_at
+from slipstream.core.text_ends import Decode, completed_at, text_after
 from slipstream.core.warp import check_possible
 from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, check_draft_settings
 from slipstream.drafters.guard import Guard
@@ -41,7 +41,7 @@ from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
 from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.load_settings import LoadSettings
-from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
+from slipstream.models.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO
 from slipstream.targets.describe import describe, loaded
 from slipstream.targets.described import Described, check_memory
@@ -266,7 +266,8 @@ class LLM:
         for _ in BeamSearch(self.target, self.max_batch, self._lock).run(searches):
             pass
         return [
-            [replace(beam, text=self.text_of(beam.token_ids)) for beam in search.beams.best()] for search in searches
+            [replace(beam, text=self.text_of(beam.token_ids, search.prompt)) for beam in search.beams.best()]
+            for search in searches
         ]
 
     @takes_params
@@ -277,7 +278,7 @@ class LLM:
     def follow(self, seq: Sequence) -> Iterator[Chunk]:
         """`stream` for a request made by `sequence`. Its `completion` is available at any time, also after the iterator
         was closed early."""
-        text, done = self.text_stream(seq.params), 0
+        text, done = self.text_stream(seq.params, seq.tokens[: seq.prompt]), 0
         for _ in self.decode([seq]):
             pieces: list[Piece] = []
             if text is not None:
@@ -365,22 +366,25 @@ class LLM:
             return Prepared(seq, rule, self.most_draft_tokens)
         return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)
 
-    def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
-        """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""
+    def text_of(self, output: Seq[int], before: Seq[int] = (), stop_cause: int | str | None = None) -> str:
+        """The text that output ids add to the tokens before them, cut before the stop string that ended it; empty
+        without a tokenizer."""
         if self._decode is None:
             return ""
-        text = self._decode(output)
+        text = text_after(self._decode, before, output)
         if isinstance(stop_cause, str):
-            text = text[: completed_at(text, self._decode(output[:-1]), stop_cause)]
+            text = text[: completed_at(text, text_after(self._decode, before, output[:-1]), stop_cause)]
         return text
 
-    def text_stream(self, params: SamplingParams) -> TextStream | None:
-        """What turns the tokens of a request into pieces of text as they arrive; None without a tokenizer."""
-        return None if self._decode is None else TextStream(self._decode, params.stop, stray_byte(self.tokenizer))
+    def text_stream(self, params: SamplingParams, before: Seq[int]) -> TextStream | None:
+        """What turns the tokens of a request into pieces of text as they arrive; None without a tokenizer. before: the
+        tokens before the output."""
+        stray = stray_byte(self.tokenizer)
+        return None if self._decode is None else TextStream(self._decode, params.stop, stray, before)
 
     def completion(self, seq: Sequence) -> Completion:
         return Completion(
-            text=self.text_of(seq.output, seq.stop_cause),
+            text=self.text_of(seq.output, seq.tokens[: seq.prompt], seq.stop_cause),
             token_ids=seq.output,
             finish_reason=seq.finish or "length",
             stop_cause=seq.stop_cause,

@@ -76,7 +76,8 @@ def verify(
             )
         return compare_servers(base_url, against, served_model, served, prompts, files)
     from slipstream.core.rules import rule_named
-    from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, steps, verify as verified
+    from slipstream.templates.sizes import duration
+    from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, seconds, steps, verify as verified
 
     possible = ("greedy",) if rule_named(models.rule).greedy_only else CHECKS
     config = VerifyConfig(
@@ -86,6 +87,7 @@ def verify(
     llm = load(models, quiet=files.as_json, asked=[asked])
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
+    render.line(f"this takes about {duration(seconds(llm, chosen, config))}, by the speed of its first text")
     with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
         result, code = unfinished(lambda: verified(llm, chosen, config, files.out, advance, models.method))
     finish(result, files)

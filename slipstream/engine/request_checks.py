@@ -17,6 +17,9 @@ from slipstream.core.strict import check_text
 from slipstream.engine.beam_params import BeamParams
 from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_mean
 
+MOST_PREDICTED = 1 << 19
+"""Characters of a prediction at a server: what a suffix tree remembers of a request (131,072 tokens) is rarely more."""
+
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
 P = ParamSpec("P")
@@ -70,6 +73,10 @@ class RequestChecks:
     @property
     def longest(self) -> int:
         return self.context - 1 if self.encoder is None else self.encoder.context
+
+    def before(self, prompt: Seq[int]) -> Seq[int]:
+        """The tokens that an output follows."""
+        return prompt if self.encoder is None else self.encoder.start
 
     def room(self, prompt: int) -> int:
         """Most tokens of an output, after a prompt of so many."""
@@ -164,7 +171,10 @@ def predicted_text(field: Any) -> str:
     if unknown or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         accepted = '{"type": "content", "content": a text or a list of text parts}'
         raise PromptError(f"prediction is {field!r:.60}", fix=f"write {accepted}")
-    return "".join(map(str, texts))
+    text = "".join(map(str, texts))
+    if len(text) > MOST_PREDICTED:
+        raise PromptError(f"prediction has {len(text):,} characters, at most {MOST_PREDICTED:,} are copied from")
+    return text
 
 
 def _turns(messages: Any) -> list[Message]:
@@ -215,10 +225,10 @@ def _token_ids(prompt: Any) -> list[int]:
         given = prompt.tolist() if isinstance(prompt, arrays) else list(prompt)
         if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
             return given
-        wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]
-        if not wrong:
+        wrong = (each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex))
+        if (first := next(wrong, wrong)) is wrong:
             return [index(each) for each in given]
-        what = f"a prompt holds {wrong[0]!r}, which is not a token id"
+        what = f"a prompt holds {first!r:.60}, which is not a token id"
     else:
         what = f"a prompt is {prompt!r}"
     raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="encode it first")

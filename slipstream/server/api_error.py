@@ -25,6 +25,7 @@ ANTHROPIC_TYPES = {
 """The same for Anthropic's API."""
 
 RETRY = (429, 503)
+MOST_SHOWN = 2000
 
 
 class ApiError(Exception):
@@ -33,6 +34,7 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
     ):
+        message = message if len(message) <= MOST_SHOWN else f"{message[:MOST_SHOWN]}..."  # it may quote the request
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {"Retry-After": str(retry_after)} if status in RETRY else {}
         if status == 401:

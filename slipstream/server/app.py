@@ -184,7 +184,7 @@ def routes(service: Service) -> APIRouter:
             ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
         if flag(body, "return_token_strs"):
-            answer["token_strs"] = [service.token_text(token) for token in ids]
+            answer["token_strs"] = await asyncio.to_thread(lambda: [*map(service.token_text, ids)])
         return JSONResponse(answer)
 
     @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
@@ -200,7 +200,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", openapi_extra=counted, summary="Number of tokens of a conversation")
     async def count_tokens(request: Request) -> Response:
         body = await request_fields(request, service, COUNTED)
-        return JSONResponse({"input_tokens": await token_count(service, body)})
+        return JSONResponse({"input_tokens": await asyncio.to_thread(token_count, service, body)})
 
     @router.get("/health", summary="200 while the engine lives")
     async def health() -> Response:

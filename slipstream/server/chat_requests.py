@@ -1,6 +1,5 @@
 """From the fields of a chat to its generation: for /v1/chat/completions, and for the endpoints translated to it."""
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -43,19 +42,19 @@ class Conversation:
     use: ToolUse
 
 
-async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
+def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
     """The choices of a chat, from the fields that are set. Raises ApiError 400."""
-    talk = await asyncio.to_thread(conversation, service, given)
+    talk = conversation(service, given)
     n = count(given, "n", 1, service.limits.choices, 1)
     params = service.checks.params(
         sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling)
     )
     params = replace(params, structured=_structured(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
-    return await generation_of(service, [talk.ids], params, n, given, reply=reply)
+    return generation_of(service, [talk.ids], params, n, given, reply=reply)
 
 
-async def translated(
+def translated(
     service: Service,
     given: Object,
     where: str,
@@ -71,7 +70,7 @@ async def translated(
         if name not in given:
             raise ApiError(400, f"{name} is missing", name)
     try:
-        return script(await chat_generation(service, chat_of(given)), given)
+        return script(chat_generation(service, chat_of(given)), given)
     except ApiError as fault:
         raise renamed(fault, names) from fault
 

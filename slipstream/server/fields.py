@@ -11,6 +11,7 @@ from typing import Any
 from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
+from slipstream.engine.request_checks import MOST_PREDICTED
 from slipstream.errors import ParameterError, RequestError, did_you_mean
 from slipstream.server.api_error import ApiError, has_no_effect
 
@@ -21,7 +22,8 @@ REQUIRED = {COMPLETIONS: ["prompt"], CHAT: ["messages"], RESPONSES: ["input"], M
 """Fields that each request has to have."""
 SPECULATION = ("enabled", "draft_tokens", "rule")
 """Members of the field."""
-MOST_STOPS = 64
+MOST_STOPS, LONGEST_STOP = 64, 1024
+MOST_WORDS, LONGEST_WORD, MOST_STOP_IDS = 4096, 64, 4096
 MOST_TOP_LOGPROBS = 20
 
 
@@ -35,6 +37,7 @@ class Field:
     ignored   it has no effect, which the log says once.
     unset     neutral values, besides null.
     schema    JSON schema, for /docs.
+    most      most entries of a list; longest: of each of them, in characters or ids. 0: no such bound.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Field:
     refused: str = ""
     unset: tuple[Any, ...] = ()
     ignored: bool = False
+    most: int = 0
+    longest: int = 0
 
 
 _NUMBER, _INTEGER, _BOOLEAN, _STRING = ({"type": kind} for kind in ("number", "integer", "boolean", "string"))
@@ -55,9 +60,9 @@ _OBJECTS = {"type": "array", "items": _OBJECT}
 
 
 def _sampling(
-    name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, unset: tuple[Any, ...] = ()
+    name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, **more: Any
 ) -> Field:
-    return Field(name, text, schema, where, sampling=name, unset=unset)
+    return Field(name, text, schema, where, sampling=name, **more)
 
 
 def _refused(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
@@ -69,6 +74,8 @@ def _ignored(names: str, *where: str) -> list[Field]:
 
 
 _TEXT_OR_OBJECTS = {"anyOf": [_STRING, _OBJECTS]}
+_STOP_SIZES: dict[str, Any] = {"most": MOST_STOPS, "longest": LONGEST_STOP}
+_STOPS = f"Up to {MOST_STOPS} texts, each of up to {LONGEST_STOP:,} characters; the text ends before them."
 
 FIELDS = (
     Field("model", "Name of the model, as /v1/models lists it.", _STRING),
@@ -92,16 +99,16 @@ FIELDS = (
     *(_sampling(name, known.help, _NUMBER) for name, known in declared(SamplingParams).items()
       if known.effect in DISTRIBUTION and known.help and name not in ("temperature", "top_k", "min_tokens")),
     _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
-    _sampling("bad_words", "Texts or token ids that may not appear.", {"type": "array"}),
+    _sampling("bad_words", f"Up to {MOST_WORDS:,} texts or lists of token ids that may not appear, each of up to "
+              f"{LONGEST_WORD} characters or ids.", {"type": "array"}, most=MOST_WORDS, longest=LONGEST_WORD),
     _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
     _sampling("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER, BOTH),
     Field("max_completion_tokens", "The same, under its newer name.", _INTEGER, BOTH, sampling="max_tokens"),
     Field("max_output_tokens", "Most output tokens. Default: the rest of the context.", _INTEGER, (RESPONSES,)),
     Field("max_tokens", "Most output tokens. Required.", _INTEGER, (MESSAGES,)),
-    _sampling("stop", f"Up to {MOST_STOPS} texts; the text ends before them.", {"anyOf": [_STRING, _STRINGS]},
-              (*BOTH, RESPONSES)),
-    Field("stop_sequences", "The text ends before any of these.", _STRINGS, (MESSAGES,), unset=([],)),
-    _sampling("stop_token_ids", "Ids that end the text.", _IDS),
+    _sampling("stop", _STOPS, {"anyOf": [_STRING, _STRINGS]}, (*BOTH, RESPONSES), **_STOP_SIZES),
+    Field("stop_sequences", _STOPS, _STRINGS, (MESSAGES,), unset=([],), **_STOP_SIZES),
+    _sampling("stop_token_ids", f"Up to {MOST_STOP_IDS:,} ids that end the text.", _IDS, most=MOST_STOP_IDS),
     _sampling("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
     _sampling("seed", "Draws the same random numbers again, under `coupled` or with fixed draft lengths.", _INTEGER),
     Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}, BOTH),
@@ -126,7 +133,8 @@ FIELDS = (
           unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
     Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
-    Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
+    Field("prediction", f"Text that the answer is expected to hold, up to {MOST_PREDICTED:,} characters: draft tokens "
+          "are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
     Field("thinking", "enabled or disabled: a value of enable_thinking, where the model's chat template reads it.",
           _OBJECT, (MESSAGES,)),
@@ -194,9 +202,21 @@ def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
             raise ApiError(400, f"{name} is not supported: {known[name].refused}", name, "unsupported_field")
         if known[name].ignored:
             has_no_effect(f"the field {name}")
-        else:
-            given[name] = value
+            continue
+        _check_size(known[name], value)
+        given[name] = value
     return given
+
+
+def _check_size(field: Field, value: Any) -> None:
+    entries = value if isinstance(value, list) else [value]
+    longest = max((len(each) for each in entries if isinstance(each, (str, list))), default=0)
+    for size, most, what in (
+        (len(entries), field.most, "entries"),
+        (longest, field.longest, "characters or ids in one of them"),
+    ):
+        if most and size > most:
+            raise ApiError(400, f"{field.name} has {size:,} {what}, at most {most:,} are allowed", field.name)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -268,8 +288,6 @@ def sampling_params(
             longest,
             "context_length_exceeded",
         )
-    if len(values.get("stop", ())) > MOST_STOPS:
-        raise ApiError(400, f"stop holds {len(values['stop'])} texts, at most {MOST_STOPS} are allowed", "stop")
     values["logprobs"] = _logprobs(given, where)
     values["structured"] = _structured(given)
     speculation = members(given, "speculation", SPECULATION)

@@ -1,6 +1,5 @@
 """`/v1/messages`: the form of Anthropic's Messages."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -27,14 +26,14 @@ COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
 """Fields of a request for the number of tokens."""
 
 
-async def message(service: Service, given: Object) -> Script:
-    return await translated(service, given, MESSAGES, chat_of, MessageScript, NAMES)
+def message(service: Service, given: Object) -> Script:
+    return translated(service, given, MESSAGES, chat_of, MessageScript, NAMES)
 
 
-async def token_count(service: Service, given: Object) -> int:
+def token_count(service: Service, given: Object) -> int:
     """Tokens of a conversation. Raises ApiError 400."""
     try:
-        return len((await asyncio.to_thread(conversation, service, chat_of(given))).ids)
+        return len(conversation(service, chat_of(given)).ids)
     except ApiError as fault:
         raise renamed(fault, NAMES) from fault
 

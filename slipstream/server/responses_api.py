@@ -21,8 +21,8 @@ TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
-async def response(service: Service, given: Object) -> Script:
-    return await translated(service, given, RESPONSES, chat_of, ResponseScript, NAMES)
+def response(service: Service, given: Object) -> Script:
+    return translated(service, given, RESPONSES, chat_of, ResponseScript, NAMES)
 
 
 def chat_of(given: Object) -> Object:

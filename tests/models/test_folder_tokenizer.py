@@ -4,6 +4,8 @@ import copy
 import json
 import pickle
 import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,3 +286,17 @@ def test_a_copy_is_independent(tokenizer):
         assert copied.encode("wholly") == tokenizer.encode("wholly")
     copied.add_tokens(["wholly"])
     assert copied.encode("wholly") != tokenizer.encode("wholly")
+
+
+def test_a_long_text_is_encoded_while_other_threads_run(tokenizer, reference):
+    """`encode` of the library holds the lock of the interpreter, `encode_batch` does not."""
+    text = TEXTS[0] * 20_000
+    assert tokenizer.encode(text) == reference.encode(text)
+    turns, done = 0, threading.Event()
+    thread = threading.Thread(target=lambda: (tokenizer.encode(text), done.set()))
+    thread.start()
+    while not done.is_set():
+        turns += 1
+        time.sleep(0)
+    thread.join()
+    assert turns > 10
