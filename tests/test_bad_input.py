@@ -54,6 +54,17 @@ def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> N
         llm.chat(messages)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 2.0 ** 9999 }}", "{{ messages[0].x.y.z }}", "{% for"],
+)
+def test_a_chat_template_that_fails_in_any_way(template: str, tiny: Tiny) -> None:
+    broken = LLM(tiny.target, executor="torch")
+    broken.tokenizer.chat_template = template
+    with pytest.raises(PromptError, match="chat template refuses this conversation"):
+        broken.chat("x")
+
+
 def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
     half = "for \udce9"
     said = "is no UTF-8 text: it has byte 0xe9 at character 4"

@@ -280,7 +280,7 @@ class DescribedDecoder(Described):
         warn_slower(self.refusals, self.runner, settings)
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
-        executor = chosen.executor(self.config, weights, settings)
+        executor = chosen.executor(weights.config, weights, settings)
         weights.unmap()
         return Decoder(executor, chunk, weights, place)
 
