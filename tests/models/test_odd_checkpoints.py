@@ -17,6 +17,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.generation_defaults import GenerationDefaults
+from slipstream.models.gguf_convert import convert_to_gguf
 from tests.checkpoints import EXACT, FAMILIES, rewrite
 
 PROMPT, TOKENS = [5, 9, 33, 71, 2, 14, 60, 8, 8, 41, 90, 17], 12
@@ -134,6 +135,13 @@ def test_a_loaded_model_with_a_head_of_its_own_keeps_it(copy: Callable[..., Path
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     assert model.config.tie_word_embeddings
     assert LLM(model).generate([PROMPT], SamplingParams(max_tokens=TOKENS))[0].token_ids == by_generate(folder)
+
+
+def test_a_head_of_its_own_is_converted(copy: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    folder = copy()
+    SAME["a tied configuration with a head of its own"][1](folder)
+    assert own(convert_to_gguf(folder, tmp_path / "own.gguf", "f32").file) == by_generate(folder)
 
 
 NAMED: dict[str, tuple[str, Change]] = {
