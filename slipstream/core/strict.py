@@ -1,5 +1,5 @@
 """`Strict`: configurations that refuse what they do not know, and values that their fields' checks refuse (`setting`);
-`check_text`: refuses text that no tokenizer reads; `parse_json`: refuses JSON that is nested too deeply."""
+`check_text`: refuses text that no tokenizer reads; `parse_json`: refuses bad JSON of every kind."""
 
 import json
 from collections.abc import Callable

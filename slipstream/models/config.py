@@ -120,7 +120,7 @@ class DecoderConfig(ModelShape):
             wrong, why = f"head_dim {self.head_dim} is odd", "rotary positions rotate pairs"
         elif mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
             wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
-        elif experts and experts.count * self.layers > 10**6:
+        elif experts and experts.count * self.layers > 200_000:
             wrong = f"config.json has {self.layers} layers of {experts.count} experts, more than any model"
         elif experts and not 1 <= experts.per_token <= experts.count:
             wrong = f"num_experts_per_tok is {experts.per_token} of {experts.count} experts"

@@ -13,7 +13,7 @@ _WITHOUT_EFFECT = re.compile(
 
 
 class ReadKeys(dict[str, Any]):
-    """It may hold others, which are read by themselves."""
+    """An object of it that is read in this way, too, is a `ReadKeys` itself."""
 
     def __init__(self, config: Any):
         super().__init__(config)

@@ -110,7 +110,7 @@ class GenerationDefaults(Strict):
 
 
 def _out_of_range(name: str, value: Any) -> bool:
-    """Whether no request could give this number. Raises ParameterError for what is no number."""
+    """Return True for a number that no request may give. Raises ParameterError for values of other kinds."""
     try:
         SamplingParams(**{name: value})
     except ParameterError:
