@@ -91,11 +91,11 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder. Raises ConfigError as `read_json`, and for sizes that no model has: readers make
-    lists with an entry for each layer or expert before anything is compared with the weights."""
+    lists with an entry for each layer, expert or label before anything is compared with the weights."""
     config = read_json(folder / "config.json")
     for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key, value in inner.items():
-            most = 10_000 if "layer" in key else 100_000 if "expert" in key else math.inf
+            most = 10_000 if "layer" in key else 100_000 if "expert" in key or "num_labels" in key else math.inf
             if isinstance(value, int) and value > most:
                 raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
     return config

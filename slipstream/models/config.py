@@ -436,7 +436,7 @@ def _yarn(powers: Tensor, theta: float, dim: int, p: Mapping[str, Any], context:
     factor = _positive(p, "factor", context / trained)
     mscale, mscale_all, fast, slow = (
         _positive(p, key) if p.get(key) else other
-        for key, other in (("mscale", None), ("mscale_all_dim", None), ("beta_fast", 32), ("beta_slow", 1))
+        for key, other in (("mscale", 0.0), ("mscale_all_dim", 0.0), ("beta_fast", 32.0), ("beta_slow", 1.0))
     )
 
     def grown(m: float) -> float:

@@ -231,6 +231,7 @@ REFUSED: dict[str, tuple[str, Change, type[LoadError], str]] = {
     "scales without a configuration": ("llama", tensors(scaled), CheckpointError, "down_proj.weight_scale"),
     "more layers than any model": ("llama", keys(num_hidden_layers=10**9), ConfigError, "at most 10000 is possible"),
     "more experts than any model": ("mixtral", keys(num_local_experts=10**9), ConfigError, "at most 100000 is"),
+    "more labels than memory": ("llama", keys(num_labels=10**9), ConfigError, "num_labels is 1000000000, at most"),
     "both": ("mixtral", keys(num_hidden_layers=9999, num_local_experts=99999), ConfigError, "more than any model"),
     "a size beyond 32 bits": ("llama", keys(vocab_size=2**40), ConfigError, "vocab_size is 1099511627776"),
 }  # fmt: skip
