@@ -97,8 +97,8 @@ class DataError(TrainingError):
 
 @contextmanager
 def reading(what: str, fix: str, error: type[SlipstreamError] = LoadError) -> Iterator[None]:
-    """Raise `error` in place of any exception of a reader: hostile files break libraries in many ways. what: the failure,
-    which the exception's own words follow."""
+    """Raise `error` in place of any exception of a reader: hostile files break libraries in many ways. what: the
+    failure, which the exception's own words follow."""
     try:
         yield
     except SlipstreamError:
