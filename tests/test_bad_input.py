@@ -70,6 +70,17 @@ def test_arguments_of_other_programs_are_refused_with_what_to_write(llm, method,
         getattr(llm, method)("hi", **named)
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 2.0 ** 9999 }}", "{{ messages[0].x.y.z }}", "{% for"],
+)
+def test_a_chat_template_that_fails_in_any_way(template: str, tiny: Tiny) -> None:
+    broken = LLM(tiny.target, executor="torch")
+    broken.tokenizer.chat_template = template
+    with pytest.raises(PromptError, match="chat template refuses this conversation"):
+        broken.chat("x")
+
+
 def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
     half = "for \udce9"
     said = "is no UTF-8 text: it has byte 0xe9 at character 4"

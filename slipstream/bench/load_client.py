@@ -7,7 +7,6 @@ disturbs a server on the same machine as little as it can.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from slipstream.bench.counters import Counters, read_counters
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.prompts import Entry
 from slipstream.bench.provenance import text_digest
+from slipstream.core.strict import parse_json
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -226,4 +226,4 @@ def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
-                yield at, None if data == b"[DONE]" else json.loads(data)
+                yield at, None if data == b"[DONE]" else parse_json(data)

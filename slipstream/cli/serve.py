@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -69,8 +70,12 @@ class ServerOptions:
             check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
         check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)
         one_of("metrics_prefix", self.metrics_prefix, METRICS_PREFIXES)
-        if "" in self.keys:
-            raise ParameterError("an API key is empty", fix="give one, or omit --api-key")
+        if not all(re.fullmatch("[!-~]+", key) for key in self.keys):
+            raise ParameterError(
+                "an API key is empty, or holds a space, a line break or what is not ASCII",
+                why="no client can send it in a header",
+                fix="give another, or omit --api-key",
+            )
         for origin in self.allowed_origins or ():
             if origin not in ("*", "null") and (origin.partition("://")[2] == "" or origin.count("/") != 2):
                 raise ParameterError(f"the origin {origin!r} is none", fix="write http://localhost:3000, or '*'")

@@ -15,7 +15,7 @@ from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
 from slipstream.engine.beam_params import BeamParams
-from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_mean
+from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_mean, reading
 
 MOST_PREDICTED = 1 << 19
 """Characters of a prediction at a server: what a suffix tree remembers of a request (131,072 tokens) is rarely more."""
@@ -62,8 +62,7 @@ class RequestChecks:
                     why="the target brings none",
                     fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
                 )
-            check_text("the prompt", prompt, PromptError)
-            ids = self.tokenizer.encode(prompt) if prompt else []
+            ids = self._encoded("the prompt", prompt) if prompt else []
         else:
             ids = _token_ids(prompt)
         if not ids:
@@ -88,9 +87,7 @@ class RequestChecks:
             return self._within(_token_ids(text), name)
         if self.tokenizer is None:
             raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
-        check_text(f"the {name}", text, PromptError)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._encoded(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: Any) -> str:
         """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
@@ -101,11 +98,9 @@ class RequestChecks:
             raise PromptError(
                 "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
             )
-        from jinja2 import TemplateError
-
         try:
             text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **names)
-        except (TemplateError, TypeError, ValueError) as fault:  # what the template's own code raises
+        except Exception as fault:  # a template is code of the checkpoint
             raise PromptError(
                 "the model's chat template refuses this conversation",
                 why=str(fault),
@@ -114,8 +109,12 @@ class RequestChecks:
         return text
 
     def chat_ids(self, text: str) -> list[int]:
-        check_text("the conversation", text, PromptError)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+        return self._encoded("the conversation", text, add_special_tokens=False)  # the template writes them itself
+
+    def _encoded(self, name: str, text: str, **more: Any) -> list[int]:
+        check_text(name, text, PromptError)
+        with reading(f"the tokenizer cannot read {name}", "correct the files of the tokenizer", PromptError):
+            ids: list[int] = self.tokenizer.encode(text, **more)
         return ids
 
     def _within(self, ids: list[int], name: str) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
-from slipstream.errors import ConfigError, LoadError
+from slipstream.errors import LoadError, reading
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer, open_folder
 from slipstream.models.gguf_header import read_header
@@ -25,15 +25,9 @@ def load_tokenizer(path: str | Path) -> Any:
             fix = "convert the model with one, or pass token ids as prompts"
             raise LoadError(f"{folder.name} has no tokenizer", fix=fix)
         return tokenizer
-    try:
+    fix = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
+    with reading(f"no tokenizer could be loaded from {str(path)!r}", fix):
         return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
-    except Exception as fault:
-        if not isinstance(fault, (OSError, ValueError, KeyError, ConfigError)) and type(fault) is not Exception:
-            raise  # bare exceptions are those of tokenizers
-        raise LoadError(
-            f"no tokenizer could be loaded from {str(path)!r} ({fault})",
-            fix="put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts",
-        ) from fault
 
 
 def _transformers_tokenizer(folder: Path) -> Any:

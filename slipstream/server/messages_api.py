@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+from slipstream.core.strict import parse_json
 from slipstream.server.api_error import ApiError, without
 from slipstream.server.chat_requests import conversation, renamed, translated
 from slipstream.server.fields import MESSAGES, fields_of, flag, list_of, members, object_of, passed_on, plain_text
@@ -198,6 +199,6 @@ _DELTAS = {
 def _input(text: str) -> Any:
     """The arguments of a call; of what is no JSON, because it was cut, the text."""
     try:
-        return json.loads(text or "{}")
+        return parse_json(text or "{}")
     except ValueError:
         return {"INVALID_JSON": text}
