@@ -44,14 +44,6 @@ class Calls:
         ids = [(json.dumps(part), self.special.get(part)) for part in parts if part]
         return " ".join(literal if token is None else f"({literal} | <[{token}]>)" for literal, token in ids)
 
-    def call(self, arguments: str) -> str:
-        """{"name": ..., arguments: ...} as a symbol."""
-        call, shared = call_schema(self.schemas, arguments)
-        return json_symbol(call | {"$defs": shared})
-
-    def array(self, arguments: str) -> str:
-        return json_symbol(calls_schema(self.schemas, arguments, self.parallel))
-
     def grammar(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
         """Return the form of a text with calls of these rules, which begin with a trigger."""
         trigger = Trigger(triggers, first, self.parallel and not first, self.reasoning)
@@ -139,7 +131,8 @@ class ToolFormat:
 
     def rules(self, calls: Calls) -> list[str]:
         """Return the grammar of a call, with its opening."""
-        return [f"call: {calls.call(self.arguments)}"]
+        call, shared = call_schema(calls.schemas, self.arguments)
+        return [f"call: {json_symbol(call | {'$defs': shared})}"]
 
 
 LIST = ToolFormat("list", (), separator=",", listed=True, first="[")
@@ -226,7 +219,7 @@ class MistralFormat(NamedFormat):
         named = f"({calls.symbol('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)? {calls.symbol('[ARGS]')}? SPACE?"
         each = [f"{json.dumps(name)} {named} {json_symbol(schema)}" for name, schema in calls.schemas.items()]
         start = f"start: {json.dumps(self.begin[0])} SPACE? (array | named)"
-        array = f"array: {calls.array('arguments')}"
+        array = f"array: {json_symbol(calls_schema(calls.schemas, 'arguments', calls.parallel))}"
         return calls.grammar([start, array, f"named: {' | '.join(each)}"], *self.begin)
 
 

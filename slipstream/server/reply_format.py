@@ -118,17 +118,18 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
     harmony = next(each for each in FORMATS if each.final)
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
-    shown = False
+    shown, taken = False, list[bool]()
     for joins in (False, True):
         for names in (_NAMES, _NAMES[:1]):
             calls = [_sample(name, f"sample00{i}", joins) for i, name in enumerate(names)]
             turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
             shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
+            taken += [joins] if turns else []
             for form in FORMATS:
                 if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
                     return form, joins
     signs = (each for each in FORMATS if each.signs and all(sign in template for sign in each.signs))
-    return None if shown else next(signs, None), False
+    return None if shown else next(signs, None), taken[:1] == [True]
 
 
 def _sample(name: str, call_id: str, joins: bool) -> dict[str, Any]:
