@@ -377,8 +377,8 @@ class LLM:
         return text
 
     def text_stream(self, params: SamplingParams, before: Seq[int]) -> TextStream | None:
-        """What turns the tokens of a request into pieces of text as they arrive; None without a tokenizer. before: the
-        tokens before the output."""
+        """Make the stream that turns the tokens of a request into pieces of text; None without a tokenizer. before:
+        the tokens before the output."""
         stray = stray_byte(self.tokenizer)
         return None if self._decode is None else TextStream(self._decode, params.stop, stray, before)
 

@@ -148,5 +148,6 @@ class Service:
         return ApiError(400, str(fault), field, code)
 
     def text_stream(self, stop: tuple[str, ...], prompt: Seq[int] = (), marked: bool = False) -> TextStream:
-        """What turns the tokens of one choice into text. marked: with the special tokens that a reply must see."""
+        """Make the stream that turns the tokens of one choice into text. prompt: ids of its prompt; marked: with the
+        special tokens that a reply must see."""
         return TextStream(self._marked if marked else self.text, stop, self._stray, self.checks.before(prompt))
