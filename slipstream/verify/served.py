@@ -41,8 +41,8 @@ from slipstream.verify.texts import BUG, IDENTICAL, TIE
 from slipstream.verify.verification import FEWEST_DRAFTED, SAME, UNTESTED
 
 BLIND_TO = (
-    "What this comparison cannot see: whose tokens were drafted, if others use the server, too; a fault that both servers "
-    "share; biases too small for this many samples; other prompts, sampling parameters and loads."
+    "What this comparison cannot see: whose tokens were drafted, if others use the server, too; faults of both; "
+    "biases too small for this many samples; other prompts, sampling parameters and loads."
 )
 UNJUDGED = "differs; without logprobs it cannot be judged"
 NGRAMS = 3
