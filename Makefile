@@ -12,12 +12,19 @@ WHEEL := build/wheel
 # where the environment says no, else each of some hundred processes that tests start compiles the package again.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test check lint types tests quick-tests test-vllm soak install gguf wheel-check clean
+# What Haswell has, by LLVM's names: Numba then compiles for it, and our tiles are those that it would get.
+AVX2 := +sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16
+AVX2_ENV := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels-avx2
+# What runs kernels: every format, product and tile, rows in any batch, decoders and heads.
+NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products,\
+	tests/backends/native/test_$(name).py) tests/heads
+
+.PHONY: demo test check lint types tests avx2-tests quick-tests test-vllm soak install gguf wheel-check clean
 
 demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
 
-test: lint types tests
+test: lint types tests avx2-tests
 
 # The same without the slow tests (tests/slow.txt), in under two minutes on two cores.
 check: lint types quick-tests
@@ -31,6 +38,12 @@ types: $(READY)
 
 tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal --durations 20
+
+# The native tests again, on the kernels of a processor that has AVX2 only. Arm has no such kernels.
+avx2-tests: $(READY)
+ifneq ($(filter x86_64 amd64,$(shell uname -m)),)
+	$(TEST_ENV) $(AVX2_ENV) $(BIN)/pytest -n 2 --dist worksteal $(NATIVE_TESTS)
+endif
 
 quick-tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
