@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 # `make wheel-check` builds here, and installs the wheel into an environment that has nothing else.
 WHEEL := build/wheel
+LATEST := .venv-latest
+OLDEST := .venv-oldest
 # Two test processes on two cores: one thread each, and threads that wait must not spin. Compiled modules are kept also
 # where the environment says no, else each of some hundred processes that tests start compiles the package again.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
@@ -19,7 +21,7 @@ AVX2_ENV := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=$(
 NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products,\
 	tests/backends/native/test_$(name).py) tests/heads
 
-.PHONY: demo test check lint types tests avx2-tests quick-tests test-vllm soak install gguf wheel-check clean
+.PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm soak install gguf wheel-check clean
 
 demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
@@ -47,6 +49,21 @@ endif
 
 quick-tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+# All tests with the newest and with the lowest versions that pyproject.toml allows, each in an environment of its own.
+# Both keep torch as it is pinned: PyPI's other builds for Linux bring CUDA, so its lower bound is not tried.
+test-latest: $(LATEST)/bin/pip
+	$(LATEST)/bin/pip install --quiet --upgrade --upgrade-strategy eager $(TORCH) --editable '.[dev]'
+	$(TEST_ENV) NUMBA_CACHE_DIR=$(CURDIR)/$(LATEST)/kernels $(LATEST)/bin/pytest -n 2 --dist worksteal
+
+test-oldest: $(OLDEST)/bin/pip
+	$(OLDEST)/bin/pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct $(TORCH) --editable '.[dev]'
+	$(TEST_ENV) NUMBA_CACHE_DIR=$(CURDIR)/$(OLDEST)/kernels $(OLDEST)/bin/pytest -n 2 --dist worksteal
+
+$(LATEST)/bin/pip $(OLDEST)/bin/pip:
+	$(PYTHON) -m venv $(patsubst %/bin/pip,%,$@)
+	$(@D)/pip install --quiet $(TORCH)
 
 # With the real vLLM, which `make vllm` installs; some minutes.
 test-vllm: $(READY) .venv-vllm/.ready
