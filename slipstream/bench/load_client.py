@@ -178,8 +178,8 @@ class LoadClient:
 
         root = re.sub(r"/v\d+/?$", "", self.endpoint.base_url)
         try:
-            answer = await self._http.get(f"{root.rstrip('/')}/metrics")
-        except httpx.HTTPError:
+            answer = await asyncio.wait_for(self._http.get(f"{root.rstrip('/')}/metrics"), self._timeout)
+        except (httpx.HTTPError, asyncio.TimeoutError):
             return None
         return read_counters(answer.text) if answer.status_code == 200 else None
 

@@ -99,7 +99,7 @@ def compare_servers(
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""
-    from slipstream.verify.served import ServedConfig, requests_of, verify_served
+    from slipstream.verify.served import UNTESTED, ServedConfig, requests_of, verify_served
 
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
@@ -108,4 +108,4 @@ def compare_servers(
     with render.progress("asking", requests_of(len(chosen), config)) as advance:
         result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files.out, advance))
     finish(result, files)
-    raise typer.Exit(code or (1 if result.data["verdict"] == "BUG" else 0))
+    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
