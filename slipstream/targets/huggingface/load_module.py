@@ -171,7 +171,8 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
         )
     unused = sorted(map(str, report["unexpected_keys"]))
     modules = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
-    if beside := [name for name in unused if name.rpartition(".")[0] in modules]:  # a scale, a bias
+    beside = [name for name in unused if name.rpartition(".")[0] in modules]  # a scale, a bias
+    if beside and quantised is None:  # else they may be notes of the library
         raise CheckpointError(
             f"{checkpoint} holds {len(beside)} tensors beside weights that the model has no place for: {few(beside)}",
             why="leaving them out would run another model than the one that was trained",
