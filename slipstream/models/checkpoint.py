@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from slipstream.core.strict import parse_json
-from slipstream.errors import CheckpointError, ConfigError, LoadError, reading
+from slipstream.errors import CheckpointError, ConfigError, reading
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -44,17 +44,10 @@ def resolve(checkpoint: str | Path, weights: bool = True) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(
-            snapshot_download(name, allow_patterns=_WANTED if weights else _WANTED[1:], ignore_patterns=_UNWANTED)
-        )
-    except Exception as error:  # offline, unknown id, gated, disk full: each has its own class
-        raise LoadError(
-            f"there is no folder {name!r}, and the hub did not provide {name!r}: {type(error).__name__}: "
-            + (str(error).splitlines() or [""])[0],
-            why="without config.json and weights there is nothing to load",
-            fix="check the spelling and the network, log in if the model is gated, or give a local folder",
-        ) from error
+    fix = "check the spelling and the network, log in if the model is gated, or give a local folder"
+    with reading(f"there is no folder {name!r}, and the hub did not provide {name!r}", fix):
+        patterns = _WANTED if weights else _WANTED[1:]
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=_UNWANTED))
 
 
 def is_gguf(checkpoint: str | Path) -> bool:

@@ -49,11 +49,9 @@ def widened(name: str, tensor: Tensor) -> Tensor:
         return tensor
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return tensor.to(torch.bfloat16)
-    raise CheckpointError(
-        f"{name} is stored as {tensor.dtype}",
-        why="as weights, such numbers mean something with scales only, and no configuration tells of a quantisation",
-        fix="use the checkpoint in 16 or 32 bits, and quantize='int8'",
-    )
+    why = "such weights need scales, and no configuration tells of a quantisation"
+    fix = "use the checkpoint in 16 or 32 bits, and quantize='int8'"
+    raise CheckpointError(f"{name} is stored as {tensor.dtype}", why=why, fix=fix)
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

@@ -141,7 +141,7 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer
 
-    fix = "see whether transformers alone loads it; quantised checkpoints need their library, a device_map accelerate"
+    fix = "check that transformers loads it; a quantised checkpoint needs its library, and a device_map accelerate"
     with reading(f"transformers cannot load {str(checkpoint)!r}", fix):
         config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=trust_remote_code)
         text = config.get_text_config(decoder=True)
@@ -169,25 +169,20 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
             why="transformers would fill them with random numbers",
             fix="download the checkpoint again, or correct config.json",
         )
-    _check_unused(sorted(map(str, report["unexpected_keys"])), module, checkpoint)
-    if dtype == torch.float64:
-        module.config._experts_implementation = "eager"  # the grouped kernels do not support it
-    return module.eval()
-
-
-def _check_unused(names: list[str], module: Any, checkpoint: str | Path) -> None:
-    """Raise CheckpointError where transformers left out a tensor that belongs to a weight, as a scale or a bias does. A
-    warning names the others, such as further heads."""
+    unused = sorted(map(str, report["unexpected_keys"]))
     modules = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
-    changed = [name for name in names if name.rpartition(".")[0] in modules]
-    if changed:
+    beside = [name for name in unused if name.rpartition(".")[0] in modules]  # a scale, a bias
+    if beside and quantised is None:  # else they may be notes of the library
         raise CheckpointError(
-            f"{checkpoint} holds {len(changed)} tensors beside weights that the model has no place for: {few(changed)}",
+            f"{checkpoint} holds {len(beside)} tensors beside weights that the model has no place for: {few(beside)}",
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias that it denies, a quantisation?)",
         )
-    if names:
-        log.warning(f"{checkpoint} holds {len(names)} tensors that transformers does not use: {few(names)}")
+    if unused:
+        log.warning(f"{checkpoint} holds {len(unused)} tensors that transformers does not use: {few(unused)}")
+    if dtype == torch.float64:
+        module.config._experts_implementation = "eager"  # the grouped kernels do not support it
+    return module.eval()
 
 
 def _merge(adapter: Adapter, module: Any) -> None:
