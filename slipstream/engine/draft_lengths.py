@@ -42,6 +42,8 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.lookups import ROW_COST
 from slipstream.engine.step_history import SHORTEST, Mean, Survival, Times
@@ -51,7 +53,7 @@ log = logging.getLogger("slipstream")
 COLD = 4
 """First drafting steps that the account leaves out: the drafter's weights are not in the processor's caches yet."""
 DRAW_COST = 0.05
-"""Assumed `Sequence.draw_cost`: that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits."""
+"""Assumed `Budget.draw_cost`: that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits."""
 FIRST = 4
 """Draft tokens of the first steps that draft."""
 TRIAL_STEPS = 3
@@ -97,7 +99,7 @@ class Step:
     repeats: plain steps in this call. catching_up: whether a drafter read what it had not followed, such as a prompt:
     that takes its time once, however long the drafts are. prompt_rows: rows of prompts in the forward, of requests that
     are not among `ids`; read_rows: those that the drafter reads, all unless it is given. drawn: the most draft tokens
-    that a model drew for a request (see `Sequence`)."""
+    that a model drew for a request (see `Draft`)."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -123,12 +125,10 @@ class TimedStep:
     def __init__(self, seqs: Seq[Sequence], lengths: Seq[int], sharing: int, **more: Any):
         self._seqs, self._lengths, self._sharing, self._more = seqs, lengths, sharing, more
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
-        for seq in seqs:
-            seq.drawn = 0
         self._seconds = dict(seqs[0].stats.seconds)
 
-    def ended(self) -> Step:
-        """The step, called after it."""
+    def ended(self, draft: Draft | None) -> Step:
+        """Return the step, after it. draft: what was verified in it; None after several plain steps."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):
             nodes.append(seq.stats.proposed - proposed_before)
@@ -138,7 +138,8 @@ class TimedStep:
         return Step(
             [seq.id for seq in self._seqs], self._lengths, nodes, accepted,
             draft=spent["draft"], rest=sum(spent.values()) - spent["draft"],
-            drawn=max(seq.drawn for seq in self._seqs), repeats=1 if any(self._lengths) else gained, **self._more,
+            drawn=max(draft.drawn) if draft is not None and draft.drawn else 0,
+            repeats=1 if any(self._lengths) else gained, **self._more,
         )  # fmt: skip
 
 
@@ -185,8 +186,12 @@ class DraftLengths:
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
-        """Draft lengths for these requests, each at most its limit. prompt_rows: see `Step`."""
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+        """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows: see `Step`."""
+        lengths = self._lengths(ids, limits, prompt_rows)
+        return [Budget(length, self.row_costs, self.draw_cost) for length in lengths]
+
+    def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> list[int]:
         limits = [] if self.resting else [min(limit, self.most) for limit in limits]
         if not any(limits) or self._drafted >= self._renew:
             return [0] * len(ids)
@@ -234,7 +239,7 @@ class DraftLengths:
         return self._tokens.value / max(SHORTEST, self._took.value)
 
     def _set_costs(self, count: int) -> None:
-        """`row_costs` and `draw_cost`, see `Sequence`: tokens that decoding of so many requests gains at its present
+        """`row_costs` and `draw_cost`, see `Budget`: tokens that decoding of so many requests gains at its present
         speed in the time in which each gets draft token 1, 2, .. verified, and a further one drawn."""
         if self._forward.numbers < 2:
             return

@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -125,9 +126,14 @@ class BusyServer:
         return self.run(lambda _, most, __: [min(length, n) for n in most], 300, resting=lambda: not length)
 
 
+def chosen(policy: DraftLengths, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    """The lengths that it chooses."""
+    return [budget.depth for budget in policy.choose(ids, limits, prompt_rows)]
+
+
 def adaptive(world: World, policy: DraftLengths, tokens: int) -> float:
     ids, limits = range(len(world.acceptance)), [policy.most] * len(world.acceptance)
-    return world.run(lambda: policy.choose(ids, limits), tokens, policy.learn)
+    return world.run(lambda: chosen(policy, ids, limits), tokens, policy.learn)
 
 
 TOKENS = 3000
@@ -169,7 +175,9 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
             busy.world.draw.setstate(drawn)  # as after that run
             policy = DraftLengths()
             rates = [plain, busy.fixed(1), busy.fixed(4)]
-            adapted = busy.run(policy.choose, 300, policy.learn, lambda policy=policy: policy.resting, policy.joined)
+            adapted = busy.run(
+                partial(chosen, policy), 300, policy.learn, lambda policy=policy: policy.resting, policy.joined
+            )
             where = f"acceptance {alpha}, level {level}: {adapted:.4f}, fixed {[round(rate, 4) for rate in rates]}"
             assert adapted >= 0.97 * rates[0], where
             assert adapted >= 0.95 * max(rates), where
@@ -178,7 +186,7 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
 def test_requests_that_accept_more_get_longer_drafts_and_gain_more_than_with_any_one_length() -> None:
     world, policy = World([0.95, 0.2, 0.95, 0.2], level=0.05, row=0.15), DraftLengths()
     adaptive(world, policy, 400)
-    lengths = policy.choose(range(4), [8] * 4)
+    lengths = chosen(policy, range(4), [8] * 4)
     assert min(lengths[0], lengths[2]) > max(lengths[1], lengths[3])
     world = World([0.95, 0.1] * 4, level=0.02, row=0.12)
     best = max(world.rate(length) for length in range(9))
@@ -190,18 +198,18 @@ def test_no_length_exceeds_its_limit_and_requests_that_draft_nothing_are_not_rem
     adaptive(world, policy, 400)
     for seq_id in (0, 1):
         policy.release(seq_id)
-    assert policy.choose([5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
+    assert chosen(policy, [5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
     assert set(policy._survival._rows) == {6}
     world, policy = World([0.9] * 3, level=0.01, row=0.01), DraftLengths()
     limits = [0, 2, 8]
 
     def choose() -> list[int]:
-        lengths = policy.choose(range(3), limits)
+        lengths = chosen(policy, range(3), limits)
         assert all(length <= limit for length, limit in zip(lengths, limits, strict=True))
         return lengths
 
     world.run(choose, 300, policy.learn)
-    assert policy.choose(range(3), limits)[2] > 2
+    assert chosen(policy, range(3), limits)[2] > 2
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -214,7 +222,7 @@ def test_a_slow_moment_at_the_start_rules_nothing_out_for_good(seed: int) -> Non
         factor = next(slow, 1.0) if any(step.lengths) else 1.0
         policy.learn(replace(step, draft=factor * step.draft, rest=factor * step.rest))
 
-    assert world.run(lambda: policy.choose(range(1), [8]), 12_000, learn) > 0.85 * world.rate(8)
+    assert world.run(lambda: chosen(policy, range(1), [8]), 12_000, learn) > 0.85 * world.rate(8)
 
 
 def test_a_drafter_that_becomes_useful_is_found_again() -> None:
@@ -222,7 +230,7 @@ def test_a_drafter_that_becomes_useful_is_found_again() -> None:
     adaptive(World([0.0], level=0.1, row=0.05), policy, 400)
     adaptive(World([0.9], level=0.1, row=0.05), policy, 600)
     assert not policy.resting
-    assert policy.choose([0], [8])[0] > 2
+    assert chosen(policy, [0], [8])[0] > 2
 
 
 def in_turn(acceptances: Seq[float], level: float, row: float, tokens: int, policy: DraftLengths | None) -> list[float]:
@@ -271,7 +279,7 @@ def test_pauses_of_a_drafter_that_never_pays_grow() -> None:
 
     def choose() -> list[int]:
         nonlocal drafted
-        lengths = policy.choose(range(1), [8])
+        lengths = chosen(policy, range(1), [8])
         drafted += any(lengths)
         return lengths
 
@@ -293,7 +301,7 @@ def test_no_gain_is_told_before_one_is_measured(caplog: pytest.LogCaptureFixture
     """To read the prompt costs a head more than it may lose, so it rests while its first steps are still cold."""
     policy = DraftLengths(8, whole=True)
     for begins in (True, *[False] * 9):
-        length = policy.choose([0], [8])[0]
+        (length,) = chosen(policy, [0], [8])
         policy.learn(Step([0], [length], [length], [0], 50.0 if begins else 0.1, 1.0, catching_up=begins))
     assert policy.resting
     assert not caplog.records
@@ -303,7 +311,7 @@ def test_no_gain_is_told_before_one_is_measured(caplog: pytest.LogCaptureFixture
 def test_a_clock_that_stands_still_divides_nothing_by_zero_and_ends_no_lookup_for_good(whole: bool) -> None:
     policy, drafted = DraftLengths(whole=whole), 0
     for n in range(4000):
-        length, time = policy.choose([0], [8])[0], float(n >= 200)
+        length, time = chosen(policy, [0], [8])[0], float(n >= 200)
         drafted += length > 0
         policy.learn(Step([0], [length], [length], [min(length, 3)], 0.05 * time, (1 + 0.1 * length) * time))
     assert drafted > 1000 * whole
@@ -341,7 +349,7 @@ def looked_up(
     None looks in every step. stall: by so much the clock jumps in one of the steps in which a request begins."""
     done, spent, tick = 0, 0.0, 0
     while done < tokens:
-        length, tick = policy.choose([0], [16])[0] if policy else 16, tick + 1
+        length, tick = chosen(policy, [0], [16])[0] if policy else 16, tick + 1
         place = done % (novel + copied)
         right = min(novel + copied - place, length) if place >= novel else 0
         nodes = right or (min(2, length) if tick % 5 == 0 else 0)
@@ -375,12 +383,11 @@ def test_a_lookup_is_tried_again_after_a_very_long_step_and_without_copies_loses
 def test_rows_cost_what_they_took_halfway_to_their_mean(times: dict[int, float], costs: list[float]) -> None:
     """Kernels take rows in tiles, so one is free and the next is not. Rows that were never timed do not look cheap."""
     policy = DraftLengths(16, whole=True)
-    assert policy.row_costs == (ROW_COST,)
+    assert policy.choose([0], [16])[0].row_costs == (ROW_COST,)
     for rows, seconds in times.items():
         for _ in range(4):
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
-    policy.choose([0], [16])
-    assert policy.row_costs == pytest.approx(costs)
+    assert policy.choose([0], [16])[0].row_costs == pytest.approx(costs)
 
 
 def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
@@ -391,8 +398,7 @@ def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
             policy.learn(Step([0], [0], rest=1.0))
             policy.learn(Step([0], [8], [3], [accepted], 0.1, 1.3))
         policy.release(0)
-        policy.choose([accepted], [8])
-        costs.append(policy.row_costs[0])
+        costs.append(policy.choose([accepted], [8])[0].row_costs[0])
     assert costs == pytest.approx([0.1 * 2 / 1.4, 0.1 * 4 / 1.4], rel=0.01)
 
 
@@ -405,7 +411,7 @@ def test_a_drafter_that_read_a_long_prompt_for_nothing_owes_all_of_it() -> None:
     for _ in range(TRIAL_STEPS):  # that cost and gain nothing
         policy.learn(Step([0], [4], [0], [0], 0.0, 1.0, drawn=1))
     plain = 0
-    while policy.choose([0], [8]) == [0]:
+    while chosen(policy, [0], [8]) == [0]:
         policy.learn(Step([0], [0], rest=1.0))
         plain += 1
         policy.joined()
@@ -415,13 +421,12 @@ def test_a_drafter_that_read_a_long_prompt_for_nothing_owes_all_of_it() -> None:
 def test_drawing_a_token_costs_what_a_further_one_takes() -> None:
     """Lookups in between, which draw nothing, change nothing. Drafts gain 2 tokens in 1.27 plain steps."""
     policy = DraftLengths(8, whole=True)
-    assert policy.draw_cost == DRAW_COST
+    assert policy.choose([0], [8])[0].draw_cost == DRAW_COST
     for _ in range(100):
         policy.learn(Step([0], [0], rest=1.0))
         for drawn, draft in ((1, 0.07), (4, 0.13), (0, 0.01)):
             policy.learn(Step([0], [8], [2], [1], draft, 1.2, drawn=drawn))
-    policy.choose([0], [8])
-    assert policy.draw_cost == pytest.approx(0.02 * 2 / 1.27, rel=0.01)
+    assert policy.choose([0], [8])[0].draw_cost == pytest.approx(0.02 * 2 / 1.27, rel=0.01)
 
 
 def test_times_follow_when_steps_become_slower_and_no_text_that_slows_changes_another() -> None:
@@ -453,20 +458,20 @@ def asked(policy: DraftLengths, right: Callable[[int], float], ask: float, row: 
         if not place:
             policy.joined()
         now, nodes, accepted, reach = 1 + (slow - 1) * place / 600, 0, 0, 1.0
-        length = policy.choose([seq_id], [min(8, 599 - place)])[0]
-        while nodes < length:
+        (budget,) = policy.choose([seq_id], [min(8, 599 - place)])
+        while nodes < budget.depth:
             rate = right(done + nodes)
             confidence = min(0.999, max(0.0, world.draw.gauss(rate, 0.2)))
             at, accepts = int(16 * confidence), accepted == nodes and world.draw.random() < (confidence if rate else 0)
             reach *= stats.rate(at)
             if accepted == nodes:
                 stats.learn(at, accepts)
-            if reach < policy.row_costs[min(nodes, len(policy.row_costs) - 1)]:
+            if reach < budget.row_cost(nodes):
                 break
             nodes, accepted = nodes + 1, accepted + accepts
-        draft = world.noisy((ask + 0.03 * nodes) * now) if length else 0.0
+        draft = world.noisy((ask + 0.03 * nodes) * now) if budget.depth else 0.0
         rest = world.noisy(world.forward(1 + nodes) * now)
-        policy.learn(Step([seq_id], [length], [nodes], [accepted], draft, rest))
+        policy.learn(Step([seq_id], [budget.depth], [nodes], [accepted], draft, rest))
         done, spent, plain = done + 1 + accepted, spent + draft + rest, plain + 1.04 * now * (1 + accepted)
     return plain / spent
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from slipstream.core import step as steps
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
@@ -95,7 +95,7 @@ class ErraticLengths(DraftLengths):
         self._draw = random.Random(seed)
         self.rests = self.plain_steps = self.drafting_steps = 0
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
         if self._draw.random() < (0.5 if self.resting else 0.15):
             self.state = State.DRAFTING if self.resting else State.RESTING
             self.rests += self.resting
@@ -103,7 +103,7 @@ class ErraticLengths(DraftLengths):
         lengths = [min(limit, self._draw.randint(0, most)) for limit in limits]
         self.plain_steps += not any(lengths)
         self.drafting_steps += any(lengths)
-        return lengths
+        return list(map(Budget, lengths))
 
     def learn(self, step: Step) -> None:
         pass
@@ -475,10 +475,10 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     """A prompt of 30 tokens is read beside a request that decodes, 8 rows a step."""
 
     class Told(DraftLengths):
-        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
-            lengths = super().choose(ids, limits, prompt_rows)
+        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+            budgets = super().choose(ids, limits, prompt_rows)
             chosen.append((list(ids), prompt_rows))
-            return lengths
+            return budgets
 
         def learn(self, step: Step) -> None:
             learned.append((list(step.ids), step.prompt_rows))
