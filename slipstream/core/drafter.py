@@ -18,7 +18,7 @@ from slipstream.core.target import TargetOut
 
 @dataclass(frozen=True)
 class Budget:
-    """What a draft for one sequence may cost.
+    """Limits the draft for one sequence, and prices its tokens.
 
     depth      most draft tokens in a row; 0 asks for none.
     row_costs  the least acceptance probability with which draft token 1, 2, .. pays for its row; the last one counts

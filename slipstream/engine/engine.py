@@ -30,9 +30,10 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
-from slipstream.engine.draft_lengths import DraftLengths, TimedStep
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import Load
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
+from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
@@ -98,7 +99,7 @@ class Engine:
         self.drafter = drafter if isinstance(drafter, Guard) else Guard(drafter, target)
         self.lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
         if self.lengths is not None:
-            self.lengths.whole = self.drafter.traits.prices_rows
+            self.lengths.serve(self.drafter.traits.prices_rows)
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
@@ -139,6 +140,8 @@ class Engine:
             most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
         seq.drafter = self.drafter.name if most else NO_DRAFTER.name
         chosen = chosen and most > 0 and self.lengths is not None
+        if chosen and self.lengths is not None:
+            most = min(most, self.lengths.most)
         if (chosen or (most and self.drafter.traits.remembers)) and not seq.coupled:
             seq.random.nonce = next(_nonces)
         self._requests[seq.id] = Request(seq, most, chosen)

@@ -16,7 +16,8 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.none import NoDrafter
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.timed_step import Step
 from slipstream.errors import TargetError
 from tests.checkpoints import CONTEXT, make_model, make_tokenizer
 from tests.core.changed_parameters import CHANGED, visible

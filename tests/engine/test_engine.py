@@ -15,8 +15,10 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.engine.draft_lengths import DraftLengths, State, Step
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.draft_trials import State
 from slipstream.engine.engine import Engine
+from slipstream.engine.timed_step import Step
 from slipstream.errors import RuleError, TargetError
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
@@ -97,7 +99,7 @@ class ErraticLengths(DraftLengths):
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
         if self._draw.random() < (0.5 if self.resting else 0.15):
-            self.state = State.DRAFTING if self.resting else State.RESTING
+            self.policy.trials.state = State.DRAFTING if self.resting else State.RESTING
             self.rests += self.resting
         most = 0 if self.resting else self._draw.choice((0, self.most, self.most))
         lengths = [min(limit, self._draw.randint(0, most)) for limit in limits]
@@ -459,7 +461,8 @@ def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with
     toy_engine.add(first)
     toy_engine.step()
     assert asked == [True]
-    lengths.state, lengths._rest = State.RESTING, 5
+    trials = lengths.policy.trials
+    trials.state, trials.rest = State.RESTING, 5
     while len(first.output) < 10:
         toy_engine.step()
     assert not lengths.resting
@@ -506,10 +509,11 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
     lengths = DraftLengths(4)
     toy_engine = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
-    lengths.state, lengths._rest, lengths._saved = State.RESTING, 25, -0.5
+    trials = lengths.policy.trials
+    trials.state, trials.rest, trials.saved = State.RESTING, 25, -0.5
     for most, left in ((0, 25), (None, 5)):
         drain(toy_engine, Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
-        assert abs(lengths._rest - left) <= 1, most
+        assert abs(trials.rest - left) <= 1, most
 
 
 def test_a_request_without_draft_tokens_is_decoded_plainly_beside_others() -> None:
