@@ -168,21 +168,21 @@ def test_a_drafter_that_is_never_right_costs_at_most_3_percent_where_plain_steps
 @pytest.mark.parametrize("batch", [4, 16])
 @pytest.mark.parametrize(("prompt", "tokens"), [(1000, 60), (200, 100)])
 def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, prompt: int, tokens: int) -> None:
-    """Hardly a step is without rows of a prompt, so these must be learned from, too, from the first one on."""
-    world = World([0.0] * batch, level=0.0, row=0.05)
-    plain = BusyServer(world, prompt, tokens).fixed(0)  # with any acceptance and level
-    drawn = world.draw.getstate()
+    """Hardly a step is without rows of a prompt, so these must be learned from, too, from the first one on. The bounds
+    hold for the mean of several worlds: one world's luck is a few percent."""
     for alpha in (0.0, 0.6, 0.95):
         for level in (0.05, 0.3):
-            busy = BusyServer(World([alpha] * batch, level, row=0.05), prompt, tokens, reading=0.002)
-            busy.world.draw.setstate(drawn)  # as after that run
-            policy = LengthsFromRates()
-            rates = [plain, busy.fixed(1), busy.fixed(4)]
-            resting = partial(getattr, policy.trials, "is_resting")
-            adapted = busy.run(partial(chosen, policy), 300, policy.learn, resting, policy.trials.begin_for_request)
-            where = f"acceptance {alpha}, level {level}: {adapted:.4f}, fixed {[round(rate, 4) for rate in rates]}"
-            assert adapted >= 0.97 * rates[0], where
-            assert adapted >= 0.95 * max(rates), where
+            shares = []  # of the throughput of plain decoding, and of the best fixed length
+            for seed in (0, 1):
+                world, policy = World([alpha] * batch, level, row=0.05, seed=seed), LengthsFromRates()
+                rates = [BusyServer(replace(world), prompt, tokens, reading=0.002).fixed(n) for n in (0, 1, 4)]
+                resting, joined = partial(getattr, policy.trials, "is_resting"), policy.trials.begin_for_request
+                busy = BusyServer(world, prompt, tokens, reading=0.002)
+                adapted = busy.run(partial(chosen, policy), 300, policy.learn, resting, joined)
+                shares.append((adapted / rates[0], adapted / max(rates)))
+            plain, best = np.mean(shares, axis=0)
+            assert plain >= 0.97, (alpha, level, shares)
+            assert best >= 0.95, (alpha, level, shares)
 
 
 def test_requests_that_accept_more_get_longer_drafts_and_gain_more_than_with_any_one_length() -> None:
