@@ -13,7 +13,10 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.acceptance_stats import CONFIDENCES
 from slipstream.drafters.confidence import GOES_ON, ConfidentDrafts
+from slipstream.drafters.guard import Guard
+from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.model import ModelDrafter
+from slipstream.errors import DraftError
 from slipstream.llm import LLM
 from tests.drafters.conformance import Case, Conformance, Proposal, Recorder
 from tests.drafters.makers import V, other, several_steps, target
@@ -142,3 +145,18 @@ def test_greedy_and_sampled_requests_are_learned_apart() -> None:
         confident.kept(seq, [7], [0.99], priced)
         confident.learn([seq], Draft.chains([[7]]), Verdict([[0]], [5], [None], [False]))
     assert (mixed.worth([other], [priced]).rates == alone.worth([other], [priced]).rates).all()
+
+
+@pytest.mark.parametrize("cost", [1.1, 0.0])
+def test_a_draft_says_how_many_tokens_were_drawn_for_each_sequence(cost: float) -> None:
+    """With tokens that were not worth their rows, through a hybrid, the guard, and a batch that is cut or padded."""
+    hybrid = HybridDrafter((ModelDrafter(several_steps(), V),), V)
+    budgets = [Budget(3, (cost,)), Budget(0), Budget(3, (cost,))]
+    draft = Guard(hybrid, target()).propose([Sequence([n, 1, 2, 0]) for n in range(3)], budgets)
+    assert draft.drawn is not None
+    assert [n > 0 for n in draft.drawn] == [True, False, True]
+    assert (len(draft) == 0) == (cost > 1)
+    assert draft.padded(1).drawn == [*draft.drawn, 0]
+    assert draft.part([2]).drawn == draft.drawn[2:]
+    with pytest.raises(DraftError, match="drawn has 2 entries for 3"):
+        draft.with_drawn([1, 1]).check([3, 0, 3], V, 64)

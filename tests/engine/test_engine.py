@@ -506,6 +506,13 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     assert [first.output, second.output] == [alone(first), alone(second)]
 
 
+def test_chosen_lengths_bound_a_request_that_allows_more() -> None:
+    toy_engine, seq = engine(toy(), maker("model")(toy()), draft_tokens=DraftLengths(2)), Sequence([1, 2, 3])
+    toy_engine.add(seq, draft_tokens=9)
+    drain(toy_engine)
+    assert set(seq.stats.drafted_at) == {1, 2}
+
+
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
     lengths = DraftLengths(4)
     toy_engine = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
