@@ -78,7 +78,7 @@ def spoiled(make: Callable[[], Drafter], spoil: Callable[[Draft], Draft]) -> Cal
     def made() -> Drafter:
         drafter = make()
         propose = drafter.propose
-        drafter.propose = lambda seqs, budget: spoil(propose(seqs, budget))  # type: ignore[method-assign]
+        drafter.propose = lambda seqs, budgets: spoil(propose(seqs, budgets))  # type: ignore[method-assign]
         return drafter
 
     return made

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
@@ -86,7 +87,7 @@ def test_under_coupled_a_prediction_does_not_change_the_text() -> None:
 def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
     """Behind the end of the prompt, although nothing of it has been decoded yet."""
     seq = Sequence([0, 1, 2, 3], prediction=(4, 3, 2, 1))
-    draft = make_drafter(name, toy()).propose([seq], [4])
+    draft = make_drafter(name, toy()).propose([seq], [Budget(4)])
     assert draft.tokens.tolist() == [4, 3, 2, 1]
 
 

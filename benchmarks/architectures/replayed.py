@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -24,9 +24,9 @@ class Replayed:
     def __init__(self, continuations: Mapping[tuple[int, ...], Seq[int]], vocab_size: int, rate: float):
         self.continuations, self.vocab_size, self.rate = continuations, vocab_size, rate
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         return Draft.chains(
-            [self._row(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, budget, strict=True)]
+            [self._row(seq, each.depth) if each.depth > 0 else [] for seq, each in zip(seqs, budgets, strict=True)]
         )
 
     def _row(self, seq: Sequence, depth: int) -> list[int]:

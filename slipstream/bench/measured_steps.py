@@ -17,7 +17,7 @@ import numpy as np
 from slipstream.bench.estimates import Estimate
 from slipstream.bench.measure import Arm, Run
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, DrafterTraits
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -189,8 +189,8 @@ class WrappedDrafter:
     def __init__(self, drafter: Drafter):
         self.drafter, self.name, self.traits = drafter, drafter.name, DrafterTraits(taps=drafter.traits.taps)
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        return self.drafter.propose(seqs, budget)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        return self.drafter.propose(seqs, budgets)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.drafter.observe(seqs, draft, out, verdict)
@@ -206,12 +206,12 @@ class Counting(WrappedDrafter):
         super().__init__(drafter)
         self.tally = tally
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = super().propose(seqs, budget)
-        for b, room in enumerate(budget):
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        draft = super().propose(seqs, budgets)
+        for b, budget in enumerate(budgets):
             nodes = range(draft.splits[b], draft.splits[b + 1])
             deep = max((draft.depths[n] for n in nodes if draft.acceptable is None or draft.acceptable[n]), default=0)
-            self.tally.able.update(range(1, room + 1))
+            self.tally.able.update(range(1, budget.depth + 1))
             self.tally.drafted.update(range(1, deep + 1))
         return draft
 

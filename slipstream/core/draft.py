@@ -46,6 +46,8 @@ class Draft:
     acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
              None: all may be.
     by       N names: the drafter that proposed each node, where several did. None: all are of the drafter in use.
+    drawn    B host integers: how many tokens a model drew for each sequence, with those that it left out because they
+             were not worth their rows. None: no model drew for a price.
 
     The structure is on the host because every drafter knows it there; only token values may come from a device.
     """
@@ -56,6 +58,7 @@ class Draft:
     q: Tensor | None = None
     acceptable: Seq[bool] | None = None
     by: Seq[str] | None = None
+    drawn: Seq[int] | None = None
 
     @staticmethod
     @cache
@@ -101,11 +104,12 @@ class Draft:
         """The draft of these sequences alone, in this order."""
         nodes = [i for b in members for i in self.nodes(b)]
         splits = [0, *accumulate(len(self.nodes(b)) for b in members)]
-        return self.only(nodes, [self.parents[i] for i in nodes], splits)
+        drawn = None if self.drawn is None else [self.drawn[b] for b in members]
+        return self.only(nodes, [self.parents[i] for i in nodes], splits).with_drawn(drawn)
 
     def only(self, nodes: Seq[int], parents: Seq[int], splits: Seq[int]) -> Draft:
         """The draft of these packed nodes alone, with the parents and splits that they then have."""
-        return Draft.of(
+        draft = Draft.of(
             [self.ids[i] for i in nodes],
             parents,
             splits,
@@ -114,6 +118,7 @@ class Draft:
             self.tokens.device,
             None if self.by is None else [self.by[i] for i in nodes],
         )
+        return draft.with_drawn(self.drawn)
 
     def named(self, name: str) -> Draft:
         """The same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
@@ -121,7 +126,12 @@ class Draft:
 
     def padded(self, more: int) -> Draft:
         """The same draft, with `more` sequences after its own that have none."""
-        return self._with(splits=[*self.splits, *[len(self)] * more]) if more else self
+        drawn = None if self.drawn is None else [*self.drawn, *[0] * more]
+        return self._with(splits=[*self.splits, *[len(self)] * more], drawn=drawn) if more else self
+
+    def with_drawn(self, drawn: Seq[int] | None) -> Draft:
+        """Return the same draft with these numbers of drawn tokens."""
+        return self if drawn is None else self._with(drawn=drawn)
 
     def _with(self, **changes: Any) -> Draft:
         """The same nodes; their ids are not copied from the device again."""
@@ -198,6 +208,8 @@ class Draft:
             raise DraftError(f"acceptable has {len(self.acceptable)} entries for {n} nodes")
         if self.by is not None and len(self.by) != n:
             raise DraftError(f"by has {len(self.by)} names for {n} nodes")
+        if self.drawn is not None and len(self.drawn) != len(budget):
+            raise DraftError(f"drawn has {len(self.drawn)} entries for {len(budget)} sequences")
         if not n:
             return
         for b in range(self.batch):

@@ -17,6 +17,29 @@ from slipstream.core.target import TargetOut
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Limits the draft for one sequence, and prices its tokens.
+
+    depth      most draft tokens in a row; 0 asks for none.
+    row_costs  the least acceptance probability with which draft token 1, 2, .. pays for its row; the last one counts
+               for all further tokens. Empty: not measured, so the drafter's own options hold.
+    draw_cost  what it costs to draw a further draft token, in the same unit.
+    """
+
+    depth: int
+    row_costs: Seq[float] = ()
+    draw_cost: float = 0.0
+
+    def row_cost(self, n: int) -> float:
+        """Return the cost of the row of draft token `n`, counted from 0."""
+        return self.row_costs[min(n, len(self.row_costs) - 1)]
+
+    def limited(self, depth: int) -> Budget:
+        """Return the same costs with another depth."""
+        return Budget(depth, self.row_costs, self.draw_cost)
+
+
+@dataclass(frozen=True)
 class DrafterTraits:
     """What a drafter needs and does beyond `Drafter`, with the options that it has.
 
@@ -24,7 +47,7 @@ class DrafterTraits:
     drafts          False: it never drafts or learns; the engine skips it.
     chains_only     it drafts at most one token for each depth.
     lookup          it finds its draft tokens in text: it is a `Lookup`.
-    prices_rows     it ends a draft where a token is less likely to be accepted than `Sequence.row_costs`.
+    prices_rows     it ends a draft where a token is not worth its row (see `Budget`).
     reads_predictions  it copies from `Sequence.prediction`, too.
     remembers       it keeps something of one request for the next ones.
     reads_prompts   it is a `PromptReader`.
@@ -66,8 +89,8 @@ class Drafter(Protocol):
     """Short name for tables, e.g. "model" or "ngram"."""
     traits: DrafterTraits
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        """Draft tokens for each sequence, at most `budget[b]` deep; 0 asks for none.
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        """Draft tokens for each sequence, at most `budgets[b].depth` deep; 0 asks for none.
 
         Whether to draft, and how far, may depend on everything except the draft token just drawn: dropping a sampled
         token because its own q was low biases the output. So does an exception that depends on it, because the step
@@ -91,9 +114,9 @@ class Lookup(Drafter, Protocol):
         """Length of the match of the sequence's last draft: how many of its last tokens occurred earlier."""
         ...
 
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """Up to `depth` draft tokens that follow the sequence *and* another drafter's tokens `drafted`, and the length
-        of their match. Call it only for a sequence that `propose` was called for in this step."""
+    def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
+        """Draft tokens that follow the sequence *and* another drafter's tokens `drafted`, within the budget, and the
+        length of their match. Call it only for a sequence that `propose` was called for in this step."""
         ...
 
 
@@ -149,5 +172,5 @@ class NoDrafter(Drafter):
     name = "none"
     traits = DrafterTraits(drafts=False)
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         return Draft.empty(len(seqs))

@@ -19,20 +19,18 @@ import torch
 
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.random import VERIFY
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
-from slipstream.core.step import StepClock, for_each, record, wanted
+from slipstream.core.step import StepClock, record
 from slipstream.core.stop import end_of, stop
 from slipstream.core.target import MultiStep, Target, TargetOut
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
 
 
-def plain_steps(
-    seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int | Seq[int]
-) -> bool:
+def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, budgets: Seq[Budget]) -> bool:
     """Advance every sequence by several steps in which nothing is drafted, at most `MultiStep.steps_per_call`. Returns
     False where that is not possible, and leaves everything as it was: then take one `step` with these arguments."""
     capabilities = target.capabilities
@@ -40,7 +38,7 @@ def plain_steps(
     if len(rules) > 1:
         return False
     rule = rules.pop()
-    steps, memory = stride(seqs, capabilities.multi_step, drafter, rule, draft_tokens), capabilities.memory
+    steps, memory = stride(seqs, capabilities.multi_step, drafter, rule, budgets), capabilities.memory
     # A call that does not fit would fail when it has taken blocks that single steps of other sequences need.
     while memory and steps > 1 and memory.missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
         steps //= 2
@@ -61,7 +59,7 @@ def plain_steps(
 
 
 def stride(
-    seqs: Seq[Sequence], multi_step: MultiStep | None, drafter: Drafter, rule: Rule, draft_tokens: int | Seq[int]
+    seqs: Seq[Sequence], multi_step: MultiStep | None, drafter: Drafter, rule: Rule, budgets: Seq[Budget]
 ) -> int:
     """How many steps may be run in one call: below 2 where a prompt or a draft waits, where a token depends on more
     than the target's logits and the temperature, or where hidden states are asked for. Never more than the shortest
@@ -69,7 +67,7 @@ def stride(
     most = 1 if multi_step is None else multi_step.steps_per_call
     if most < 2 or drafter.traits.taps or not rule.lossless:
         return 1
-    if drafter.traits.drafts and any(map(wanted, seqs, for_each(seqs, draft_tokens))):
+    if drafter.traits.drafts and any(budget.depth for budget in budgets):
         return 1
     if any(seq.unread != 1 or not seq.params.temperature_only for seq in seqs):
         return 1

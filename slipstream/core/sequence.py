@@ -46,11 +46,6 @@ class Sequence:
     error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
     drafter   name of its drafter. Set by the engine.
-    row_costs  for drafters that leave out what is not worth its row: with which probability draft token 1, 2, .. must
-              be accepted to pay for it; the last counts for all further ones. Empty: as they were told. Set by the
-              engine where draft lengths are chosen.
-    draw_cost  what it costs, in the same unit, to draw a further draft token. Set by the engine with `row_costs`.
-    drawn     how many draft tokens a model drew for it in this step, if it has `row_costs`. Set by the drafter.
     proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has
               several); None for a token of the target's own.
     """
@@ -78,9 +73,6 @@ class Sequence:
     drafted: list[bool] = field(init=False, default_factory=list)
     proposers: list[str | None] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
-    row_costs: Seq[float] = field(init=False, default=())
-    draw_cost: float = field(init=False, default=0.0)
-    drawn: int = field(init=False, default=0)
     finish: str | None = field(init=False, default=None)
     stop_cause: int | str | None = field(init=False, default=None)
     error: Exception | None = field(init=False, default=None)

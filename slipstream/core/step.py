@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict, consecutive
-from slipstream.core.drafter import Drafter, read_prompts
+from slipstream.core.drafter import Budget, Drafter, read_prompts
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES, TokenLogprob
@@ -31,20 +31,23 @@ def step(
     target: Target,
     drafter: Drafter,
     rule: Rule,
-    draft_tokens: int | Seq[int],
+    budgets: int | Seq[Budget],
     prompts: Seq[Sequence] = (),
-) -> Verdict:
-    """Advance every sequence by one step: at least one token each, at most its draft tokens + 1.
+) -> tuple[Draft, Verdict]:
+    """Advance every sequence by one step: at least one token each, at most its draft tokens + 1. Return the draft that
+    was verified, and the verdict.
 
     Plain decoding is this function with a drafter that drafts nothing, and prefill is its first call: the prompt
     is pending and nothing is drafted.
 
-    draft_tokens  most draft tokens, for all or for each sequence.
-    prompts       sequences that read a chunk of their prompt (see `Sequence.chunk_end`) in the same forward. They draft
-                  nothing and gain no token.
+    budgets  what the draft of each sequence may cost; a number is the most draft tokens of all (see `budget`).
+    prompts  sequences that read a chunk of their prompt (see `Sequence.chunk_end`) in the same forward. They draft
+             nothing and gain no token.
     """
+    if isinstance(budgets, int):
+        budgets = [budget(seq, budgets) for seq in seqs]
     with host_threads(target.capabilities.torch_threads), StepClock([*seqs, *prompts]) as clock:
-        draft = clock("draft", drafter.propose, seqs, list(map(budget, seqs, for_each(seqs, draft_tokens))))
+        draft = clock("draft", drafter.propose, seqs, budgets)
         draft = clock("draft", prune, seqs, draft)
         whole = draft.padded(len(prompts))
         out = clock("target", target.run, [*seqs, *prompts], whole, drafter.traits.taps)
@@ -58,21 +61,16 @@ def step(
         clock("draft", drafter.observe, seqs, draft, drafted, verdict)
         if prompts:
             clock("draft", read_prompts, drafter, prompts, out.part(len(seqs), whole.batch, whole))
-    return verdict
+    return draft, verdict
 
 
-def for_each(seqs: Seq[Sequence], draft_tokens: int | Seq[int]) -> Seq[int]:
-    """One length for each sequence, where one for all may be given."""
-    return [draft_tokens] * len(seqs) if isinstance(draft_tokens, int) else draft_tokens
-
-
-def budget(seq: Sequence, draft_tokens: int) -> int:
-    """How deep the draft may be: at most as deep as the tokens that can still be emitted before the last one, which
-    needs no draft token. 0 for the first token of an output: so neither the drafts of a request nor the text that a
-    seed gives depend on how its prompt was read, in chunks or from the prefix cache."""
+def budget(seq: Sequence, draft_tokens: int) -> Budget:
+    """Limit how deep the draft may be: at most as deep as the tokens that can still be emitted before the last one,
+    which needs no draft token. 0 for the first token of an output: so neither the drafts of a request nor the text that
+    a seed gives depend on how its prompt was read, in chunks or from the prefix cache."""
     if seq.unread > 1 or len(seq.tokens) == seq.prompt:
-        return 0
-    return max(0, min(wanted(seq, draft_tokens), seq.room - 1))
+        return Budget(0)
+    return Budget(max(0, min(wanted(seq, draft_tokens), seq.room - 1)))
 
 
 def wanted(seq: Sequence, draft_tokens: int) -> int:

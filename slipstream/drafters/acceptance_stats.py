@@ -120,11 +120,6 @@ class DepthStats:
         return probabilities
 
 
-def cost_of_row(costs: Seq[float], n: int) -> float:
-    """What draft token `n` must be worth, counted from 0: see `Sequence.row_costs`."""
-    return costs[min(n, len(costs) - 1)]
-
-
 def accepted_prefix(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     """(number of accepted draft tokens, whether the next one was rejected) for the draft of sequence b and the emitted
     tokens `run` (`Verdict.run`). The draft need not be the one that was verified.

@@ -25,6 +25,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft, consecutive
+from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -77,45 +78,48 @@ class Chains:
         self.model, self.vocab_size, self.confident = model, vocab_size, confident
         self._vocab = vocab_size if model.width > vocab_size else None  # ids from here on are padding
 
-    def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
-        """A chain of at most depth[b] draft tokens for each sequence."""
+    def draft(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        """Draft a chain for each sequence, within its budget."""
         chains = [Chain() for _ in seqs]
         if self.confident is not None:
             self.confident.drawn.clear()  # of a step that failed
         # How a sequence is drafted must not depend on the rest of the batch: the two ways round differently.
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
-            if depth[b] > 0:
+            if budgets[b].depth > 0:
                 (multi_step if self.model.multi_step and seq.params.temperature_only else other).append(b)
         for coupled in (False, True):  # they use different random numbers
             rows = [b for b in multi_step if seqs[b].coupled == coupled]
             try:
                 while rows:
-                    rows = self._in_one_call(seqs, rows, depth, chains)
+                    rows = self._in_one_call(seqs, rows, budgets, chains)
             except Exception:  # perhaps only after some tokens: token by token with the same random numbers tells
                 for b in rows:
                     chains[b] = Chain()
                 other = sorted({*other, *rows})
         if other:
-            self._token_by_token(seqs, other, depth, chains)
+            self._token_by_token(seqs, other, budgets, chains)
         tokens = [chain.tokens for chain in chains]
         q = joint(tokens, [chain.probs for chain in chains], self.vocab_size)
-        return Draft.chains(tokens, q, self.model.device)
+        draft = Draft.chains(tokens, q, self.model.device)
+        if self.confident is None or not self.confident.drawn:
+            return draft
+        return draft.with_drawn([len(self.confident.drawn.get(seq.id, ((),))[0]) for seq in seqs])
 
-    def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: list[Chain]) -> list[int]:
+    def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], budgets: Seq[Budget], chains: list[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
-        steps = max(depth[b] for b in rows)
+        steps = max(budgets[b].depth for b in rows)
         left = [b for b in rows if self.model.room(seqs[b]) < steps]
         rows = [b for b in rows if b not in left]
         members = [seqs[b] for b in rows]
         each = [seq.params for seq in members]
         draws = self._draws(members, each, steps)
         if self.confident is not None:
-            draws = replace(draws, worth=self.confident.worth(members, [depth[b] for b in rows]))
+            draws = replace(draws, worth=self.confident.worth(members, [budgets[b] for b in rows]))
         drawn = self.model.decode_steps(members, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
-            most, chain, probs = min(depth[b], len(drawn.tokens)), tokens[r], None
+            most, chain, probs = min(budgets[b].depth, len(drawn.tokens)), tokens[r], None
             if not each[r].greedy:
                 raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
                 row_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
@@ -125,10 +129,10 @@ class Chains:
                 if drawn.probs is None:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
-            if self.confident is not None and seqs[b].row_costs:
+            if self.confident is not None and budgets[b].row_costs:
                 confidence = drawn.confidence
                 each_top = self._tops(drawn.logits[:, r], each[r]) if confidence is None else confidence[:, r].tolist()
-                most = self.confident.kept(seqs[b], chain[:most], each_top[:most])
+                most = self.confident.kept(seqs[b], chain[:most], each_top[:most], budgets[b])
             chains[b] = Chain(chain[:most], None if probs is None else probs[:most])
         return left
 
@@ -171,7 +175,7 @@ class Chains:
                 noise[j, : self.vocab_size] = seq.random.gumbel(len(seq.tokens) + j, self.vocab_size)
         return torch.from_numpy(noise[:, : self.model.width]).to(self.model.device)
 
-    def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
+    def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], budgets: Seq[Budget], chains: Seq[Chain]) -> None:
         """One call of the model per draft token."""
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
         tops: list[list[float]] = [[] for _ in seqs]
@@ -199,14 +203,15 @@ class Chains:
             tokens = sample_draft_tokens(probs, members, len(so_far[0])).tolist()
             ended = set[int]()
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
-                chains[b].tokens.append(token)
+                chain = chains[b].tokens
+                chain.append(token)
                 distributions[b].append(probs[r])
-                if self.confident is not None and seqs[b].row_costs:
+                if self.confident is not None and budgets[b].row_costs:
                     tops[b] += self._tops(logits[r : r + 1], seqs[b].params)
-                    if self.confident.kept(seqs[b], tuple(chains[b].tokens), tops[b]) < len(chains[b].tokens):
-                        del chains[b].tokens[-1], distributions[b][-1]
+                    if self.confident.kept(seqs[b], tuple(chain), tops[b], budgets[b]) < len(chain):
+                        del chain[-1], distributions[b][-1]
                         ended.add(b)
-            rows = [b for b in rows if len(chains[b].tokens) < depth[b] and b not in ended]
+            rows = [b for b in rows if len(chains[b].tokens) < budgets[b].depth and b not in ended]
         for b in first:
             if chains[b].tokens:
                 chains[b].probs = None if seqs[b].params.greedy else torch.stack(distributions[b])
@@ -241,9 +246,9 @@ class MaskedPass:
         self._depth: dict[int, int] = {}
         self._logits: dict[int, Tensor] = {}
 
-    def plan(self, seqs: Seq[Sequence], depth: Seq[int]) -> None:
+    def plan(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> None:
         """Tell how many tokens are drafted for each sequence next."""
-        self._depth, self._logits = {seq.id: d for seq, d in zip(seqs, depth, strict=True)}, {}
+        self._depth, self._logits = {seq.id: budget.depth for seq, budget in zip(seqs, budgets, strict=True)}, {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """See `ChainModel`: the pass runs for the first draft token."""

@@ -2,7 +2,7 @@
 
 The confidence of a draft token is the highest probability of the model's softmax in its place. Its class has an
 acceptance rate (`ConfidenceStats`); the product of the rates along a chain is how likely its tokens are accepted so
-far. The chain ends before the first token for which that is less than what its row costs (`Sequence.row_costs`).
+far. The chain ends before the first token for which that is less than what its row costs (`Budget.row_costs`).
 
 Nothing depends on the token that is drawn from a distribution, only on the distribution and the tokens before it, so q
 stays what each token was drawn from. Draft & Verify (Zhang et al. 2309.08168, section 3.3) ends drafts by the
@@ -17,8 +17,9 @@ import numpy as np
 
 from slipstream.core.decode_steps import Worth
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats, cost_of_row
+from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats
 
 GOES_ON = 0.75
 """Acceptance rate that is assumed of a draft token which is not drawn yet."""
@@ -33,26 +34,25 @@ class ConfidentDrafts:
         # By sequence: the tokens of its chain as it was drawn, their classes, and how many are in the draft.
         self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
-    def worth(self, seqs: Seq[Sequence], depths: Seq[int]) -> Worth | None:
-        """For a call that draws at most so many tokens after each sequence; None: none of them has costs."""
-        if not any(seq.row_costs for seq in seqs):
+    def worth(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Worth | None:
+        """Tell a call how far to draw after each sequence; None: none of them has costs."""
+        if not any(budget.row_costs for budget in budgets):
             return None
         rates = np.array([self._rates[seq.params.greedy] for seq in seqs])
-        least = np.full((len(seqs), max(depths)), np.inf)
-        for row, seq, depth in zip(least, seqs, depths, strict=True):
-            row[: depth - 1] = 0.0
-            if seq.row_costs:
-                costs = [cost_of_row(seq.row_costs, j) for j in range(depth)]
-                row[: depth - 1] = np.maximum(costs[:-1], (np.array(costs[1:]) + seq.draw_cost) / GOES_ON)
+        least = np.full((len(seqs), max(budget.depth for budget in budgets)), np.inf)
+        for row, budget in zip(least, budgets, strict=True):
+            row[: budget.depth - 1] = 0.0
+            if budget.row_costs:
+                costs = [budget.row_cost(j) for j in range(budget.depth)]
+                row[: budget.depth - 1] = np.maximum(costs[:-1], (np.array(costs[1:]) + budget.draw_cost) / GOES_ON)
         return Worth(rates, least)
 
-    def kept(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float]) -> int:
-        """How many tokens of this chain are worth their rows."""
+    def kept(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float], budget: Budget) -> int:
+        """Count the tokens of this chain that are worth their rows."""
         classes = [min(int(top * CONFIDENCES), CONFIDENCES - 1) if top > 0 else 0 for top in confidence]  # NaN: 0
         reach = accumulate((self._rates[seq.params.greedy][at] for at in classes), mul)
-        kept = next((n for n, each in enumerate(reach) if each < cost_of_row(seq.row_costs, n)), len(tokens))
+        kept = next((n for n, each in enumerate(reach) if each < budget.row_cost(n)), len(tokens))
         self.drawn[seq.id] = tokens, classes, kept
-        seq.drawn = len(tokens)
         return kept
 
     def learn(self, seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> None:

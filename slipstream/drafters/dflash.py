@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
 from slipstream.drafters.chains import Chains, MaskedPass
@@ -43,10 +43,11 @@ class DFlashDrafter(HeadDrafter):
         self._depth, self._chains = depth, Chains(self._pass, vocab_size)
         self._sees = None if c.causal else torch.ones(c.block, c.block, dtype=torch.bool)
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = [self.depth(seq, min(most, self._depth)) for seq, most in zip(seqs, budget, strict=True)]
-        self._pass.plan(seqs, depth)
-        return self._chains.draft(seqs, depth)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        depths = (self.depth(seq, min(each.depth, self._depth)) for seq, each in zip(seqs, budgets, strict=True))
+        most = list(map(Budget, depths))
+        self._pass.plan(seqs, most)
+        return self._chains.draft(seqs, most)
 
     def _blocks(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
         """Bring the context of these sequences up to date and run their blocks: see `MaskedPass`."""

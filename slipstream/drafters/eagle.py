@@ -27,7 +27,7 @@ from torch import Tensor
 from slipstream.backends.table import backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.params import Strict, integer, setting
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
@@ -94,19 +94,19 @@ class EagleDrafter(HeadDrafter):
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
         bound = min(bound, self.traits.longest or bound)
-        depth = [self.depth(seq, min(most, bound)) for seq, most in zip(seqs, budget, strict=True)]
+        most = [each.limited(self.depth(seq, min(each.depth, bound))) for seq, each in zip(seqs, budgets, strict=True)]
         if self._pass is not None:
-            self._pass.plan(seqs, depth)
+            self._pass.plan(seqs, most)
         if self.config.shape == "chain":
-            return self._chains.draft(seqs, depth)
-        drafting = [b for b in range(len(seqs)) if depth[b] > 0]
+            return self._chains.draft(seqs, most)
+        drafting = [b for b in range(len(seqs)) if most[b].depth > 0]
         if not drafting:
             return Draft.empty(len(seqs), self.device)
         c = self.config
-        trees = [Tree(seqs[b], depth[b], c.width, c.nodes, not seqs[b].params.greedy) for b in drafting]
+        trees = [Tree(seqs[b], most[b].depth, c.width, c.nodes, not seqs[b].params.greedy) for b in drafting]
         self._grow(trees)
         return forest(len(seqs), dict(zip(drafting, trees, strict=True)), self.vocab_size, self.device)
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import cast
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, PrefixKeeper, parts, read_prompts
+from slipstream.core.drafter import Budget, Drafter, PrefixKeeper, parts, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
@@ -41,11 +41,12 @@ class Guard:
         self.reads_all = any(part.traits.taps and not part.traits.keeps_prefixes for part in all_parts)
         """Whether it reads hidden states and keeps none of them, so that it has to see the whole text."""
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        if any(budget):
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        depths = [budget.depth for budget in budgets]
+        if any(depths):
             with self._guarded("propose", seqs):
-                draft = self.drafter.propose(seqs, budget)
-                draft.check(budget, self.target.vocab_size, MAX_NODES)
+                draft = self.drafter.propose(seqs, budgets)
+                draft.check(depths, self.target.vocab_size, MAX_NODES)
                 return draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
         return Draft.empty(len(seqs), self.target.device)
 
@@ -131,9 +132,9 @@ class Attached:
         self._drafter, self._gaining, self._reading = drafter, gaining, reading
         self.name, self.traits = drafter.name, drafter.traits
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         count = self._gaining
-        return self._drafter.propose(seqs[:count], budget[:count]).padded(len(seqs) - count)
+        return self._drafter.propose(seqs[:count], budgets[:count]).padded(len(seqs) - count)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         members = range(self._gaining)

@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 
 from slipstream.core.draft import Draft, Verdict, consecutive
-from slipstream.core.drafter import Drafter, DrafterTraits, Lookup, read_prompts
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits, Lookup, read_prompts
 from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -80,18 +80,20 @@ class HybridDrafter:
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
         self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will verify
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = list(budget)  # 0 once a sequence has its draft
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        left = list(budgets)  # with a depth of 0 once a sequence has its draft
         parts: list[Part | None] = [None] * len(seqs)
+        drawn = [0] * len(seqs)
         asked: list[Lookup] = []
         for member in self.members:
-            if not any(depth):
+            if not any(each.depth for each in left):
                 break
             is_lookup = member.traits.lookup
-            deep = (self._lookup_depth if is_lookup else self._neural_depth)(seqs, depth)
+            deep = (self._lookup_depth if is_lookup else self._neural_depth)(seqs, [each.depth for each in left])
             if is_lookup and not any(deep):  # most engines: a lookup for predictions, and no request with one
                 continue
-            draft = member.propose(seqs, deep)
+            draft = member.propose(seqs, [each.limited(d) for each, d in zip(left, deep, strict=True)])
+            drawn = list(map(max, drawn, draft.drawn or drawn))
             if is_lookup:
                 asked.append(cast(Lookup, member))
             for b, seq in enumerate(seqs):
@@ -100,14 +102,14 @@ class HybridDrafter:
                 if not self._stacks(seq):
                     parts[b] = Part(draft)
                 elif not is_lookup:
-                    parts[b] = Part(draft, member.name, *self._continued(seq, draft, b, budget[b], asked))
-                    depth[b] = 0
+                    parts[b] = Part(draft, member.name, *self._continued(seq, draft, b, budgets[b], asked))
+                    left[b] = Budget(0)
                 elif asked[-1].match_length(seq.id) >= self.config.min_match:
                     parts[b] = Part(draft, member.name)
-                    depth[b] = 0
+                    left[b] = Budget(0)
                 elif parts[b] is None:  # if no later member drafts
                     parts[b] = Part(draft, member.name)
-        return join_drafts(parts, self.vocab_size, self.device)
+        return join_drafts(parts, self.vocab_size, self.device).with_drawn(drawn if any(drawn) else None)
 
     def _stacks(self, seq: Sequence) -> bool:
         """Whether more than the last member drafts for it."""
@@ -134,19 +136,19 @@ class HybridDrafter:
         return self._stacks(seq) and len(seq.tokens) > ratio * seq.room
 
     def _continued(
-        self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]
+        self, seq: Sequence, draft: Draft, b: int, budget: Budget, lookups: Seq[Lookup]
     ) -> tuple[list[int], str]:
         """The lookup tokens after the neural chain of sequence b, and the lookup's name; [] if there are none, or if it
         is a tree."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
-        depth = min(self.config.append_tokens, budget - len(chain))
+        depth = min(self.config.append_tokens, budget.depth - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
             return [], ""
         self._uncompared[seq.id] = draft, b
         if self._chain_stats[seq.id].acceptance_by_depth(len(chain))[-1] < self.config.append_probability:
             return [], ""
         for lookup in lookups:
-            more, match = lookup.continue_from(seq, chain, depth)
+            more, match = lookup.continue_from(seq, chain, budget.limited(depth))
             if more and match >= self.config.append_match:
                 return more, lookup.name
         return [], ""

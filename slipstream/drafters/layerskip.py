@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import Drafter, DrafterTraits
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import EARLY_EXIT, Target, needed
@@ -83,8 +83,10 @@ class LayerSkipDrafter(Drafter):
                 "target trained with early exits, or another drafter."
             )
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        return self._chains.draft(seqs, [self._depth(seq, most) for seq, most in zip(seqs, budget, strict=True)])
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        return self._chains.draft(
+            seqs, [Budget(self._depth(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)]
+        )
 
     def _depth(self, seq: Sequence, most: int) -> int:
         """Draft length for a budget `most`; 0 during chunked prefill, which runs no first layers in advance."""

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -154,9 +154,9 @@ class LookaheadDrafter:
         self.device = device
         self._states: dict[int, _State] = {}
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         tokens, parents, acceptable, splits = list[int](), list[int](), list[bool](), [0]
-        for seq, depth in zip(seqs, budget, strict=True):
+        for seq, depth in zip(seqs, (each.depth for each in budgets), strict=True):
             if depth > 0:
                 state = self._state(seq)
                 if not state.back_off.pausing():

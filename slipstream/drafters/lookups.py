@@ -15,10 +15,10 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.acceptance_stats import MatchLengthStats, cost_of_row
+from slipstream.drafters.acceptance_stats import MatchLengthStats
 
 ROW_COST = 0.15
 """Cost of verifying one more row, as a share of a plain step, where it is not measured. That of SmolLM2 on two cores is
@@ -69,8 +69,7 @@ class LookupState(Generic[S]):
         self,
         match: int,
         followers: Iterator[tuple[int, float]],
-        depth: int,
-        row_costs: Seq[float],
+        budget: Budget,
         usual: MatchLengthStats | None,
     ) -> Continuation:
         """followers: the tokens after the match, each with its share of the occurrences of all before it."""
@@ -78,7 +77,7 @@ class LookupState(Generic[S]):
         for token, share in followers:
             tokens.append(token)
             probability *= share * self.stats.rate(match + len(tokens) - 1, usual)
-            if len(tokens) > depth or probability < cost_of_row(row_costs, len(tokens) - 1):
+            if len(tokens) > budget.depth or probability < budget.row_cost(len(tokens) - 1):
                 return Continuation(match, tokens, tokens[:-1], expected)
             expected += probability
         return Continuation(match, tokens, tokens, expected)
@@ -95,7 +94,7 @@ class LookupState(Generic[S]):
 
 
 class LookupDrafter(ABC, Generic[S]):
-    """A lookup drafter without the lookup itself. row_cost: of a sequence that names none. device: where the target
+    """A lookup drafter without the lookup itself. row_cost: for budgets that name none. device: where the target
     wants its draft tokens."""
 
     traits = DrafterTraits(lookup=True, chains_only=True, reads_predictions=True, prices_rows=True)
@@ -113,26 +112,25 @@ class LookupDrafter(ABC, Generic[S]):
     def _matches(self, state: LookupState[S], drafted: Seq[int]) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
         """Matches of the end of the text and `drafted`: length, and `followers` as in `LookupState.continuation`."""
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         """A state is created when it is first needed: a sequence for which speculation is off costs nothing."""
         chains: list[Seq[int]] = [()] * len(seqs)
-        for b, (seq, depth) in enumerate(zip(seqs, budget, strict=True)):
-            if depth > 0:
+        for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            if budget.depth > 0:
                 state = self._states.get(seq.id)
                 if state is None:
                     state = self._states[seq.id] = LookupState(seq, self._store())
                 text = seq.readable
                 state.indexed = min(len(text), state.indexed + MOST_INDEXED) if seq.prediction else len(text)
                 state.store.index(text if state.indexed == len(text) else text[: state.indexed])
-                state.last = self._best(state, (), depth)
+                state.last = self._best(state, (), budget)
                 chains[b] = state.last.draft
         return Draft.chains(chains, device=self.device)
 
-    def _best(self, state: LookupState[S], drafted: Seq[int], depth: int) -> Continuation:
+    def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
         """Of the match after which most draft tokens are expected to be accepted; among equals, of the first. Where
         rows have a measured cost, no seed repeats a sampled text anyway: there other requests may teach, too."""
-        costs = state.seq.row_costs
-        ends = (depth, costs, self._usual) if costs else (depth, (self.row_cost,), None)
+        ends = (budget, self._usual) if budget.row_costs else (Budget(budget.depth, (self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)
 
@@ -144,8 +142,8 @@ class LookupDrafter(ABC, Generic[S]):
     def match_length(self, seq_id: int) -> int:
         return self._states[seq_id].last.match if seq_id in self._states else 0
 
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        best = self._best(self._states[seq.id], drafted, depth)
+    def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
+        best = self._best(self._states[seq.id], drafted, budget)
         return list(best.draft), best.match
 
     def release(self, seq_id: int) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits, PrefixKeeper
+from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.params import Strict, check_integer, integer, number, setting
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
@@ -104,11 +104,11 @@ class MedusaDrafter(PrefixKeeper):
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
 
     @torch.inference_mode()
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         depth = [0] * len(seqs)
-        for b, (seq, most) in enumerate(zip(seqs, budget, strict=True)):
+        for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
             if seq.id in self._states and self._states[seq.id][0] == len(seq.tokens):  # of the text as it is now
-                depth[b] = min(most, self.heads.config.heads)
+                depth[b] = min(budget.depth, self.heads.config.heads)
         rows = [b for b in range(len(seqs)) if depth[b] > 0]
         if not rows:
             return Draft.empty(len(seqs), self.device)

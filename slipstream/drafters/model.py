@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits, PrefixKeeper
+from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
@@ -52,14 +52,14 @@ class ModelDrafter(PrefixKeeper):
         self._shadows: dict[int, Sequence] = {}
         self._warned: set[str] = set()
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = [self._begun(seq, most) if most > 0 else 0 for seq, most in zip(seqs, budget, strict=True)]
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        most = [each.limited(self._begun(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)]
         if self._pass is not None:  # the model's cache then holds the text alone
-            self._pass.plan(seqs, depth)
-            return self._chains.draft(seqs, depth)
-        draft = self._chains.draft(seqs, depth)
+            self._pass.plan(seqs, most)
+            return self._chains.draft(seqs, most)
+        draft = self._chains.draft(seqs, most)
         for b, seq in enumerate(seqs):
-            if depth[b] > 0:
+            if most[b].depth > 0:
                 shadow = self._follow(seq, draft.ids[draft.splits[b] : draft.splits[b + 1]])
                 shadow.kv_len = len(shadow.tokens) - 1
         return draft
@@ -67,6 +67,8 @@ class ModelDrafter(PrefixKeeper):
     def _begun(self, seq: Sequence, most: int) -> int:
         """How deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft model's
         encoder. Creates its shadow when it is first needed."""
+        if most <= 0:
+            return 0
         if self._encoder is not None and len(seq.source) > self._encoder.context:
             limit = f"the draft model's encoder reads at most {self._encoder.context} tokens,"
             self._warn(limit, f"a source has {len(seq.source)}: decoding goes on without drafting")

@@ -25,7 +25,7 @@ import torch
 
 from slipstream.core.decode_steps import StepSampling
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import DrafterTraits, PrefixKeeper
+from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import first_maxima
@@ -88,18 +88,18 @@ class StringDrafter(PrefixKeeper):
         self._steps = self.model.capabilities.multi_step
         self._reader = Rereader(self.model, self.vocabularies)
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         copies, steps, members = list[Sequence](), list[int](), list[int]()
-        for b, (seq, most) in enumerate(zip(seqs, budget, strict=True)):
-            if most > 0:
+        for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            if budget.depth > 0:
                 copies.append(self._reader.follow(seq, len(seq.tokens)))
-                steps.append(self._wanted(len(copies[-1].tokens), len(seq.tokens), most))
+                steps.append(self._wanted(len(copies[-1].tokens), len(seq.tokens), budget.depth))
                 members.append(b)
         chains: list[list[int]] = [[] for _ in seqs]
         if members:
             written = self._write(copies, max(steps))
             for b, ids, most in zip(members, written, steps, strict=True):
-                chains[b] = self._split(seqs[b], ids[:most])[: budget[b]]
+                chains[b] = self._split(seqs[b], ids[:most])[: budgets[b].depth]
         return Draft.chains(chains, device=self.device)
 
     def _wanted(self, draft_length: int, target_length: int, budget: int) -> int:

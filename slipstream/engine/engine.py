@@ -22,16 +22,18 @@ from collections.abc import Generator, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from slipstream.core.drafter import Drafter, NoDrafter
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
-from slipstream.engine.draft_lengths import DraftLengths, TimedStep
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import Load
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
+from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
@@ -97,7 +99,7 @@ class Engine:
         self.drafter = drafter if isinstance(drafter, Guard) else Guard(drafter, target)
         self.lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
         if self.lengths is not None:
-            self.lengths.whole = self.drafter.traits.prices_rows
+            self.lengths.serve(self.drafter.traits.prices_rows)
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
@@ -138,6 +140,8 @@ class Engine:
             most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
         seq.drafter = self.drafter.name if most else NO_DRAFTER.name
         chosen = chosen and most > 0 and self.lengths is not None
+        if chosen and self.lengths is not None:
+            most = min(most, self.lengths.most)
         if (chosen or (most and self.drafter.traits.remembers)) and not seq.coupled:
             seq.random.nonce = next(_nonces)
         self._requests[seq.id] = Request(seq, most, chosen)
@@ -174,20 +178,20 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            lengths = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts)))
-            timed = self._timed(seqs, prompts, lengths)
+            budgets = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts)))
+            timed, draft = self._timed(seqs, prompts, budgets), None
             try:
-                if timed is not None and not any(lengths) and not _prompt_rows(seqs, prompts):
+                if timed is not None and not _prompt_rows(seqs, prompts) and not any(each.depth for each in budgets):
                     self._run_plainly(seqs)
                 else:
-                    self._run(seqs, prompts, lengths, self._drafter_of(seqs, prompts))
+                    draft = self._run(seqs, prompts, budgets, self._drafter_of(seqs, prompts))
             except Exception as fault:
                 timed = None
-                self._run_alone([*seqs, *prompts], lengths, fault)
+                self._run_alone([*seqs, *prompts], budgets, fault)
             if timed is not None and self.lengths is not None:
-                self.lengths.learn(timed.ended())
-            for seq, length in zip(seqs, lengths, strict=True):
-                self._request(seq).followed = length > 0
+                self.lengths.learn(timed.ended(draft))
+            for seq, budget in zip(seqs, budgets, strict=True):
+                self._request(seq).followed = budget.depth > 0
             self.stats.steps += 1
             ran = [*seqs, *prompts]
             done = [seq for seq in ran if seq.finish]
@@ -214,24 +218,26 @@ class Engine:
                 self.abort(seq)
 
     def _run(
-        self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int], drafter: Drafter, several: bool = True
-    ) -> None:
-        rule = self.rule
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], drafter: Drafter, several: bool = True
+    ) -> Draft | None:
+        """Run a step, or several plain ones in one call. Return the draft of the former."""
         first = [seq for seq in seqs if seq.unread > 1]
-        if prompts or not several or not plain_steps(seqs, self.target, drafter, rule, lengths):
-            step(seqs, self.target, drafter, rule, lengths, prompts)
-            for seq in first:
-                self.prefixes.keep(seq)
+        if not prompts and several and plain_steps(seqs, self.target, drafter, self.rule, budgets):
+            return None
+        draft, _ = step(seqs, self.target, drafter, self.rule, budgets, prompts)
+        for seq in first:
+            self.prefixes.keep(seq)
+        return draft
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
         """Run a plain step that is timed. It reads no hidden states, as in plain decoding: if the drafter needs them,
         the tokens are read again with the next step."""
         again = [(seq, seq.kv_len) for seq in seqs if self.drafter.traits.taps and self._is_attached(seq)]
-        self._run(seqs, [], [0] * len(seqs), NO_DRAFTER if again else self._drafter_of(seqs, []))
+        self._run(seqs, [], [Budget(0)] * len(seqs), NO_DRAFTER if again else self._drafter_of(seqs, []))
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget]) -> TimedStep | None:
         """The timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or if
         no request may draft."""
         # The first step of a text that answers a source reads that, too.
@@ -244,38 +250,37 @@ class Engine:
         drafts = [[seq for seq in each if self._request(seq).draft_tokens] for each in (seqs, prompts)]
         return TimedStep(
             [seqs[b] for b in decoding],
-            [lengths[b] for b in decoding],
+            [budgets[b].depth for b in decoding],
             sharing=len(seqs) + len(prompts),
-            catching_up=any(lengths[b] and not one.followed for b, one in zip(decoding, requests, strict=True)),
+            catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
             prompt_rows=_prompt_rows(seqs, prompts),
             read_rows=_prompt_rows(*drafts),
         )
 
-    def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:
+    def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[Budget]:
         requests = list(map(self._request, seqs))
-        lengths = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
+        budgets = [budget(one.seq, 0 if one.detached else one.draft_tokens) for one in requests]
         choosing = [b for b, one in enumerate(requests) if _decodes(seqs[b]) and (one.chosen or not one.draft_tokens)]
         if self.lengths is not None and any(requests[b].chosen for b in choosing):
-            ids, limits = [seqs[b].id for b in choosing], [lengths[b] for b in choosing]
-            for b, length in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
-                lengths[b], seqs[b].row_costs = length, self.lengths.row_costs
-                seqs[b].draw_cost = self.lengths.draw_cost
-        return lengths
+            ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
+            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
+                budgets[b] = chosen
+        return budgets
 
-    def _run_alone(self, seqs: Seq[Sequence], lengths: Seq[int], fault: Exception) -> None:
+    def _run_alone(self, seqs: Seq[Sequence], budgets: Seq[Budget], fault: Exception) -> None:
         """After a fault, run each request without the others, with the draft length that it had in that step: so it
         takes no block of a KV cache of fixed size that another one needs. Drafts of the failed step are lost, and so is
         what the drafters know of these requests: whatever they drew last was not verified.
 
-        lengths: of those that gain tokens, which are first in `seqs`."""
-        for seq, length in zip(seqs, [*lengths, *[0] * (len(seqs) - len(lengths))], strict=True):
+        budgets: of those that gain tokens, which are first in `seqs`."""
+        for seq, each in zip(seqs, [*budgets, *[Budget(0)] * (len(seqs) - len(budgets))], strict=True):
             self.drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
             try:
                 if len(seqs) == 1:
                     raise fault
                 gains = [] if prompts else [seq]
-                self._run(gains, prompts, [length] * len(gains), self._drafter_of(gains, prompts), several=False)
+                self._run(gains, prompts, [each] * len(gains), self._drafter_of(gains, prompts), several=False)
             except Exception as error_alone:
                 seq.finish, seq.error = "error", error_alone
                 self.stats.errors += 1
@@ -361,19 +366,19 @@ class Engine:
 
     # --- memory --------------------------------------------------------------------------------------------------
 
-    def _fitted(self, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[int]) -> list[int]:
+    def _fitted(self, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[Budget]) -> list[Budget]:
         """`chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft, the
         youngest requests are preempted, and removed from the lists."""
         if self._bounded is None:
             return list(chosen)
-        wanted = {seq.id: length for seq, length in zip(seqs, chosen, strict=True)}
+        by_id = {seq.id: each for seq, each in zip(seqs, chosen, strict=True)}
         while True:
-            asked = [wanted[seq.id] for seq in seqs]
-            lengths = fitting_lengths(self._bounded, seqs, asked, prompts, self.drafter.most_nodes)
+            depths = [by_id[seq.id].depth for seq in seqs]
+            lengths = fitting_lengths(self._bounded, seqs, depths, prompts, self.drafter.most_nodes)
+            if lengths is None and len(self._running) == 1:
+                lengths = [0] * len(seqs)  # it fits alone (see `add`), unless others hold blocks: the target will say
             if lengths is not None:
-                return lengths
-            if len(self._running) == 1:  # it fits alone (see `add`), unless others hold blocks: the target will say
-                return [0] * len(seqs)
+                return [by_id[seq.id].limited(length) for seq, length in zip(seqs, lengths, strict=True)]
             self.preempt(seqs, prompts)
 
     def preempt(self, *lists: list[Sequence]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -100,13 +100,11 @@ class RowDrafts:
         decoded = [seqs[i] for i in decoding]
         cost = self._row_cost(len(decoded))
         most = FIRST if self.timed and not cost else self.most
-        for seq in decoded:
-            seq.row_costs = (cost,) if cost else ()
-        limits = [max(0, min(most, seq.room - 1)) for seq in decoded]
+        budgets = [Budget(max(0, min(most, seq.room - 1)), (cost,) if cost else ()) for seq in decoded]
         drafts: list[list[int]] = [[] for _ in rows]
-        self._asked = {rows[i].id for i, limit in zip(decoding, limits, strict=True) if limit}
+        self._asked = {rows[i].id for i, budget in zip(decoding, budgets, strict=True) if budget.depth}
         if self._asked:
-            draft = self.drafter.propose(decoded, limits)
+            draft = self.drafter.propose(decoded, budgets)
             for b, i in enumerate(decoding):
                 drafts[i] = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         self._last = {row.id for row in rows}

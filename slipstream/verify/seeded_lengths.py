@@ -7,22 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipstream.engine.draft_lengths import CHEAPEST, DEAREST, MORE_ROWS, DraftLengths, Step
+from slipstream.core.drafter import Budget
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.step_costs import CHEAPEST, DEAREST, MORE_ROWS
+from slipstream.engine.timed_step import Step
 
 
 class SeededLengths(DraftLengths):
     def __init__(self, most: int, seed: int):
         super().__init__(most)
-        self._told = True  # what pays is not measured here
         self._random = np.random.default_rng(seed)
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
         if self._random.random() < 1 / 128:  # also where drafts pay
-            self._begin_rest(0.0)
-        lengths = super().choose(ids, limits, prompt_rows)
+            self.policy.trials.decide(pays=False)
+        self.policy.gains.is_told = True  # what pays is not measured here
+        budgets = super().choose(ids, limits, prompt_rows)
         logs = self._random.uniform(np.log(CHEAPEST), np.log(DEAREST), MORE_ROWS)
-        self.row_costs = tuple(np.exp(logs).tolist())
-        return lengths
+        return [replace(budget, row_costs=tuple(np.exp(logs).tolist())) for budget in budgets]
 
     def learn(self, step: Step) -> None:
         super().learn(replace(step, draft=0.0, rest=1.0))

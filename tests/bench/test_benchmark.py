@@ -76,7 +76,7 @@ def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tm
 class Faulty(NoDrafter):
     name, traits = "faulty", DrafterTraits()
 
-    def propose(self, seqs, budget):
+    def propose(self, seqs, budgets):
         raise RuntimeError("no")
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.core import warp as warping  # its `warp` may be a cached one, see `hurry`
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, DrafterTraits, NoDrafter
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -43,7 +43,7 @@ def run_steps(
         seq.coupled = rule == "coupled"
     while active := [seq for seq in seqs if not seq.finish]:
         before = [len(seq.tokens) for seq in active]
-        yield step(active, target, drafter or NoDrafter(), RULES[rule], draft_tokens)
+        yield step(active, target, drafter or NoDrafter(), RULES[rule], draft_tokens)[1]
         for seq, length in zip(active, before, strict=True):
             assert seq.kv_len == len(seq.tokens) - len(seq.pending)
             assert len(seq.pending) == 1
@@ -56,6 +56,10 @@ def finish(seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, 
     """Run to the end; the outputs."""
     list(run_steps(seqs, target, drafter, **how))  # type: ignore[arg-type]
     return [seq.output for seq in seqs]
+
+
+def depths(budgets: Seq[Budget]) -> list[int]:
+    return [budget.depth for budget in budgets]
 
 
 def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
@@ -75,12 +79,12 @@ class Scripted(NoDrafter):
     def __init__(self, target: ToyTarget, wrong_at: Callable[[int], int | None] = lambda _: None):
         self.target, self.wrong_at, self.steps = target, wrong_at, 0
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         at = self.wrong_at(self.steps)
         self.steps += 1
         chains = [
             self.spoil(continuation(self.target, seq.tokens, depth) if depth else [], at)
-            for seq, depth in zip(seqs, budget, strict=True)
+            for seq, depth in zip(seqs, depths(budgets), strict=True)
         ]
         return Draft.chains(chains)
 
@@ -99,10 +103,10 @@ class Sampling(Scripted):
         super().__init__(target)
         self.noise = noise
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains: list[list[int]] = []
         distributions: list[Tensor] = []
-        for seq, depth in zip(seqs, budget, strict=True):
+        for seq, depth in zip(seqs, depths(budgets), strict=True):
             chain: list[int] = []
             for i in range(depth):
                 text = [*seq.tokens, *chain]
@@ -121,8 +125,8 @@ class Bushy(Scripted):
 
     name = "bushy"
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        return Draft.trees(self.tree(seq, depth) for seq, depth in zip(seqs, budget, strict=True))
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        return Draft.trees(self.tree(seq, depth) for seq, depth in zip(seqs, depths(budgets), strict=True))
 
     def tree(self, seq: Sequence, depth: int) -> tuple[list[int], list[int]]:
         """Tokens and parents of the nodes: a few strays, perhaps the right path, more strays."""

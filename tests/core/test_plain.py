@@ -10,16 +10,18 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.core.decode_steps import best_steps_per_call
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.plain import stride
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.none import NoDrafter
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.timed_step import Step
 from slipstream.errors import TargetError
 from tests.checkpoints import CONTEXT, make_model, make_tokenizer
 from tests.core.changed_parameters import CHANGED, visible
+from tests.core.fake_drafters import depths
 from tests.spying import spied
 
 pytest.importorskip("numba")
@@ -134,10 +136,10 @@ def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_b
 def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):
     seq = engine.sequence(PROMPTS[0], greedy())
     how = (engine.target.capabilities.multi_step, engine.drafter)
-    assert stride([seq], *how, RULES["rejection"], 4) == 1, "the prompt is pending"
+    assert stride([seq], *how, RULES["rejection"], [Budget(4)]) == 1, "the prompt is pending"
     seq.kv_len = len(seq.tokens) - 1
-    assert stride([seq], *how, RULES["rejection"], 4) == STEPS
-    assert stride([seq], *how, RULES["typical"], 4) == 1
+    assert stride([seq], *how, RULES["rejection"], [Budget(4)]) == STEPS
+    assert stride([seq], *how, RULES["typical"], [Budget(4)]) == 1
 
 
 class Noting(NoDrafter):
@@ -149,9 +151,9 @@ class Noting(NoDrafter):
         self.traits, self.asked = DrafterTraits(taps=taps), 0
         self.seen: list[tuple[int, int, list[int], int]] = []
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        self.asked += any(budget)
-        return super().propose(seqs, budget)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        self.asked += any(depths(budgets))
+        return super().propose(seqs, budgets)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         assert len(out.logits) == len(seqs)
@@ -175,8 +177,8 @@ def test_a_drafter_that_may_propose_or_reads_hidden_states_is_asked_before_every
 class NoneYet(DraftLengths):
     """Lengths that are always 0, though the drafter may be asked at any time."""
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, other_rows: int = 0) -> list[int]:
-        return [0] * len(ids)
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+        return [Budget(0)] * len(ids)
 
     def learn(self, step: Step) -> None:
         pass

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import Drafter, NoDrafter
+from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
@@ -20,7 +20,17 @@ from slipstream.core.step import budget, decide, dice, step
 from slipstream.core.target import Target
 from slipstream.core.warp import distributions
 from slipstream.errors import TargetError
-from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
+from tests.core.fake_drafters import (
+    Bushy,
+    Sampling,
+    Scripted,
+    continuation,
+    decode,
+    depths,
+    finish,
+    run_steps,
+    sequence,
+)
 from tests.end_to_end.sampling import Sampled
 from tests.enumeration import Branch, enumerate_runs
 from tests.oracle import Oracle
@@ -130,9 +140,9 @@ def test_parameters_that_need_history_count_tokens_and_not_steps(script: str, pa
     class Informed(Scripted):
         """Drafts this request's own text, so draft tokens are accepted although a penalty changed the text."""
 
-        def propose(self, seqs, budget):
+        def propose(self, seqs, budgets):
             full = PROMPT + wanted.output
-            chains = [full[len(s.tokens) : len(s.tokens) + d] for s, d in zip(seqs, budget, strict=True)]
+            chains = [full[len(s.tokens) : len(s.tokens) + d] for s, d in zip(seqs, depths(budgets), strict=True)]
             at, self.steps = self.wrong_at(self.steps), self.steps + 1
             return Draft.chains([self.spoil(chain, at) for chain in chains])
 
@@ -159,12 +169,12 @@ def test_logprobs_are_those_of_the_target_alone() -> None:
 
 def test_the_budget_leaves_room_for_the_targets_own_token() -> None:
     seq = sequence(TARGET, PROMPT, max_tokens=6)
-    assert budget(seq, 4) == 0, "nothing is drafted while the prompt is pending"
+    assert budget(seq, 4) == Budget(0), "nothing is drafted while the prompt is pending"
     seq.kv_len = 3
     seq.tokens += [1]
-    assert [budget(seq, n) for n in (0, 2, 9)] == [0, 2, 4]
+    assert [budget(seq, n).depth for n in (0, 2, 9)] == [0, 2, 4]
     seq.tokens += [1, 1, 1, 1]
-    assert budget(seq, 9) == 0
+    assert budget(seq, 9) == Budget(0)
 
 
 @pytest.mark.parametrize("own", [0, 2, 9])
@@ -207,12 +217,12 @@ class DeadEnd(ToyTarget):
 class Unaware(Sampling):
     """Samples from a distribution that knows no dead ends."""
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         before = [seq.params for seq in seqs]
         free = {id(one): replace(one, bad_words=()) for one in {id(params): params for params in before}.values()}
         for seq in seqs:
             seq.params = free[id(seq.params)]
-        draft = super().propose(seqs, budget)
+        draft = super().propose(seqs, budgets)
         for seq, params in zip(seqs, before, strict=True):
             seq.params = params
         return draft

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, DrafterTraits
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -26,6 +26,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
+from tests.core.fake_drafters import depths
 from tests.end_to_end.sampling import sample
 from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle, joint_distribution
@@ -73,9 +74,9 @@ class Recorder:
         self.traits = DrafterTraits(taps=drafter.traits.taps)
         self.proposed: dict[int, list[Proposal]] = {}
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = self.drafter.propose(seqs, budget)
-        draft.check(budget, self.vocab_size, MAX_NODES)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        draft = self.drafter.propose(seqs, budgets)
+        draft.check(depths(budgets), self.vocab_size, MAX_NODES)
         check_distributions(draft, [seq.params.greedy for seq in seqs])
         check_siblings(draft)
         for b, seq in enumerate(seqs):
@@ -176,10 +177,10 @@ class Conformance:
             params = SamplingParams(temperature=temperature, max_tokens=200, seed=1)
             seqs = [Sequence(prompt, params) for prompt in case.prompts(4)]
             for _ in range(12):
-                budget = [rng.randrange(9) if seq.kv_len else 0 for seq in seqs]
-                draft = recorder.propose(seqs, budget)
-                for b, most in enumerate(budget):
-                    assert most > 0 or draft.splits[b] == draft.splits[b + 1]
+                budgets = [Budget(rng.randrange(9) if seq.kv_len else 0) for seq in seqs]
+                draft = recorder.propose(seqs, budgets)
+                for b, budget in enumerate(budgets):
+                    assert budget.depth > 0 or draft.splits[b] == draft.splits[b + 1]
                 _settle(target, recorder, seqs, draft, rng)
 
     def test_a_draft_that_is_not_used_does_no_harm(self, case: Case) -> None:
@@ -188,7 +189,7 @@ class Conformance:
         recorder = Recorder(case.make(target), target.vocab_size)
         seqs = [Sequence(prompt, SamplingParams(temperature=1.0, max_tokens=200, seed=2)) for prompt in case.prompts(3)]
         for index in range(10):
-            draft = recorder.propose(seqs, [4 if seq.kv_len else 0 for seq in seqs])
+            draft = recorder.propose(seqs, [Budget(4 if seq.kv_len else 0) for seq in seqs])
             _settle(target, recorder, seqs, Draft.empty(3) if index % 2 else draft, rng)
 
     def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -36,7 +37,7 @@ class LookupCase:
 
     def draft(self, tokens: Seq[int], depth: int = 8, **options: Any) -> Draft:
         """What a new drafter proposes for a text."""
-        return self.make(ToyTarget(128), **self.eager | options).propose([Sequence(list(tokens))], [depth])
+        return self.make(ToyTarget(128), **self.eager | options).propose([Sequence(list(tokens))], [Budget(depth)])
 
     def chain(self, tokens: Seq[int], depth: int = 8, **options: Any) -> list[int]:
         draft = self.draft(tokens, depth, **options)
@@ -71,14 +72,14 @@ class LookupConformance:
     def test_draft_tokens_are_on_the_targets_device(self, case: LookupCase) -> None:
         target = ToyTarget()
         target.device = torch.device("meta")
-        assert case.make(target).propose([Sequence([1, 2, 1])], [2]).tokens.device == target.device
+        assert case.make(target).propose([Sequence([1, 2, 1])], [Budget(2)]).tokens.device == target.device
 
     def test_a_sequence_without_drafts_costs_no_memory(self, case: LookupCase) -> None:
         target = ToyTarget()
         drafter = case.make(target)
         before, seq = size(drafter), Sequence([1, 2, 1, 2])
         LLM(target, drafter, draft_tokens=4).generate(seq.tokens, SamplingParams(max_tokens=8, draft_tokens=0))
-        drafter.propose([seq], [0])
+        drafter.propose([seq], [Budget(0)])
         drafter.observe([seq], Draft.empty(1), TargetOut(torch.zeros(1, 8)), Verdict([[]], [1], [None], [False]))
         assert size(drafter) == before
 
@@ -106,11 +107,11 @@ class LookupConformance:
         for length in (1000, 30_000):
             drafter, seq = case.make(ToyTarget(64)), Sequence([0])
             tokens = seq.tokens = Counting(rng.randrange(64) for _ in range(length))
-            drafter.propose([seq], [4])
+            drafter.propose([seq], [Budget(4)])
             tokens.read = 0
             for _ in range(20):
                 tokens += [rng.randrange(64) for _ in range(3)]
-                drafter.propose([seq], [4])
+                drafter.propose([seq], [Budget(4)])
             reads.append(tokens.read)
         assert max(reads) < 20 * 150
 
@@ -152,24 +153,24 @@ class CopyingConformance:
         early, seq = case.make(**case.eager), Sequence(text[:1])
         for end in range(1, len(text), 3):
             seq.tokens = text[:end]
-            early.propose([seq], [4])
-            assert early.propose([seq], [8]).ids == case.draft(seq.tokens).ids
+            early.propose([seq], [Budget(4)])
+            assert early.propose([seq], [Budget(8)]).ids == case.draft(seq.tokens).ids
 
     def test_knows_the_length_of_its_match(self, case: LookupCase) -> None:
         lookup = case.make()
         assert lookup.traits.lookup
         seq = Sequence([9, 1, 2, 3, 4, 5, 8, 2, 3, 4])
-        assert lookup.propose([seq], [2]).ids[:1] == [5]
+        assert lookup.propose([seq], [Budget(2)]).ids[:1] == [5]
         assert lookup.match_length(seq.id) == 3
         assert lookup.match_length(10**9) == 0
 
     def test_continues_the_text_and_another_drafters_draft(self, case: LookupCase) -> None:
         lookup, seq = case.make(), Sequence([9, 1, 2, 3, 4, 5, 8, 1])
-        lookup.propose([seq], [2])
-        assert lookup.continue_from(seq, [2, 3], 2) == ([4, 5], 3)
-        assert lookup.continue_from(seq, [7, 3], 2) == ([4, 5], 1), "a match within the other's draft"
-        assert lookup.continue_from(seq, [6], 2)[0] == []
-        assert lookup.propose([seq], [1]).ids == [2], "it was not learnt"
+        lookup.propose([seq], [Budget(2)])
+        assert lookup.continue_from(seq, [2, 3], Budget(2)) == ([4, 5], 3)
+        assert lookup.continue_from(seq, [7, 3], Budget(2)) == ([4, 5], 1), "a match within the other's draft"
+        assert lookup.continue_from(seq, [6], Budget(2))[0] == []
+        assert lookup.propose([seq], [Budget(1)]).ids == [2], "it was not learnt"
 
     @pytest.mark.parametrize("repeats", [True, False])
     def test_scores_its_own_proposals_even_if_others_were_verified(self, case: LookupCase, repeats: bool) -> None:
@@ -179,7 +180,7 @@ class CopyingConformance:
         text = [i % 6 if repeats else rng.randrange(32) for i in range(2000)]
         seq = Sequence(text[:12], SamplingParams(max_tokens=2000))
         while len(seq.tokens) < len(text) - 3:
-            lengths.append(len(lookup.propose([seq], [16])))
+            lengths.append(len(lookup.propose([seq], [Budget(16)])))
             *drafted, following = text[len(seq.tokens) :][:3]
             foreign, verdict = Draft.chains([drafted]), Verdict([[0, 1]], [following], [None], [False])
             seq.advance(verdict, foreign, 0)

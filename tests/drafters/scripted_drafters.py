@@ -12,9 +12,10 @@ import torch
 
 from slipstream.core import dice
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import DrafterTraits, NoDrafter
+from slipstream.core.drafter import Budget, DrafterTraits, NoDrafter
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
+from tests.core.fake_drafters import depths
 
 Script = Callable[[Sequence, int, int], bool]
 """(sequence, index of the draft token in the sequence, index in the draft from 0) -> whether it is correct."""
@@ -48,8 +49,8 @@ class ScriptedDrafter(NoDrafter):
     ):
         self.continuations, self.vocab_size, self.script, self.device = continuations, vocab_size, script, device
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        rows = [self._row(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, budget, strict=True)]
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        rows = [self._row(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, depths(budgets), strict=True)]
         return Draft.chains(rows, device=self.device)
 
     def _row(self, seq: Sequence, depth: int) -> list[int]:
@@ -78,13 +79,13 @@ class RandomDrafter(NoDrafter):
     def __init__(self, vocab_size: int, sampled: bool = True, device: torch.device | str = "cpu"):
         self.vocab_size, self.sampled, self.device = vocab_size, sampled, device
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         rows = [
             dice.invert(
                 torch.full((depth, self.vocab_size), 1 / self.vocab_size, dtype=torch.float64),
                 torch.from_numpy(seq.random.uniforms(DRAFT, len(seq.tokens), depth)),
             ).tolist()
-            for seq, depth in zip(seqs, budget, strict=True)
+            for seq, depth in zip(seqs, depths(budgets), strict=True)
         ]
         q = None
         if self.sampled:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.acceptance_stats import CONFIDENCES
 from slipstream.drafters.confidence import GOES_ON, ConfidentDrafts
+from slipstream.drafters.guard import Guard
+from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.model import ModelDrafter
+from slipstream.errors import DraftError
 from slipstream.llm import LLM
 from tests.drafters.conformance import Case, Conformance, Proposal, Recorder
 from tests.drafters.makers import V, other, several_steps, target
@@ -26,10 +29,8 @@ def priced(drafter: Drafter, costs: Seq[float]) -> Drafter:
     """The drafter, for sequences whose rows have these costs."""
     propose = drafter.propose
 
-    def with_costs(seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        for seq in seqs:
-            seq.row_costs = costs
-        return propose(seqs, budget)
+    def with_costs(seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        return propose(seqs, [Budget(budget.depth, costs) for budget in budgets])
 
     drafter.propose = with_costs  # type: ignore[method-assign]
     return drafter
@@ -74,7 +75,7 @@ def test_chains_drawn_token_by_token_keep_the_distribution(sampling: dict[str, A
 
 
 def test_control_a_draft_that_ends_by_the_token_that_was_drawn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept(confident: ConfidentDrafts, seq: Sequence, tokens: Seq[int], tops: Seq[float]) -> int:
+    def kept(confident: ConfidentDrafts, seq: Sequence, tokens: Seq[int], tops: Seq[float], budget: Budget) -> int:
         return len(tokens) - (tokens[-1] > 2)
 
     monkeypatch.setattr(ConfidentDrafts, "kept", kept)
@@ -103,19 +104,16 @@ def test_a_chain_ends_before_the_first_token_that_is_not_worth_its_row() -> None
     """Rates start at the middle of each class: 0.97, 0.53 and 0.97 of these three tokens."""
     confident, seq = ConfidentDrafts(), Sequence([1])
     for costs, kept in (((0.9, 0.5, 0.49), 3), ((0.9, 0.5, 0.51), 2), ((0.5,), 2), ((0.9, 0.6, 0.0), 1), ((0.98,), 0)):
-        seq.row_costs = costs
-        assert confident.kept(seq, [7, 8, 9], [1.0, 0.5, 0.99]) == kept
-        assert seq.drawn == 3
-    assert confident.kept(seq, [7, 8], [1.0, math.nan]) == 0
-    seq.row_costs = (0.1,)
-    assert confident.kept(seq, [7, 8], [1.0, math.nan]) == 1, "no number has the lowest class"
+        assert confident.kept(seq, [7, 8, 9], [1.0, 0.5, 0.99], Budget(3, costs)) == kept
+        assert len(confident.drawn[seq.id][0]) == 3
+    assert confident.kept(seq, [7, 8], [1.0, math.nan], Budget(2, (0.98,))) == 0
+    assert confident.kept(seq, [7, 8], [1.0, math.nan], Budget(2, (0.1,))) == 1, "no number has the lowest class"
 
 
 def test_a_call_goes_on_while_a_further_token_may_be_worth_its_row() -> None:
     confident, seqs = ConfidentDrafts(), [Sequence([1]), Sequence([1], SamplingParams(temperature=1.0))]
-    assert confident.worth(seqs, [4, 2]) is None
-    seqs[0].row_costs, seqs[0].draw_cost = (0.5, 0.1), 0.2
-    worth = confident.worth(seqs, [4, 2])
+    assert confident.worth(seqs, [Budget(4), Budget(2)]) is None
+    worth = confident.worth(seqs, [Budget(4, (0.5, 0.1), 0.2), Budget(2)])
     np.testing.assert_allclose(worth.least, [[0.5, 0.3 / GOES_ON, 0.3 / GOES_ON, math.inf], [0, *3 * [math.inf]]])
     np.testing.assert_allclose(worth.rates, [[(at + 0.5) / CONFIDENCES for at in range(CONFIDENCES)]] * 2)
 
@@ -124,27 +122,41 @@ def test_a_call_goes_on_while_a_further_token_may_be_worth_its_row() -> None:
 def test_rates_are_learned_from_what_was_compared(temperature: float) -> None:
     """Of a sampled request, a token that was left out tells nothing: it may be accepted where another is emitted."""
     confident, seq = ConfidentDrafts(), Sequence([1], SamplingParams(temperature=temperature))
-    seq.row_costs = (0.1, 0.1, 0.6)
-    before = ConfidentDrafts().worth([seq], [1])
-    assert confident.kept(seq, [7, 8, 9, 6], [0.99, 0.8, 0.2, 0.3]) == 2
+    budget = Budget(4, (0.1, 0.1, 0.6))
+    before = ConfidentDrafts().worth([seq], [budget])
+    assert confident.kept(seq, [7, 8, 9, 6], [0.99, 0.8, 0.2, 0.3], budget) == 2
     draft = Draft.chains([[7, 8]])
     confident.learn([seq], draft, Verdict([[0, 1]], [5], [None], [False]))
-    after = confident.worth([seq], [1])
+    after = confident.worth([seq], [budget])
     changed = {at: after.rates[0, at] > rate for at, rate in enumerate(before.rates[0]) if rate != after.rates[0, at]}
     assert changed == ({15: True, 12: True} if temperature else {15: True, 12: True, 3: False})
     confident.learn([seq], draft, Verdict([[]], [5], [None], [False]))
-    assert (confident.worth([seq], [1]).rates == after.rates).all(), "a draft counts once"
-    assert confident.kept(seq, [7, 8], [0.99, 0.5]) == 2
+    assert (confident.worth([seq], [budget]).rates == after.rates).all(), "a draft counts once"
+    assert confident.kept(seq, [7, 8], [0.99, 0.5], budget) == 2
     confident.learn([seq], Draft.chains([[4, 8]]), Verdict([[0, 1]], [5], [None], [False]))  # another drafter's draft
-    last = confident.worth([seq], [1])
+    last = confident.worth([seq], [budget])
     assert (last.rates != after.rates)[0].nonzero()[0].tolist() == [15], "after another token, nothing is compared"
 
 
 def test_greedy_and_sampled_requests_are_learned_apart() -> None:
     one, other = (Sequence([1], SamplingParams(temperature=temperature)) for temperature in (0.0, 1.0))
-    mixed, alone = ConfidentDrafts(), ConfidentDrafts()
+    mixed, alone, priced = ConfidentDrafts(), ConfidentDrafts(), Budget(1, (0.1,))
     for confident, seq in ((mixed, one), (mixed, other), (alone, other)):
-        seq.row_costs = (0.1,)
-        confident.kept(seq, [7], [0.99])
+        confident.kept(seq, [7], [0.99], priced)
         confident.learn([seq], Draft.chains([[7]]), Verdict([[0]], [5], [None], [False]))
-    assert (mixed.worth([other], [1]).rates == alone.worth([other], [1]).rates).all()
+    assert (mixed.worth([other], [priced]).rates == alone.worth([other], [priced]).rates).all()
+
+
+@pytest.mark.parametrize("cost", [1.1, 0.0])
+def test_a_draft_says_how_many_tokens_were_drawn_for_each_sequence(cost: float) -> None:
+    """With tokens that were not worth their rows, through a hybrid, the guard, and a batch that is cut or padded."""
+    hybrid = HybridDrafter((ModelDrafter(several_steps(), V),), V)
+    budgets = [Budget(3, (cost,)), Budget(0), Budget(3, (cost,))]
+    draft = Guard(hybrid, target()).propose([Sequence([n, 1, 2, 0]) for n in range(3)], budgets)
+    assert draft.drawn is not None
+    assert [n > 0 for n in draft.drawn] == [True, False, True]
+    assert (len(draft) == 0) == (cost > 1)
+    assert draft.padded(1).drawn == [*draft.drawn, 0]
+    assert draft.part([2]).drawn == draft.drawn[2:]
+    with pytest.raises(DraftError, match="drawn has 2 entries for 3"):
+        draft.with_drawn([1, 1]).check([3, 0, 3], V, 64)

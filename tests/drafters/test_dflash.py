@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.native_heads import NativeDFlash
 from slipstream.backends.torch.torch_heads import TorchDFlash
+from slipstream.core.drafter import Budget
 from slipstream.core.rules import RULES
 from slipstream.core.step import step
 from slipstream.core.target import Target
@@ -143,7 +144,7 @@ class TestDraftTokens:
     def test_a_short_draft_is_the_beginning_of_a_long_one(self) -> None:
         drafter = dflash_drafter(V)
         seqs = prefilled(drafter, [PROMPTS[2], PROMPTS[2]])
-        long, short = (drafter.propose([seq], [depth]).ids for seq, depth in zip(seqs, (9, 2), strict=True))
+        long, short = (drafter.propose([seq], [Budget(depth)]).ids for seq, depth in zip(seqs, (9, 2), strict=True))
         assert len(long) == 5  # a block of 6
         assert short == long[:2]
 
@@ -157,7 +158,7 @@ class TestDistributions:
             head = drafts_with(kind)
             drafter = DFlashDrafter(runs(head), V)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=4, **options)
-            draft = drafter.propose([seq], [5])
+            draft = drafter.propose([seq], [Budget(5)])
             assert len(draft) == 5
             assert draft.q is not None
             logits = by_hand(head, toy(), seq.tokens, draft.ids)[:5] / options["temperature"]

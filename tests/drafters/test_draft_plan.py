@@ -165,7 +165,7 @@ class TestInPython:
         class Half:
             name = "half"
 
-            def propose(self, seqs, budget):
+            def propose(self, seqs, budgets):
                 return None
 
         with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, traits"):

@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.backends.native.native_heads import NativeEagle
 from slipstream.backends.torch.torch_heads import TorchEagle
+from slipstream.core.drafter import Budget
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
@@ -143,7 +144,7 @@ class TestDraftTokens:
             calls: list[int] = []
             extend = drafter.runtime.extend
             monkeypatch.setattr(drafter.runtime, "extend", lambda *a, e=extend, c=calls: c.append(1) or e(*a))
-            assert len(drafter.propose([seq], [9])) == 6
+            assert len(drafter.propose([seq], [Budget(9)])) == 6
             assert calls == [1]
             assert drafter.traits.longest == 6
         with pytest.raises(ParameterError, match=r"shape is 'tree', the head is parallel"):
@@ -216,7 +217,7 @@ class TestDistributions:
         for temperature, top_k in ((0.7, 0), (1.5, 2)):
             drafter = eagle_drafter(V, 3)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=4, temperature=temperature, top_k=top_k)
-            draft = drafter.propose([seq], [4])
+            draft = drafter.propose([seq], [Budget(4)])
             for i in range(4):
                 q = q_by_hand(drafter.runtime.head, toy(), seq.tokens, draft.ids[:i], temperature, top_k)
                 torch.testing.assert_close(draft.q[i], q)
@@ -226,7 +227,7 @@ class TestDistributions:
         for seed in range(5):
             drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=8)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=seed, temperature=0.7, top_k=top_k)
-            draft = drafter.propose([seq], [3])
+            draft = drafter.propose([seq], [Budget(3)])
             assert max(draft.depths) == 3
             assert len(draft) == 8 or top_k
             for nodes in draft.children(0).values():
@@ -244,7 +245,7 @@ class TestDistributions:
             drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=3)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=seed, temperature=1.0)
             seq.tokens[-1] = 1  # replaces what was sampled: the same text for every seed
-            shapes.add(len(drafter.propose([seq], [1])))
+            shapes.add(len(drafter.propose([seq], [Budget(1)])))
         assert len(shapes) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import Drafter, DrafterTraits, NoDrafter
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -31,9 +31,9 @@ class RandomTrees(NoDrafter):
     def __init__(self, seed: int):
         self.rng, self.oracle = random.Random(seed), Oracle(target())
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         tokens, parents, acceptable, splits = list[int](), list[int](), list[bool](), [0]
-        for seq, depth in zip(seqs, budget, strict=True):
+        for seq, depth in zip(seqs, (budget.depth for budget in budgets), strict=True):
             start, depths, texts = len(tokens), list[int](), list[list[int]]()
             for _ in range(self.rng.randrange(6) if depth else 0):
                 above = [-1, *(i for i, d in enumerate(depths) if d < depth)]
@@ -61,12 +61,12 @@ class Replacing(Recorder):
         super().__init__(drafter, V)
         self.other, self.own, self.rng, self.used = other, own, random.Random(1), 0
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = super().propose(seqs, budget) if self.rng.random() < 0.8 else None
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        draft = super().propose(seqs, budgets) if self.rng.random() < 0.8 else None
         if draft is not None and self.rng.random() < self.own:
             self.used += 1
             return draft
-        return self.other.propose(seqs, budget)
+        return self.other.propose(seqs, budgets)
 
 
 @pytest.mark.parametrize("own", [0.0, 0.3])
@@ -104,7 +104,7 @@ def test_its_state_does_not_depend_on_who_drafted_the_text(name: str) -> None:
         while len(seq.output) < LENGTH:
             most = min(4, LENGTH - 1 - len(seq.output))  # both end at the same text
             step([seq], toy, driver or drafter, RULES["rejection"], most if replaced else 0)
-        draft = drafter.propose([seq], [4])
+        draft = drafter.propose([seq], [Budget(4)])
         drafted.append((seq.output, draft.ids, list(draft.parents)))
     assert drafted[0] == drafted[1]
     assert drafted[0][1], "it proposed something"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -44,8 +44,8 @@ class Faulty(Scripted):
         self.spoiled, self.where = spoiled, where
         self.observed, self.released = 0, list[int]()
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = super().propose(seqs, budget)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        draft = super().propose(seqs, budgets)
         return self.spoiled(draft) if self.where != "observe" else draft  # type: ignore[return-value]
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -134,8 +134,8 @@ def test_after_a_fault_the_drafter_starts_again() -> None:
 
 def test_a_fault_passes_and_drafting_goes_on() -> None:
     class Once(Scripted):
-        def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-            draft = super().propose(seqs, budget)
+        def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+            draft = super().propose(seqs, budgets)
             return fail(draft) if self.steps == 2 else draft
 
     wanted = finish([sequence(TOY, PROMPT, max_tokens=20)], TOY)
@@ -250,9 +250,9 @@ CASES: dict[str, tuple[Callable[[], Drafter], dict[str, Any]]] = {
 class Dropping(Guard):
     """Wrong on purpose: drops the whole draft if it could not go on after BAD."""
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = super().propose(seqs, budget)
-        ends = {i for i in range(len(draft)) if draft.depths[i] < budget[0]} - {*draft.parents}
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        draft = super().propose(seqs, budgets)
+        ends = {i for i in range(len(draft)) if draft.depths[i] < budgets[0].depth} - {*draft.parents}
         return Draft.empty(1) if any(draft.ids[i] == BAD for i in ends) else draft
 
 

@@ -9,6 +9,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.native_heads import NativeDFlash
+from slipstream.core.drafter import Budget
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
@@ -45,7 +46,7 @@ def test_the_cache_equals_a_recomputation_from_true_features_for_any_accepted_pa
     target, other, drafter, strayed = toy(), toy(), KINDS[kind](), 0
     seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
     for index in range(9):
-        verdict = step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
+        _, verdict = step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
         strayed += sum(path != list(range(len(path))) for path in verdict.path)
         for seq in seqs:
             rows, true = drafter.rows[seq.id], features(other, seq.tokens, drafter.traits.taps)[:-1]
@@ -64,17 +65,17 @@ def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(make: Ma
     (seq,) = prefilled(drafter, PROMPTS[:1], target)
     step([seq], target, drafter, RULES["rejection"], 3)
     drafter.release(seq.id)
-    assert len(drafter.propose([seq], [3])) == 0
+    assert len(drafter.propose([seq], [Budget(3)])) == 0
     step([seq], target, drafter, RULES["rejection"], 3)
     assert drafter.rows[seq.id].begin > 0
-    assert max(drafter.propose([seq], [3]).depths) == 3
+    assert max(drafter.propose([seq], [Budget(3)]).depths) == 3
 
 
 def test_a_long_prompt_in_pieces_gives_the_same_draft_tokens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_draft() -> tuple[list[int], int]:
         drafter = make()
         (seq,) = prefilled(drafter, [[i * i % V for i in range(23)]], max_tokens=9)
-        return drafter.propose([seq], [5]).ids, drafter.rows[seq.id].done
+        return drafter.propose([seq], [Budget(5)]).ids, drafter.rows[seq.id].done
 
     whole = first_draft()
     monkeypatch.setattr(eagle_rows, "CHUNK", 4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, DrafterTraits
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -16,6 +16,7 @@ from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Part, join_d
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.llm import LLM
+from tests.core.fake_drafters import depths
 from tests.drafters.makers import V, other, target
 from tests.oracle import Oracle
 
@@ -40,9 +41,9 @@ class Fixed:
         self.seen: list[Draft] = []
         self.released: list[int] = []
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        self.asked.append(list(budget))
-        return chains([self.chain[:depth] for depth in budget], self.q)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        self.asked.append(depths(budgets))
+        return chains([self.chain[:depth] for depth in self.asked[-1]], self.q)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.seen.append(draft)
@@ -59,14 +60,14 @@ class Found(Fixed):
         self.traits = DrafterTraits(lookup=True)
         self.matches, self.lengths = matches, dict[int, int]()
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         self.lengths |= {seq.id: len(seq.tokens) for seq in seqs}
-        return super().propose(seqs, budget)
+        return super().propose(seqs, budgets)
 
     def match_length(self, seq_id: int) -> int:
         return self.matches[self.lengths[seq_id]]
 
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         return [], 0
 
 
@@ -78,42 +79,42 @@ def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None
     """Each sequence of a batch is decided by itself; after a short match, the neural draft is used."""
     lookup, neural = Found([1, 2], {2: 4, 3: 1}), Fixed([4], q=0.6)
     stack, long, short = hybrid(lookup, neural), Sequence([0] * 2), Sequence([0] * 3)
-    draft = stack.propose([long], [2])
+    draft = stack.propose([long], [Budget(2)])
     assert (draft.ids, draft.is_chain, neural.asked) == ([1, 2], True, [])
-    draft = stack.propose([long, short, Sequence([0] * 2)], [2, 2, 0])
+    draft = stack.propose([long, short, Sequence([0] * 2)], [Budget(2), Budget(2), Budget(0)])
     assert [draft.ids[draft.splits[b] : draft.splits[b + 1]] for b in range(3)] == [[1, 2], [4], []]
     assert neural.asked == [[0, 2, 0]]
 
 
 def test_the_first_lookup_is_used_if_the_neural_drafter_drafts_nothing() -> None:
     lookups = Found([1, 2], {1: 1}), Found([3], {1: 1})
-    assert hybrid(*lookups, Fixed([])).propose([Sequence([0])], [2]).ids == [1, 2]
+    assert hybrid(*lookups, Fixed([])).propose([Sequence([0])], [Budget(2)]).ids == [1, 2]
 
 
 def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
     neural = Fixed([1] * 9)
-    assert len(hybrid(neural, neural=3).propose([Sequence([0])], [9])) == 3
+    assert len(hybrid(neural, neural=3).propose([Sequence([0])], [Budget(9)])) == 3
     assert neural.asked == [[3]]
 
 
 class Knowing(Found):
     """A lookup that always continues another drafter's tokens, with a match of 3."""
 
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         self.heard = list(drafted)
-        return [2, 3, 2, 3][:depth], 3
+        return [2, 3, 2, 3][: budget.depth], 3
 
 
 def test_lookup_tokens_are_appended_to_a_neural_chain_within_the_budget() -> None:
     lookup, neural = Knowing([1], {2: 0}), Fixed([4, 4, 4], q=0.6)
     seq = Sequence([0, 0], SamplingParams(temperature=1.0))
-    draft = hybrid(lookup, neural, neural=2).propose([seq], [5])
+    draft = hybrid(lookup, neural, neural=2).propose([seq], [Budget(5)])
     assert lookup.heard == [4, 4]
     assert draft.ids == [4, 4, 2, 3, 2]
     assert draft.is_chain
     assert draft.q.amax(-1).tolist() == pytest.approx([0.6, 0.6, 1, 1, 1])
     for options, budget in (({"append_tokens": 0}, 5), ({"append_match": 4}, 5), ({}, 2)):
-        assert hybrid(lookup, neural, neural=2, **options).propose([seq], [budget]).ids == [4, 4]
+        assert hybrid(lookup, neural, neural=2, **options).propose([seq], [Budget(budget)]).ids == [4, 4]
 
 
 def test_nothing_is_appended_while_chains_are_rejected() -> None:
@@ -121,7 +122,7 @@ def test_nothing_is_appended_while_chains_are_rejected() -> None:
     stack, seq = hybrid(lookup, neural, neural=2), Sequence([0, 0])
 
     def step_of(*accepted: int) -> list[int]:
-        draft = stack.propose([seq], [4])
+        draft = stack.propose([seq], [Budget(4)])
         verdict = Verdict([list(accepted)], [0], [None], [False])
         stack.observe([seq], draft, TargetOut(torch.zeros(len(draft) + 1, V), {}, [0, len(draft) + 1]), verdict)
         return draft.ids
@@ -137,30 +138,30 @@ def test_nothing_is_appended_while_chains_are_rejected() -> None:
 
 def test_nothing_is_appended_to_a_tree() -> None:
     class Tree(Fixed):
-        def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
             return Draft(torch.tensor([4, 3]), [-1, -1], [0, 2])
 
-    assert hybrid(Knowing([1], {2: 0}), Tree([])).propose([Sequence([0, 0])], [5]).ids == [4, 3]
+    assert hybrid(Knowing([1], {2: 0}), Tree([])).propose([Sequence([0, 0])], [Budget(5)]).ids == [4, 3]
 
 
 def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> None:
     neural = Fixed([4, 4])
     stack = hybrid(neural, max_prefill_ratio=4.0)
     late = Sequence([0] * 9, SamplingParams(max_tokens=2))
-    assert stack.propose([late], [1]).ids == []
+    assert stack.propose([late], [Budget(1)]).ids == []
     seq = Sequence([0] * 8, SamplingParams(max_tokens=2))
-    assert stack.propose([seq], [1]).ids == [4]
+    assert stack.propose([seq], [Budget(1)]).ids == [4]
     seq.tokens.append(4)
-    assert stack.propose([seq], [1]).ids == [4], "once it runs, it goes on"
+    assert stack.propose([seq], [Budget(1)]).ids == [4], "once it runs, it goes on"
     stack.release(seq.id)
-    assert stack.propose([seq], [1]).ids == []
+    assert stack.propose([seq], [Budget(1)]).ids == []
 
 
 def test_every_member_observes_the_verified_draft_and_is_released() -> None:
     first, second = Found([1], {1: 9}), Fixed([4])
     stack = hybrid(first, second)
     seq = Sequence([0])
-    draft = stack.propose([seq], [1])
+    draft = stack.propose([seq], [Budget(1)])
     verdict = Verdict([[0]], [2], [None], [False])
     seq.advance(verdict, draft, 0)
     stack.observe([seq], draft, TargetOut(torch.zeros(2, V)), verdict)

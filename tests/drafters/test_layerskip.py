@@ -9,6 +9,7 @@ import transformers
 
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import warp
 from slipstream.drafters.layerskip import LayerSkipConfig, LayerSkipDrafter
@@ -67,7 +68,7 @@ def test_q_is_the_warped_distribution_of_the_exit() -> None:
     of = target()
     params = SamplingParams(temperature=0.7, top_k=4, seed=3)
     seq = Sequence([1, 2, 3], params)
-    draft = drafter(of).propose([seq], [3])
+    draft = drafter(of).propose([seq], [Budget(3)])
     whole = of.run([Sequence([1, 2, 3])], Draft.chains([draft.ids]), layers=(0, 2)).logits
     torch.testing.assert_close(draft.q, warp(whole[:-1], params))
 
@@ -86,7 +87,7 @@ def test_later_exits_agree_more_and_auto_takes_the_fastest_exit(caplog):
     of.run([seq], Draft.empty(1))
     of.commit([seq], [[]])
     seq.kv_len, seq.tokens = 3, [1, 2, 3, 4]
-    assert len(mine.propose([seq], [9])) == best.gamma
+    assert len(mine.propose([seq], [Budget(9)])) == best.gamma
     of.release(seq.id)
     assert not of.executor._pool.tables  # type: ignore[attr-defined]  the measurement kept nothing
 

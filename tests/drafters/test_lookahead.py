@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -21,9 +22,9 @@ def drafter(**options: object) -> LookaheadDrafter:
 
 def window_of(lookahead: LookaheadDrafter, seq: Sequence, levels: list[list[int]]) -> Draft:
     """What is drafted with this window and an empty pool."""
-    lookahead.propose([seq], [1])
+    lookahead.propose([seq], [Budget(1)])
     lookahead._states[seq.id].levels = levels
-    return lookahead.propose([seq], [20])
+    return lookahead.propose([seq], [Budget(20)])
 
 
 def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column_and_is_not_acceptable() -> None:
@@ -61,7 +62,7 @@ def test_a_full_window_makes_n_grams_and_keeps_its_place() -> None:
 
 def test_after_accepted_draft_tokens_columns_are_dropped_on_the_left() -> None:
     lookahead, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
-    lookahead.propose([seq], [1])
+    lookahead.propose([seq], [Budget(1)])
     lookahead._states[seq.id].pool.add([9, 20, 21])
     draft = window_of(lookahead, seq, [[1, 2, 3], [4, 5, 6]])
     assert draft.ids[:2] == [20, 21]
@@ -97,18 +98,18 @@ def test_no_cell_lies_deeper_than_the_budget() -> None:
     lookahead, seq = drafter(window=4, ngram=4, from_text=False), Sequence([1])
     for depth in range(1, 12):
         window_of(lookahead, seq, [[1] * 4, [2] * 4, [3] * 4])
-        draft = lookahead.propose([seq], [depth])
+        draft = lookahead.propose([seq], [Budget(depth)])
         draft.check([depth], 100, MAX_NODES)
         assert len(draft) == 3 * max(0, min(4, depth - 2))
 
 
 def test_n_grams_with_a_common_prefix_share_a_branch_and_the_latest_comes_first() -> None:
     lookahead, seq = drafter(window=1, ngram=4, guesses=3, from_text=False), Sequence([5])
-    lookahead.propose([seq], [1])
+    lookahead.propose([seq], [Budget(1)])
     pool = lookahead._states[seq.id].pool
     for gram in ([5, 8, 8, 8], [5, 1, 2, 3], [5, 1, 2, 4], [5, 6, 6, 6]):
         pool.add(gram)
-    draft = lookahead.propose([seq], [3])
+    draft = lookahead.propose([seq], [Budget(3)])
     acceptable = list(draft.acceptable or [True] * len(draft))
     assert [t for t, v in zip(draft.ids, acceptable, strict=True) if v] == [6, 6, 6, 1, 2, 4, 3]
     assert list(draft.parents)[:7] == [-1, 0, 1, -1, 3, 4, 4]
@@ -126,10 +127,10 @@ def test_the_pool_is_bounded_and_keeps_the_latest() -> None:
 
 def test_the_text_itself_fills_the_pool() -> None:
     seq = Sequence([1, 2, 3, 4, 1])
-    draft = drafter(window=1, ngram=3).propose([seq], [2])
+    draft = drafter(window=1, ngram=3).propose([seq], [Budget(2)])
     assert draft.ids[:2] == [2, 3]
     assert len(draft.ids) == 3, "and one cell"
-    assert drafter(window=1, ngram=3, from_text=False).propose([seq], [2]).ids[1:] == []
+    assert drafter(window=1, ngram=3, from_text=False).propose([seq], [Budget(2)]).ids[1:] == []
 
 
 def test_jacobi_n_grams_alone_are_right_if_the_target_depends_on_one_token() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.lookups import MOST_INDEXED
@@ -41,8 +42,8 @@ class TestCopying(CopyingConformance):
 def test_a_loop_that_begins_in_another_drafters_draft_is_followed_by_n_grams() -> None:
     """The suffix tree follows only loops that it holds."""
     lookup, seq = CASES["ngram"].make(row_cost=0.0), Sequence([9, 9, 1, 2, 3, 1, 2])
-    lookup.propose([seq], [2])
-    assert lookup.continue_from(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
+    lookup.propose([seq], [Budget(2)])
+    assert lookup.continue_from(seq, [3, 1], Budget(5))[0] == [2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", COPYING)
@@ -54,9 +55,9 @@ def test_a_draft_ends_where_a_token_is_less_likely_than_a_row_costs(name: str, r
     for match in range(1, 6):
         worth = [d for d in range(1, 30) if match * (match + 1) / ((match + d) * (match + d + 1)) >= row_cost]
         seq, following = Sequence([*text, 5, *text[20 - match : 20]]), text[20 : 20 + len(worth)]
-        assert CASES[name].make(ToyTarget(128), row_cost=row_cost).propose([seq], [64]).ids == following
-        seq.row_costs = (row_cost,)
-        assert CASES[name].make(ToyTarget(128), row_cost=0.7).propose([seq], [64]).ids == following
+        assert CASES[name].make(ToyTarget(128), row_cost=row_cost).propose([seq], [Budget(64)]).ids == following
+        drafter, priced = CASES[name].make(ToyTarget(128), row_cost=0.7), Budget(64, (row_cost,))
+        assert drafter.propose([seq], [priced]).ids == following
 
 
 @pytest.mark.parametrize("name", COPYING)
@@ -76,13 +77,12 @@ def test_other_requests_teach_only_sequences_whose_rows_have_a_measured_cost() -
     drafter = CASES["suffix"].make(ToyTarget(128), row_cost=0.5)
     for _ in range(30):
         past = Sequence([1, 2, 3, 9, 1])
-        drafter.propose([past], [4])
+        drafter.propose([past], [Budget(4)])
         drafter.observe([past], Draft.empty(1), TargetOut(torch.zeros(1, 128)), Verdict([[]], [2], [None], [False]))
         drafter.release(past.id)
     new, measured = Sequence([1, 2, 3, 9, 1]), Sequence([1, 2, 3, 9, 1])
-    measured.row_costs = (0.5,)
-    assert drafter.propose([new], [4]).ids == []
-    assert drafter.propose([measured], [4]).ids == [2]
+    assert drafter.propose([new], [Budget(4)]).ids == []
+    assert drafter.propose([measured], [Budget(4, (0.5,))]).ids == [2]
 
 
 MILLION = 1 << 20
@@ -147,7 +147,7 @@ def test_memory_is_bounded_over_a_million_tokens(name: str) -> None:
     drafter, seq, sizes = CASES[name].make(ToyTarget(8192, order=1), **options), Sequence([0]), list[int]()
     for piece in stream():
         seq.tokens += piece
-        drafter.propose([seq], [1])
+        drafter.propose([seq], [Budget(1)])
         sizes.append(held(drafter._states, besides=seq))
     assert max(sizes) < most
     assert max(sizes[2:]) <= growth * max(sizes[:2])

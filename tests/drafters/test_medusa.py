@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -102,12 +103,12 @@ def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
 def test_a_state_of_another_text_is_not_used() -> None:
     drafter = counting(knowing(), tree="1,1,1")
     (seq,) = prefilled(drafter, [[1, 2]], Counting(V))
-    assert len(drafter.propose([seq], [3])) == 3
+    assert len(drafter.propose([seq], [Budget(3)])) == 3
     seq.tokens.append(5)  # a step that the drafter did not see
-    assert len(drafter.propose([seq], [3])) == 0
+    assert len(drafter.propose([seq], [Budget(3)])) == 0
     seq.tokens.pop()
     drafter.release(seq.id)
-    assert len(drafter.propose([seq], [3])) == 0
+    assert len(drafter.propose([seq], [Budget(3)])) == 0
     assert not drafter._states
 
 
@@ -115,13 +116,13 @@ def test_the_tree_is_the_optimal_one_for_the_remaining_depth() -> None:
     accuracies = (*ACCURACIES, (0.2, 0.1, 0.1))
     drafter = MedusaDrafter(tiny_heads(V, V, 4, accuracies=accuracies), V, MedusaDraftConfig(nodes=7))
     seqs = prefilled(drafter, [[1], [2, 3], [4], [5], [6]], TOY)
-    draft = drafter.propose(seqs, [1, 0, 2, 9, 3])
+    draft = drafter.propose(seqs, list(map(Budget, (1, 0, 2, 9, 3))))
     draft.check([1, 0, 2, 4, 3], V, 7)
     for b, depth in enumerate([1, 0, 2, 4, 3]):
         tree = optimal_tree(accuracies, 7 if depth else 0, depth)
         nodes = slice(draft.splits[b], draft.splits[b + 1])
         assert tuple(draft.parents[nodes]) == tree.parents
-        alone = drafter.propose([seqs[b]], [depth])
+        alone = drafter.propose([seqs[b]], [Budget(depth)])
         assert (alone.ids, tuple(alone.parents)) == (draft.ids[nodes], tree.parents)
     assert draft.q is None
 
@@ -131,11 +132,11 @@ def test_each_node_is_the_candidate_that_the_shape_names() -> None:
     (seq,) = prefilled(drafter, [[1, 2]], TOY)
     hidden = drafter._states[seq.id][1]
     best = drafter.heads(hidden[None])[0].argsort(-1, descending=True)  # [K, V]
-    draft = drafter.propose([seq], [8])
+    draft = drafter.propose([seq], [Budget(8)])
     assert draft.ids == [int(best[0, 0]), int(best[0, 2]), int(best[1, 1]), int(best[2, 0])]
     assert draft.parents == [-1, -1, 1, 2]
-    assert drafter.propose([seq], [1]).ids == draft.ids[:2]
-    assert drafter.propose([seq], [2]).ids == draft.ids[:3]
+    assert drafter.propose([seq], [Budget(1)]).ids == draft.ids[:2]
+    assert drafter.propose([seq], [Budget(2)]).ids == draft.ids[:3]
 
 
 def test_a_truncated_vocabulary_proposes_target_ids() -> None:
@@ -143,7 +144,7 @@ def test_a_truncated_vocabulary_proposes_target_ids() -> None:
         heads = tiny_heads(V, V, draft_vocab=3)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(tree=tree))
         seqs = prefilled(drafter, [[1, 2], [3]], TOY, temperature=1.0, seed=1)
-        draft = drafter.propose(seqs, [3, 2])
+        draft = drafter.propose(seqs, [Budget(3), Budget(2)])
         draft.check([3, 2], V, 64)
         assert set(draft.ids) <= set(heads.token_map.tolist())
 
@@ -152,7 +153,7 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
     def nodes(row_cost: float, accuracies: Any = ACCURACIES) -> int:
         heads = tiny_heads(V, V, accuracies=accuracies)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(row_cost=row_cost))
-        return len(drafter.propose(prefilled(drafter, [[1]], TOY), [3]))
+        return len(drafter.propose(prefilled(drafter, [[1]], TOY), [Budget(3)]))
 
     assert nodes(0.0) == 3 + 9 + 27  # all nodes
     assert nodes(0.6) == 0
@@ -189,7 +190,7 @@ def test_heads_that_share_the_targets_lm_head_draft_as_with_their_own(tiny: Tiny
     target = Decoder.load(tiny.target, "torch", torch.float64, "cpu")
     drafter = make_drafter("medusa", target, head=tmp_path, tree="1,1")
     seqs = prefilled(drafter, PROMPTS, target)
-    assert drafter.propose(seqs, [2, 2, 2]).ids == [token for seq in seqs for token in [seq.tokens[-1]] * 2]
+    assert drafter.propose(seqs, [Budget(2)] * 3).ids == [token for seq in seqs for token in [seq.tokens[-1]] * 2]
 
 
 def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.core.drafter import Budget
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -61,7 +62,7 @@ def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupl
     """How often each chain is drafted for n sequences of one text, with the random streams 0..n-1."""
     seqs = [Sequence([1, 2], params, stream=Stream(i), coupled=coupled) for i in range(n)]
     with hurry():
-        draft = drafter(model).propose(seqs, [k] * n)
+        draft = drafter(model).propose(seqs, [Budget(k)] * n)
     return Counter(tuple(draft.ids[draft.splits[b] : draft.splits[b + 1]]) for b in range(n))
 
 
@@ -73,7 +74,7 @@ def test_sampled_chains_have_the_distribution_of_the_model_in_one_call_and_token
 
     def run(branches: list[Branch]) -> list[Sequence]:
         seqs = [Sequence([1, 2], params, stream=branch) for branch in branches]
-        draft = drafter(model).propose(seqs, [2] * len(seqs))
+        draft = drafter(model).propose(seqs, [Budget(2)] * len(seqs))
         for b, seq in enumerate(seqs):
             seq.tokens += draft.ids[draft.splits[b] : draft.splits[b + 1]]
         return seqs
@@ -125,9 +126,9 @@ def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch(exact, monk
     ]  # fmt: skip
     text = [1, 2, 5]
     seqs = [Sequence(text, params) for params in each]
-    draft = drafter(MultiStepToy(seed=2)).propose(seqs, [4, 2, 3, 4, 1, 4])
+    draft = drafter(MultiStepToy(seed=2)).propose(seqs, list(map(Budget, (4, 2, 3, 4, 1, 4))))
     for b, params in enumerate(each):
-        alone = drafter(MultiStepToy(seed=2)).propose([Sequence(text, params)], [[4, 2, 3, 4, 1, 4][b]])
+        alone = drafter(MultiStepToy(seed=2)).propose([Sequence(text, params)], [Budget((4, 2, 3, 4, 1, 4)[b])])
         nodes = slice(draft.splits[b], draft.splits[b + 1])
         assert draft.ids[nodes] == alone.ids
         so_far = list(text)
@@ -141,7 +142,7 @@ def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch(exact, monk
 def test_a_sequence_at_the_end_of_the_context_does_not_shorten_other_drafts() -> None:
     model = MultiStepToy(seed=2, context=10)
     seqs = [Sequence([1, 2] * 4, SamplingParams()), Sequence([3], SamplingParams())]
-    draft = drafter(model).propose(seqs, [5, 5])
+    draft = drafter(model).propose(seqs, [Budget(5)] * 2)
     assert list(draft.splits) == [0, 2, 7]
     assert model.asked == {2, 5}
 
@@ -168,7 +169,7 @@ def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in
     model.run = lambda *a, **k: runs.append(1) or monkey(*a, **k)  # type: ignore[method-assign]
     for depth in (4, 1, 5, 3):
         runs.clear()
-        draft = drafter.propose(seqs, [depth] * 3)
+        draft = drafter.propose(seqs, [Budget(depth)] * 3)
         assert runs == [1]
         for b, seq in enumerate(seqs):
             with torch.no_grad():

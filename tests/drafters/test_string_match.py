@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
@@ -98,7 +98,7 @@ def proposed(drafter: Drafter, tokens: Seq[int], budget: int) -> list[int]:
     """What is drafted after these tokens of the target's."""
     seq = Sequence(tokens, SamplingParams(max_tokens=50))
     seq.kv_len = len(tokens) - 1
-    return drafter.propose([seq], [budget]).ids
+    return drafter.propose([seq], [Budget(budget)]).ids
 
 
 def toy(tokenizer: Any, kind: type[ToyTarget] = ToyTarget, **own: Any) -> ToyTarget:

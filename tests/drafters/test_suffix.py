@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence as Seq
 
 import pytest
 
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
@@ -116,7 +116,7 @@ def test_a_loop_is_followed_for_any_depth_of_the_tree(period: int, depth: int) -
 def finished(drafter: SuffixDrafter, prompt: list[int], output: list[int]) -> None:
     seq = Sequence(prompt)
     seq.tokens += output
-    drafter.propose([seq], [1])
+    drafter.propose([seq], [Budget(1)])
     seq.finish = "length"
     drafter.release(seq.id)
 
@@ -126,10 +126,10 @@ def test_outputs_of_finished_requests_are_remembered_if_set() -> None:
     for across, ids in ((False, []), (True, [13, 14])):
         drafter = SuffixDrafter(SuffixConfig(across=across, row_cost=0.0))
         finished(drafter, [1, 2], [10, 11, 12, 13, 14])
-        assert drafter.propose([new], [8]).ids == ids, "it ends where that output ended"
+        assert drafter.propose([new], [Budget(8)]).ids == ids, "it ends where that output ended"
         drafter.release(new.id)
         finished(drafter, [3, 4], [11, 12, 20])
-        assert len(drafter.propose([Sequence([1, 2])], [8])) == 0, "prompts are not remembered"
+        assert len(drafter.propose([Sequence([1, 2])], [Budget(8)])) == 0, "prompts are not remembered"
 
 
 def test_a_request_that_did_not_finish_is_not_remembered() -> None:
@@ -137,7 +137,7 @@ def test_a_request_that_did_not_finish_is_not_remembered() -> None:
     drafter = SuffixDrafter(SuffixConfig(across=True))
     seq = Sequence([1])
     seq.tokens += [2, 3, 4]
-    drafter.propose([seq], [1])
+    drafter.propose([seq], [Budget(1)])
     drafter.release(seq.id)
     assert len(drafter.past) == 0
 
@@ -147,8 +147,8 @@ def test_the_tree_that_scores_higher_is_taken() -> None:
     drafter = SuffixDrafter(SuffixConfig(across=True, row_cost=0.0))
     for _ in range(3):
         finished(drafter, [0], [3, 1, 7, 8])
-    assert drafter.propose([Sequence([1, 5, 1, 6, 3, 1])], [2]).ids == [7, 8]
-    assert drafter.propose([Sequence([4, 3, 1, 9, 9, 4, 3, 1])], [2]).ids == [9, 9], (
+    assert drafter.propose([Sequence([1, 5, 1, 6, 3, 1])], [Budget(2)]).ids == [7, 8]
+    assert drafter.propose([Sequence([4, 3, 1, 9, 9, 4, 3, 1])], [Budget(2)]).ids == [9, 9], (
         "the own match is equally good: it wins"
     )
 
@@ -157,10 +157,10 @@ def test_finished_requests_are_forgotten_oldest_first() -> None:
     drafter = SuffixDrafter(SuffixConfig(across=True, past_tokens=60))
     finished(drafter, [0], [1, 2, 3])
     finished(drafter, [0], list(range(100, 128)))
-    assert drafter.propose([Sequence([1, 2])], [1]).ids == [3]
+    assert drafter.propose([Sequence([1, 2])], [Budget(1)]).ids == [3]
     finished(drafter, [0], list(range(200, 240)))
-    assert len(drafter.propose([Sequence([1, 2])], [1])) == 0
-    assert drafter.propose([Sequence([9, 210])], [1]).ids == [211]
+    assert len(drafter.propose([Sequence([1, 2])], [Budget(1)])) == 0
+    assert drafter.propose([Sequence([9, 210])], [Budget(1)]).ids == [211]
     assert len(drafter.past) <= 60
 
 
@@ -186,9 +186,8 @@ def target() -> ToyTarget:
 class Priced(DraftLengths):
     """Chosen lengths, in a world where rows have this cost."""
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
-        self.row_costs = (0.45,)
-        return [min(limit, self.most) for limit in limits]
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+        return [Budget(min(limit, self.most), (0.45,)) for limit in limits]
 
 
 def error_of_seconds(name: str, chosen: bool) -> float:

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.parameter_declaration import DISTRIBUTION, Effect, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT as DRAWN
@@ -35,6 +35,7 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
+from tests.core.fake_drafters import depths
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.drafters.fakes import MaskedToy
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, wrong_at
@@ -97,9 +98,9 @@ class ToyDrafter(RandomDrafter):
         self._table: list[np.ndarray] = []  # distributions
         self._params: list[SamplingParams] = []  # kept alive, so that ids are not reused
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         rows: list[int] = []  # of the table
-        trees = [self._tree(seq, depth, rows) for seq, depth in zip(seqs, budget, strict=True)]
+        trees = [self._tree(seq, depth, rows) for seq, depth in zip(seqs, depths(budgets), strict=True)]
         return Draft.trees(trees, q=torch.from_numpy(np.stack(self._table)[rows]) if rows else None)  # [N, V]
 
     def _tree(self, seq: Sequence, depth: int, rows: list[int]) -> tuple[list[int], list[int]]:

@@ -5,14 +5,18 @@ import random
 import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from slipstream.drafters.acceptance_stats import ConfidenceStats
 from slipstream.drafters.lookups import ROW_COST
-from slipstream.engine.draft_lengths import DRAW_COST, SAVED_FIRST, TRIAL_SHARE, TRIAL_STEPS, DraftLengths, Step
+from slipstream.engine.draft_lengths import LengthPolicy, LengthsFromPrices, LengthsFromRates
+from slipstream.engine.draft_trials import SAVED_FIRST, TRIAL_SHARE, TRIAL_STEPS
+from slipstream.engine.step_costs import DRAW_COST
 from slipstream.engine.step_history import Times
+from slipstream.engine.timed_step import Step
 
 
 @dataclass
@@ -125,9 +129,14 @@ class BusyServer:
         return self.run(lambda _, most, __: [min(length, n) for n in most], 300, resting=lambda: not length)
 
 
-def adaptive(world: World, policy: DraftLengths, tokens: int) -> float:
-    ids, limits = range(len(world.acceptance)), [policy.most] * len(world.acceptance)
-    return world.run(lambda: policy.choose(ids, limits), tokens, policy.learn)
+def chosen(policy: LengthPolicy, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    """The lengths that it chooses."""
+    return [budget.depth for budget in policy.choose(ids, limits, prompt_rows)]
+
+
+def adaptive(world: World, policy: LengthPolicy, tokens: int) -> float:
+    ids, limits = range(len(world.acceptance)), [8] * len(world.acceptance)
+    return world.run(lambda: chosen(policy, ids, limits), tokens, policy.learn)
 
 
 TOKENS = 3000
@@ -143,7 +152,7 @@ def test_lengths_lose_at_most_3_percent_to_plain_decoding_and_to_the_best_fixed_
         for level in LEVELS:
             world = World([alpha] * batch, level, row)
             rates = [world.rate(length) for length in range(9)]
-            adapted = adaptive(replace(world, seed=99), DraftLengths(), TOKENS)
+            adapted = adaptive(replace(world, seed=99), LengthsFromRates(), TOKENS)
             where = f"acceptance {alpha}, level {level}: {adapted:.3f}, fixed {[round(rate, 3) for rate in rates]}"
             assert adapted >= 0.97 * rates[0], where
             assert adapted >= 0.95 * max(rates), where
@@ -153,79 +162,80 @@ def test_lengths_lose_at_most_3_percent_to_plain_decoding_and_to_the_best_fixed_
 def test_a_drafter_that_is_never_right_costs_at_most_3_percent_where_plain_steps_share_a_call(batch: int) -> None:
     """Plain decoding runs 8 steps in one call, which a step that drafts cannot."""
     world = World([0.0] * batch, level=0.2, row=0.1, stride=8, saved=0.15)
-    assert adaptive(replace(world, seed=1), DraftLengths(), 4000) >= 0.97 * world.rate(0)
+    assert adaptive(replace(world, seed=1), LengthsFromRates(), 4000) >= 0.97 * world.rate(0)
 
 
 @pytest.mark.parametrize("batch", [4, 16])
 @pytest.mark.parametrize(("prompt", "tokens"), [(1000, 60), (200, 100)])
 def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, prompt: int, tokens: int) -> None:
-    """Hardly a step is without rows of a prompt, so these must be learned from, too, from the first one on."""
-    world = World([0.0] * batch, level=0.0, row=0.05)
-    plain = BusyServer(world, prompt, tokens).fixed(0)  # with any acceptance and level
-    drawn = world.draw.getstate()
+    """Hardly a step is without rows of a prompt, so these must be learned from, too, from the first one on. The bounds
+    hold for the mean of several worlds: one world's luck is a few percent."""
     for alpha in (0.0, 0.6, 0.95):
         for level in (0.05, 0.3):
-            busy = BusyServer(World([alpha] * batch, level, row=0.05), prompt, tokens, reading=0.002)
-            busy.world.draw.setstate(drawn)  # as after that run
-            policy = DraftLengths()
-            rates = [plain, busy.fixed(1), busy.fixed(4)]
-            adapted = busy.run(policy.choose, 300, policy.learn, lambda policy=policy: policy.resting, policy.joined)
-            where = f"acceptance {alpha}, level {level}: {adapted:.4f}, fixed {[round(rate, 4) for rate in rates]}"
-            assert adapted >= 0.97 * rates[0], where
-            assert adapted >= 0.95 * max(rates), where
+            shares = []  # of the throughput of plain decoding, and of the best fixed length
+            for seed in (0, 1):
+                world, policy = World([alpha] * batch, level, row=0.05, seed=seed), LengthsFromRates()
+                rates = [BusyServer(replace(world), prompt, tokens, reading=0.002).fixed(n) for n in (0, 1, 4)]
+                resting, joined = partial(getattr, policy.trials, "is_resting"), policy.trials.begin_for_request
+                busy = BusyServer(world, prompt, tokens, reading=0.002)
+                adapted = busy.run(partial(chosen, policy), 300, policy.learn, resting, joined)
+                shares.append((adapted / rates[0], adapted / max(rates)))
+            plain, best = np.mean(shares, axis=0)
+            assert plain >= 0.97, (alpha, level, shares)
+            assert best >= 0.95, (alpha, level, shares)
 
 
 def test_requests_that_accept_more_get_longer_drafts_and_gain_more_than_with_any_one_length() -> None:
-    world, policy = World([0.95, 0.2, 0.95, 0.2], level=0.05, row=0.15), DraftLengths()
+    world, policy = World([0.95, 0.2, 0.95, 0.2], level=0.05, row=0.15), LengthsFromRates()
     adaptive(world, policy, 400)
-    lengths = policy.choose(range(4), [8] * 4)
+    lengths = chosen(policy, range(4), [8] * 4)
     assert min(lengths[0], lengths[2]) > max(lengths[1], lengths[3])
     world = World([0.95, 0.1] * 4, level=0.02, row=0.12)
     best = max(world.rate(length) for length in range(9))
-    assert adaptive(replace(world, seed=9), DraftLengths(), TOKENS) > best
+    assert adaptive(replace(world, seed=9), LengthsFromRates(), TOKENS) > best
 
 
 def test_no_length_exceeds_its_limit_and_requests_that_draft_nothing_are_not_remembered() -> None:
-    world, policy = World([0.9] * 2, level=0.05, row=0.15), DraftLengths()
+    world, policy = World([0.9] * 2, level=0.05, row=0.15), LengthsFromRates()
     adaptive(world, policy, 400)
     for seq_id in (0, 1):
         policy.release(seq_id)
-    assert policy.choose([5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
-    assert set(policy._survival._rows) == {6}
-    world, policy = World([0.9] * 3, level=0.01, row=0.01), DraftLengths()
+    assert chosen(policy, [5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
+    assert set(policy.survival._rows) == {6}
+    world, policy = World([0.9] * 3, level=0.01, row=0.01), LengthsFromRates()
     limits = [0, 2, 8]
 
     def choose() -> list[int]:
-        lengths = policy.choose(range(3), limits)
+        lengths = chosen(policy, range(3), limits)
         assert all(length <= limit for length, limit in zip(lengths, limits, strict=True))
         return lengths
 
     world.run(choose, 300, policy.learn)
-    assert policy.choose(range(3), limits)[2] > 2
+    assert chosen(policy, range(3), limits)[2] > 2
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_slow_moment_at_the_start_rules_nothing_out_for_good(seed: int) -> None:
     """The first 12 steps that draft take three times as long."""
     world = World([0.9], level=0.05, row=0.02, seed=seed)
-    policy, slow = DraftLengths(), iter([3.0] * 12)
+    policy, slow = LengthsFromRates(), iter([3.0] * 12)
 
     def learn(step: Step) -> None:
         factor = next(slow, 1.0) if any(step.lengths) else 1.0
         policy.learn(replace(step, draft=factor * step.draft, rest=factor * step.rest))
 
-    assert world.run(lambda: policy.choose(range(1), [8]), 12_000, learn) > 0.85 * world.rate(8)
+    assert world.run(lambda: chosen(policy, range(1), [8]), 12_000, learn) > 0.85 * world.rate(8)
 
 
 def test_a_drafter_that_becomes_useful_is_found_again() -> None:
-    policy = DraftLengths()
+    policy = LengthsFromRates()
     adaptive(World([0.0], level=0.1, row=0.05), policy, 400)
     adaptive(World([0.9], level=0.1, row=0.05), policy, 600)
-    assert not policy.resting
-    assert policy.choose([0], [8])[0] > 2
+    assert not policy.trials.is_resting
+    assert chosen(policy, [0], [8])[0] > 2
 
 
-def in_turn(acceptances: Seq[float], level: float, row: float, tokens: int, policy: DraftLengths | None) -> list[float]:
+def in_turn(acceptances: Seq[float], level: float, row: float, tokens: int, policy: LengthPolicy | None) -> list[float]:
     """Tokens per second of requests that run one after the other, each with this acceptance. policy: None drafts
     nothing."""
     rates = []
@@ -234,7 +244,7 @@ def in_turn(acceptances: Seq[float], level: float, row: float, tokens: int, poli
         if policy is None:
             rates.append(world.rate(0))
             continue
-        policy.joined()
+        policy.trials.begin_for_request()
         rates.append(adaptive(world, policy, tokens))
         policy.release(0)
     return rates
@@ -242,9 +252,9 @@ def in_turn(acceptances: Seq[float], level: float, row: float, tokens: int, poli
 
 def test_a_text_that_cannot_be_drafted_keeps_no_later_request_from_drafting() -> None:
     """A lookup: its drafts cost little. The first text is long, so pauses were long when it ended."""
-    policy = DraftLengths()
+    policy = LengthsFromRates()
     in_turn([0.0], 0.02, 0.1, 6000, policy)
-    assert policy._rest > 1000
+    assert policy.trials.rest > 1000
     (drafted,), (plain,) = (in_turn([0.9], 0.02, 0.1, 300, each) for each in (policy, None))
     assert drafted > 2 * plain
 
@@ -252,14 +262,14 @@ def test_a_text_that_cannot_be_drafted_keeps_no_later_request_from_drafting() ->
 @pytest.mark.parametrize("level", [0.02, 0.3])
 def test_short_requests_none_of_which_can_be_drafted_lose_at_most_3_percent(level: float) -> None:
     """Each of them is a reason to try again."""
-    adapted, plain = (in_turn([0.0] * 100, level, 0.1, 60, each) for each in (DraftLengths(), None))
+    adapted, plain = (in_turn([0.0] * 100, level, 0.1, 60, each) for each in (LengthsFromRates(), None))
     assert 100 / sum(1 / rate for rate in adapted) >= 0.97 * 100 / sum(1 / rate for rate in plain)
 
 
 def test_requests_that_can_be_drafted_gain_between_others_that_cannot() -> None:
     """Every fourth one is long enough to be found."""
     kinds = [0.0, 0.0, 0.0, 0.9] * 15
-    adapted, plain = (in_turn(kinds, 0.02, 0.02, 200, each) for each in (DraftLengths(), None))
+    adapted, plain = (in_turn(kinds, 0.02, 0.02, 200, each) for each in (LengthsFromRates(), None))
     gains = [rate / before for rate, before in zip(adapted, plain, strict=True)]
     assert np.mean(gains[3::4]) > 2
     assert np.mean([gain for n, gain in enumerate(gains) if n % 4 != 3]) >= 0.97
@@ -267,11 +277,11 @@ def test_requests_that_can_be_drafted_gain_between_others_that_cannot() -> None:
 
 def test_pauses_of_a_drafter_that_never_pays_grow() -> None:
     """In 20,000 tokens: at most 8 pauses until they are 4,096 tokens long, then 4, and a trial after each."""
-    world, policy, drafted = World([0.0], level=0.1, row=0.05, stride=8), DraftLengths(), 0
+    world, policy, drafted = World([0.0], level=0.1, row=0.05, stride=8), LengthsFromRates(), 0
 
     def choose() -> list[int]:
         nonlocal drafted
-        lengths = policy.choose(range(1), [8])
+        lengths = chosen(policy, range(1), [8])
         drafted += any(lengths)
         return lengths
 
@@ -280,7 +290,7 @@ def test_pauses_of_a_drafter_that_never_pays_grow() -> None:
 
 
 def test_the_user_is_told_once_that_drafts_do_not_pay(caplog: pytest.LogCaptureFixture) -> None:
-    policy = DraftLengths()
+    policy = LengthsFromRates()
     adaptive(World([0.1], level=0.3, row=0.1), policy, 2000)
     (message,) = [record.getMessage() for record in caplog.records]
     told = r"drafts do not pay here: at best (0\.\d\d) times the speed of plain decoding, at 1\.\d\d tokens a step"
@@ -291,34 +301,34 @@ def test_the_user_is_told_once_that_drafts_do_not_pay(caplog: pytest.LogCaptureF
 
 def test_no_gain_is_told_before_one_is_measured(caplog: pytest.LogCaptureFixture) -> None:
     """To read the prompt costs a head more than it may lose, so it rests while its first steps are still cold."""
-    policy = DraftLengths(8, whole=True)
+    policy = LengthsFromPrices()
     for begins in (True, *[False] * 9):
-        length = policy.choose([0], [8])[0]
+        (length,) = chosen(policy, [0], [8])
         policy.learn(Step([0], [length], [length], [0], 50.0 if begins else 0.1, 1.0, catching_up=begins))
-    assert policy.resting
+    assert policy.trials.is_resting
     assert not caplog.records
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_clock_that_stands_still_divides_nothing_by_zero_and_ends_no_lookup_for_good(whole: bool) -> None:
-    policy, drafted = DraftLengths(whole=whole), 0
+@pytest.mark.parametrize("policy", [LengthsFromRates(), LengthsFromPrices()])
+def test_a_clock_that_stands_still_divides_nothing_by_zero_and_ends_no_lookup_for_good(policy: LengthPolicy) -> None:
+    drafted = 0
     for n in range(4000):
-        length, time = policy.choose([0], [8])[0], float(n >= 200)
+        length, time = chosen(policy, [0], [8])[0], float(n >= 200)
         drafted += length > 0
         policy.learn(Step([0], [length], [length], [min(length, 3)], 0.05 * time, (1 + 0.1 * length) * time))
-    assert drafted > 1000 * whole
+    assert drafted > 1000 * isinstance(policy, LengthsFromPrices)
 
 
 def test_requests_that_left_are_forgotten() -> None:
-    policy = DraftLengths()
+    policy = LengthsFromRates()
     for _ in range(2):
         policy.learn(Step([0], [0], rest=1.0))
     for seq_id in range(50):
         policy.choose([seq_id], [8])
         policy.learn(Step([seq_id], [4], [4], [2], 0.1, 1.0))
         policy.release(seq_id)
-    assert not policy._survival._rows
-    assert len(policy._survival._width) < 8
+    assert not policy.survival._rows
+    assert len(policy.survival._width) < 8
 
 
 def test_times_between_and_beyond_those_measured() -> None:
@@ -334,14 +344,14 @@ def test_times_between_and_beyond_those_measured() -> None:
 
 
 def looked_up(
-    policy: DraftLengths | None, novel: int, copied: int, row: float = 0.15, tokens: int = 6000, stall: float = 0.0
+    policy: LengthPolicy | None, novel: int, copied: int, row: float = 0.15, tokens: int = 6000, stall: float = 0.0
 ) -> float:
     """Tokens in the time of a plain step, of a text in which passages of so many new and copied tokens take turns. A
     lookup drafts what is copied, and two wrong tokens in every fifth step between; to look takes 5 % of a step. policy:
     None looks in every step. stall: by so much the clock jumps in one of the steps in which a request begins."""
     done, spent, tick = 0, 0.0, 0
     while done < tokens:
-        length, tick = policy.choose([0], [16])[0] if policy else 16, tick + 1
+        length, tick = chosen(policy, [0], [16])[0] if policy else 16, tick + 1
         place = done % (novel + copied)
         right = min(novel + copied - place, length) if place >= novel else 0
         nodes = right or (min(2, length) if tick % 5 == 0 else 0)
@@ -356,14 +366,14 @@ def looked_up(
 
 @pytest.mark.parametrize("novel", [30, 150])
 def test_a_lookup_keeps_drafting_between_copies_that_pay_for_it(novel: int) -> None:
-    adapted, always = looked_up(DraftLengths(16, whole=True), novel, 20), looked_up(None, novel, 20)
+    adapted, always = looked_up(LengthsFromPrices(), novel, 20), looked_up(None, novel, 20)
     assert adapted >= 0.97 * always
 
 
 def test_a_lookup_is_tried_again_after_a_very_long_step_and_without_copies_loses_at_most_3_percent() -> None:
-    stalled, smooth = (looked_up(DraftLengths(16, whole=True), 30, 20, stall=each) for each in (1000.0, 0.0))
+    stalled, smooth = (looked_up(LengthsFromPrices(), 30, 20, stall=each) for each in (1000.0, 0.0))
     assert stalled >= 0.99 * smooth
-    policy = DraftLengths(16, whole=True)
+    policy = LengthsFromPrices()
     assert looked_up(policy, 10_000, 1) >= 0.97
     assert looked_up(policy, 30, 20) >= 0.9 * looked_up(None, 30, 20)
 
@@ -374,99 +384,96 @@ def test_a_lookup_is_tried_again_after_a_very_long_step_and_without_copies_loses
 )
 def test_rows_cost_what_they_took_halfway_to_their_mean(times: dict[int, float], costs: list[float]) -> None:
     """Kernels take rows in tiles, so one is free and the next is not. Rows that were never timed do not look cheap."""
-    policy = DraftLengths(16, whole=True)
-    assert policy.row_costs == (ROW_COST,)
+    policy = LengthsFromPrices()
+    assert policy.choose([0], [16])[0].row_costs == (ROW_COST,)
     for rows, seconds in times.items():
         for _ in range(4):
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
-    policy.choose([0], [16])
-    assert policy.row_costs == pytest.approx(costs)
+    assert policy.choose([0], [16])[0].row_costs == pytest.approx(costs)
 
 
 def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
     """A row costs the tokens that decoding at its present speed gains in that time, not those of plain decoding."""
-    policy, costs = DraftLengths(8, whole=True), list[float]()
+    policy, costs = LengthsFromPrices(), list[float]()
     for accepted in (1, 3):
         for _ in range(400):
             policy.learn(Step([0], [0], rest=1.0))
             policy.learn(Step([0], [8], [3], [accepted], 0.1, 1.3))
         policy.release(0)
-        policy.choose([accepted], [8])
-        costs.append(policy.row_costs[0])
+        costs.append(policy.choose([accepted], [8])[0].row_costs[0])
     assert costs == pytest.approx([0.1 * 2 / 1.4, 0.1 * 4 / 1.4], rel=0.01)
 
 
 def test_a_drafter_that_read_a_long_prompt_for_nothing_owes_all_of_it() -> None:
     """It is tried again when plain decoding has saved what that took, at 1 % of a plain step each."""
-    policy = DraftLengths(8, whole=True)
+    policy = LengthsFromPrices()
     for _ in range(20):
         policy.learn(Step([0], [0], rest=1.0))
     policy.learn(Step([0], [4], [4], [0], 100.0, 1.0, catching_up=True))
     for _ in range(TRIAL_STEPS):  # that cost and gain nothing
         policy.learn(Step([0], [4], [0], [0], 0.0, 1.0, drawn=1))
     plain = 0
-    while policy.choose([0], [8]) == [0]:
+    while chosen(policy, [0], [8]) == [0]:
         policy.learn(Step([0], [0], rest=1.0))
         plain += 1
-        policy.joined()
+        policy.trials.begin_for_request()
     assert plain == pytest.approx((100 - SAVED_FIRST) / TRIAL_SHARE, rel=0.01)
 
 
 def test_drawing_a_token_costs_what_a_further_one_takes() -> None:
     """Lookups in between, which draw nothing, change nothing. Drafts gain 2 tokens in 1.27 plain steps."""
-    policy = DraftLengths(8, whole=True)
-    assert policy.draw_cost == DRAW_COST
+    policy = LengthsFromPrices()
+    assert policy.choose([0], [8])[0].draw_cost == DRAW_COST
     for _ in range(100):
         policy.learn(Step([0], [0], rest=1.0))
         for drawn, draft in ((1, 0.07), (4, 0.13), (0, 0.01)):
             policy.learn(Step([0], [8], [2], [1], draft, 1.2, drawn=drawn))
-    policy.choose([0], [8])
-    assert policy.draw_cost == pytest.approx(0.02 * 2 / 1.27, rel=0.01)
+    assert policy.choose([0], [8])[0].draw_cost == pytest.approx(0.02 * 2 / 1.27, rel=0.01)
 
 
 def test_times_follow_when_steps_become_slower_and_no_text_that_slows_changes_another() -> None:
     """A text of 600 tokens slows 1 row and 3 rows alike. Only 3 rows are run, yet the plain step stays comparable."""
-    policy = DraftLengths(8, whole=True)
+    policy = LengthsFromPrices()
     for slow in (1.0, 1.6):
         for _ in range(20):
             if slow == 1.0:
                 policy.learn(Step([0], [0], rest=1.0))
             policy.learn(Step([0], [8], [2], [1], 0.1 * slow, 1.2 * slow))
-    assert policy._plainly(1) == pytest.approx(1.6)
-    assert policy._measured_gain() == pytest.approx(2 / 1.3, rel=0.02)
+    assert policy.costs.of_plain(1) == pytest.approx(1.6)
+    assert policy.gains.rate == pytest.approx(2 / 1.3, rel=0.02)
     # Steps of 3 rows, each of four texts 1.6 times as slow at its end as at its start. A plain step is timed once.
-    policy, world = DraftLengths(8, whole=True), World([0.5], level=0.1, row=0.1)
+    policy, world = LengthsFromPrices(), World([0.5], level=0.1, row=0.1)
     for _ in range(9):
         policy.learn(Step([0], [0], rest=world.noisy(1.0)))
     for place in [*range(300)] * 4:
         slow = 1 + 0.6 * place / 300
         policy.learn(Step([0], [8], [2], [1], world.noisy(0.1 * slow), world.noisy(1.2 * slow)))
-        assert place < 20 or policy._plainly(1) == pytest.approx(slow, rel=0.17)
+        assert place < 20 or policy.costs.of_plain(1) == pytest.approx(slow, rel=0.17)
 
 
-def asked(policy: DraftLengths, right: Callable[[int], float], ask: float, row: float, slow: float, seed: int) -> float:
+def asked(policy: LengthPolicy, right: Callable[[int], float], ask: float, row: float, slow: float, seed: int) -> float:
     """Tokens in the time of plain decoding's, of requests of 600 tokens whose steps become `slow` times as slow. A head
     takes `ask` of a plain step and drafts; right: acceptance rate at a token, of which its confidence tells a part."""
     world, stats, done, plain, spent = World([0.0], ask, row, seed=seed), ConfidenceStats(), 0, 0.0, 0.0
     while done < 6000:
         seq_id, place = divmod(done, 600)
         if not place:
-            policy.joined()
+            policy.trials.begin_for_request()
         now, nodes, accepted, reach = 1 + (slow - 1) * place / 600, 0, 0, 1.0
-        length = policy.choose([seq_id], [min(8, 599 - place)])[0]
-        while nodes < length:
+        (budget,) = policy.choose([seq_id], [min(8, 599 - place)])
+        while nodes < budget.depth:
             rate = right(done + nodes)
             confidence = min(0.999, max(0.0, world.draw.gauss(rate, 0.2)))
             at, accepts = int(16 * confidence), accepted == nodes and world.draw.random() < (confidence if rate else 0)
             reach *= stats.rate(at)
             if accepted == nodes:
                 stats.learn(at, accepts)
-            if reach < policy.row_costs[min(nodes, len(policy.row_costs) - 1)]:
+            if reach < budget.row_cost(nodes):
                 break
             nodes, accepted = nodes + 1, accepted + accepts
-        draft = world.noisy((ask + 0.03 * nodes) * now) if length else 0.0
+        draft = world.noisy((ask + 0.03 * nodes) * now) if budget.depth else 0.0
         rest = world.noisy(world.forward(1 + nodes) * now)
-        policy.learn(Step([seq_id], [length], [nodes], [accepted], draft, rest))
+        policy.learn(Step([seq_id], [budget.depth], [nodes], [accepted], draft, rest))
         done, spent, plain = done + 1 + accepted, spent + draft + rest, plain + 1.04 * now * (1 + accepted)
     return plain / spent
 
@@ -482,5 +489,5 @@ def test_a_head_that_ends_its_drafts_loses_at_most_3_percent(ask: float, row: fl
         (lambda at: 0.85 * (at < 500), 0.97), (lambda at: 0.75, 0.93 * top),
     ]  # fmt: skip
     for n, (right, least) in enumerate(worlds):
-        gains = [asked(DraftLengths(8, whole=True), right, ask, row, slow, seed) for seed in range(3)]
+        gains = [asked(LengthsFromPrices(), right, ask, row, slow, seed) for seed in range(3)]
         assert np.mean(gains) >= least, (n, gains)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from slipstream.core import step as steps
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
@@ -15,8 +15,10 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.engine.draft_lengths import DraftLengths, State, Step
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.draft_trials import State
 from slipstream.engine.engine import Engine
+from slipstream.engine.timed_step import Step
 from slipstream.errors import RuleError, TargetError
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
@@ -95,15 +97,15 @@ class ErraticLengths(DraftLengths):
         self._draw = random.Random(seed)
         self.rests = self.plain_steps = self.drafting_steps = 0
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
         if self._draw.random() < (0.5 if self.resting else 0.15):
-            self.state = State.DRAFTING if self.resting else State.RESTING
+            self.policy.trials.state = State.DRAFTING if self.resting else State.RESTING
             self.rests += self.resting
         most = 0 if self.resting else self._draw.choice((0, self.most, self.most))
         lengths = [min(limit, self._draw.randint(0, most)) for limit in limits]
         self.plain_steps += not any(lengths)
         self.drafting_steps += any(lengths)
-        return lengths
+        return list(map(Budget, lengths))
 
     def learn(self, step: Step) -> None:
         pass
@@ -459,7 +461,8 @@ def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with
     toy_engine.add(first)
     toy_engine.step()
     assert asked == [True]
-    lengths.state, lengths._rest = State.RESTING, 5
+    trials = lengths.policy.trials
+    trials.state, trials.rest = State.RESTING, 5
     while len(first.output) < 10:
         toy_engine.step()
     assert not lengths.resting
@@ -475,10 +478,10 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     """A prompt of 30 tokens is read beside a request that decodes, 8 rows a step."""
 
     class Told(DraftLengths):
-        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
-            lengths = super().choose(ids, limits, prompt_rows)
+        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+            budgets = super().choose(ids, limits, prompt_rows)
             chosen.append((list(ids), prompt_rows))
-            return lengths
+            return budgets
 
         def learn(self, step: Step) -> None:
             learned.append((list(step.ids), step.prompt_rows))
@@ -503,13 +506,21 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     assert [first.output, second.output] == [alone(first), alone(second)]
 
 
+def test_chosen_lengths_bound_a_request_that_allows_more() -> None:
+    toy_engine, seq = engine(toy(), maker("model")(toy()), draft_tokens=DraftLengths(2)), Sequence([1, 2, 3])
+    toy_engine.add(seq, draft_tokens=9)
+    drain(toy_engine)
+    assert set(seq.stats.drafted_at) == {1, 2}
+
+
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
     lengths = DraftLengths(4)
     toy_engine = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
-    lengths.state, lengths._rest, lengths._saved = State.RESTING, 25, -0.5
+    trials = lengths.policy.trials
+    trials.state, trials.rest, trials.saved = State.RESTING, 25, -0.5
     for most, left in ((0, 25), (None, 5)):
         drain(toy_engine, Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
-        assert abs(lengths._rest - left) <= 1, most
+        assert abs(trials.rest - left) <= 1, most
 
 
 def test_a_request_without_draft_tokens_is_decoded_plainly_beside_others() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence as Seq
 import pytest
 
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
@@ -115,7 +116,7 @@ def seldom_right(count: int) -> list[Running]:
 class Silent(SuffixDrafter):
     """Proposes nothing."""
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         return Draft.empty(len(seqs))
 
 

@@ -168,9 +168,9 @@ def quiet(monkeypatch):
 
 
 class Sleepy(ScriptedDrafter):
-    def propose(self, seqs, budget):
+    def propose(self, seqs, budgets):
         sleep(0.1)
-        return super().propose(seqs, budget)
+        return super().propose(seqs, budgets)
 
 
 def seen(target, drafter) -> dict:

@@ -91,9 +91,9 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
 
 def test_a_setting_slower_than_plain_decoding_is_never_chosen():
     class Sleepy(RandomDrafter):
-        def propose(self, seqs, budget):
+        def propose(self, seqs, budgets):
             sleep(0.03)
-            return super().propose(seqs, budget)
+            return super().propose(seqs, budgets)
 
     data = tuned(Slow(vocab=16), Sleepy(16, sampled=False), SHORT, 2).data
     assert data["choice"] is None

@@ -5,6 +5,7 @@ import pytest
 
 import slipstream.targets.target_costs
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -14,6 +15,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs, measure_draft_costs
 from tests.bench.clock import Still
+from tests.core.fake_drafters import depths
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
@@ -109,9 +111,9 @@ class Slow(RandomDrafter):
         super().__init__(8)
         self.clock, self.released = clock, list[int]()
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        self.clock.now += 2 * sum(budget)
-        return super().propose(seqs, budget)
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        self.clock.now += 2 * sum(depths(budgets))
+        return super().propose(seqs, budgets)
 
     def observe(self, *args: object) -> None:
         self.clock.now += 1

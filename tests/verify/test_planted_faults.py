@@ -12,12 +12,13 @@ import torch
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.acceptance_stats import cost_of_row
 from slipstream.llm import LLM
 from slipstream.verify.verification import VerifyConfig, verify
+from tests.core.fake_drafters import depths
 from tests.core.wrong import chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
@@ -34,9 +35,9 @@ class NearbyDrafter(RandomDrafter):
         super().__init__(VOCAB)
         self.target, self.known = target, {}
 
-    def propose(self, seqs, budget):
+    def propose(self, seqs, budgets):
         rows, q = [], []
-        for seq, depth in zip(seqs, budget, strict=True):
+        for seq, depth in zip(seqs, depths(budgets), strict=True):
             text, row = list(seq.tokens), []
             for _ in range(depth):
                 row_q, sums = self.near(tuple(text[-self.target.order :]))
@@ -75,12 +76,12 @@ class PricedDrafter(SureDrafter):
         super().__init__(target)
         self.traits = replace(self.traits, prices_rows=True)
 
-    def propose(self, seqs, budget):
-        draft, worth = super().propose(seqs, budget), []
-        for b, seq in enumerate(seqs):
+    def propose(self, seqs, budgets):
+        draft, worth = super().propose(seqs, budgets), []
+        for b, budget in enumerate(budgets):
             sure = [float(draft.q[i, draft.ids[i]] if self.by_drawn else draft.q[i].max()) for i in draft.nodes(b)]
-            ends = [n for n, q in enumerate(sure) if seq.row_costs and q < cost_of_row(seq.row_costs, n)]
-            worth.append(ends[0] if ends else len(sure))
+            ends = [n for n, q in enumerate(sure) if budget.row_costs and q < budget.row_cost(n)]
+            worth.append(Budget(ends[0] if ends else len(sure)))
         return super().propose(seqs, worth)
 
 

@@ -23,6 +23,7 @@ from slipstream.verify.outcomes import noncentral_sf, shift_seen
 from slipstream.verify.panel_requests import Request
 from slipstream.verify.texts import ROUNDING, control, wrong_token
 from slipstream.verify.verification import Checks, VerifyConfig, steps, verify
+from tests.core.fake_drafters import depths
 from tests.core.wrong import FAULTS, chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter, Silent
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
@@ -90,19 +91,19 @@ class SkewedDrafter(RandomDrafter):
 
     probs = torch.tensor([0.5, 0.25, 0.15, 0.05, 0.05], dtype=torch.float64)
 
-    def propose(self, seqs, budget):
+    def propose(self, seqs, budgets):
         rows = [
             torch.bucketize(torch.from_numpy(seq.random.uniforms(DRAFT, len(seq.tokens), n)), self.probs.cumsum(0)[:-1])
-            for seq, n in zip(seqs, budget, strict=True)
+            for seq, n in zip(seqs, depths(budgets), strict=True)
         ]
-        return Draft.chains([row.tolist() for row in rows], self.probs.expand(sum(budget), 5).contiguous())
+        return Draft.chains([row.tolist() for row in rows], self.probs.expand(sum(depths(budgets)), 5).contiguous())
 
 
 class LyingDrafter(RandomDrafter):
     """Samples uniformly and reports another distribution."""
 
-    def propose(self, seqs, budget):
-        draft = super().propose(seqs, budget)
+    def propose(self, seqs, budgets):
+        draft = super().propose(seqs, budgets)
         lie = torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1], dtype=torch.float64).expand(len(draft), 5)
         return Draft(draft.tokens, draft.parents, draft.splits, lie.contiguous())
 

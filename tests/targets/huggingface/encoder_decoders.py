@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.drafter import DrafterTraits, NoDrafter
+from slipstream.core.drafter import Budget, DrafterTraits, NoDrafter
 from slipstream.core.sequence import Sequence
 from tests.checkpoints import config_of, make_tokenizer
+from tests.core.fake_drafters import depths
 
 VOCAB = 60
 SOURCES = [[5, 9, 33], [7], [10, 20, 30, 40, 50, 11, 21, 31], [58, 57, 12, 17, 17], [11, 11, 40, 3]]
@@ -101,10 +102,10 @@ class WrongSiblings(NoDrafter):
     def __init__(self, texts: Seq[Seq[int]], vocab_size: int):
         self.texts, self.vocab_size, self.asked = texts, vocab_size, 0
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         self.asked += 1
         rows = []
-        for seq, depth in zip(seqs, budget, strict=True):
+        for seq, depth in zip(seqs, depths(budgets), strict=True):
             text = next(t for t in self.texts if list(t[: len(seq.tokens)]) == seq.tokens)
             ids: list[int] = []
             parents: list[int] = []

@@ -12,6 +12,7 @@ import torch
 import slipstream
 from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import begun
 from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
@@ -384,9 +385,9 @@ def test_lookups_copy_from_the_source(drafter: str) -> None:
     seq = llm.sequence(source, SamplingParams(max_tokens=30))
     seq.kv_len = len(seq.tokens)
     seq.tokens.append(source[0])
-    assert llm.drafter.propose([seq], [4]).ids[:3] == source[1:4]
+    assert llm.drafter.propose([seq], [Budget(4)]).ids[:3] == source[1:4]
     seq.tokens += [source[1], 7, 8, source[5], source[6]]
-    assert llm.drafter.propose([seq], [4]).ids[:3] == source[7:10]
+    assert llm.drafter.propose([seq], [Budget(4)]).ids[:3] == source[7:10]
 
 
 def test_a_draft_model_of_another_kind_is_refused() -> None:
