@@ -97,7 +97,7 @@ def page() -> str:
         refusals={entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works},
         kinds={kind: [name for name, of in architectures().items() if of is kind] for kind in KINDS},
         quantised=quantised.items(),
-        rules=[(name, "lossless" if lossless else "lossy") for name, lossless in RULES.items()],
+        rules=RULES,
         draft_tokenizers=DRAFT_TOKENIZERS.items(),
     )
 

@@ -104,9 +104,7 @@ def test_each_drafter_works_with_each_kind_of_target_or_is_refused(kind: Any, na
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_each_rule_works_with_each_kind_of_target(kind: Any, rule: str) -> None:
     done = LLM(target(kind.name), "lookahead", draft_tokens=4, rule=rule).generate(PROMPTS, PARAMS)
-    if RULES[rule]:
-        assert [one.token_ids for one in done] == plain(kind.name)
-    assert all(one.lossless == RULES[rule] for one in done)
+    assert [one.token_ids for one in done] == plain(kind.name)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
