@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: gpu-check test-cuda architectures foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: gpu-check test-cuda architectures support foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -37,6 +37,10 @@ bench-gguf: $(READY) $(IK)/.ready
 # Not a measurement: which causal models of transformers run, as tiny random ones. Writes the table in docs/support.md.
 architectures: $(READY)
 	$(BIN)/python -m benchmarks.architectures $(ARCHITECTURES)
+
+# Not a measurement: what the code declares, above that table.
+support: $(READY)
+	$(BIN)/python -m benchmarks.architectures.support
 
 # SmolLM2 as people use it: make bench-real REAL="--data FOLDER", a folder with spec_bench/question.jsonl and humaneval/.
 bench-real: $(READY) $(IK)/.ready $(GENAI)/.ready $(VENV)/.smollm2

@@ -100,5 +100,4 @@ class AsyncLLM:
             logprobs=logprobs if params.logprobs is not None else None,
             stats=last.stats,
             prompt_token_ids=prompt,
-            lossless=last.lossless,
         )

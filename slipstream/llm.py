@@ -62,7 +62,6 @@ class Completion:
     stop_cause     the id or string that ended it, or None.
     drafted        for each output token, True if it is an accepted draft token.
     logprobs       for each output token, under the target's own logits; None unless asked for.
-    lossless       whether the rule that verified it preserves the target's distribution.
     """
 
     text: str
@@ -73,7 +72,6 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     stats: SpecStats
     prompt_token_ids: list[int]
-    lossless: bool
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class LLM:
                   rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
                   sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`
                   is "auto", too, and goes on with what it has learned.
-    rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
+    rule          how draft tokens are verified: "rejection", "block", "coupled" or "greedy".
     max_batch     most sequences in one step.
     settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... Those
                   that decide how the target runs are refused with a `Target`, which is loaded already. With `kv_tokens`
@@ -392,7 +390,6 @@ class LLM:
             logprobs=seq.logprobs if seq.params.logprobs is not None else None,
             stats=seq.stats,
             prompt_token_ids=seq.asked,
-            lossless=seq.lossless,
         )
 
 

@@ -72,7 +72,7 @@ def test_the_table_lines_and_the_backend_of_the_guide_are_valid_and_its_rule_is_
     decide = module("documented_rule", block("@_rule\ndef nothing("), **names).nothing
     for shape in (Shape.chain("ss"), Shape((-1, -1, 0), "wwp")):
         world = random_world(1, 3)
-        emitted = emitted_distribution(Rule("nothing", True, decide), world, shape)
+        emitted = emitted_distribution(Rule("nothing", decide), world, shape)
         assert emitted == target_distribution(world, shape.height + 1)
 
 

@@ -177,7 +177,7 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "temperature": run.arm.params.temperature,
         "batch": run.arm.batch,
         "against": None if run.plain is None else runs.index(run.plain),
-        **{name: getattr(run, name) for name in ("context", "rounds", "lossless", "exact")},
+        **{name: getattr(run, name) for name in ("context", "rounds", "exact")},
         "texts": text_verdict(run),
         "divergences": [
             {"prompt": prompts.prompts[i].name, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences
@@ -259,9 +259,7 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
         where = where if run.context is None else f"{where[:-1]}, context {run.context})"
         stats = run.stats() if run.measured else None
-        if not run.lossless and run.plain is not None:
-            texts.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")
-        if text_verdict(run) == "BUG" and run.lossless:
+        if text_verdict(run) == "BUG":
             i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
             texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:

@@ -1,9 +1,7 @@
-"""Writes a choice of drafter and draft length as a configuration of Slipstream and of other programs.
+"""Writes a choice of drafter and draft length as a configuration of Slipstream and of vLLM.
 
-Names and defaults: vLLM 0.33 (`vllm serve`), SGLang 0.5.23 (`--speculative-*`), llama-server as of
-llama-cpp-python 0.3.36 (`--spec-*`), transformers 5.23 (`generate` and `GenerationConfig`). If a program does not have
-the method, the entry says so and proposes no other. Nothing is measured or loaded here; of a draft model or head in a
-folder, config.json is read.
+It knows the names and defaults of `vllm serve` 0.33. If vLLM does not have the method, the entry says so and proposes
+no other. Nothing is measured or loaded here; of a draft model or head in a folder, config.json is read.
 """
 
 import json
@@ -91,7 +89,7 @@ def slipstream(choice: Choice) -> dict[str, Any]:
 def vllm(choice: Choice) -> Settings:
     """Arguments of `vllm serve` by name. Lookups are Slipstream's, by the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
-        return _off("leave --speculative-config out")
+        return Settings({}, "", "plain decoding: leave --speculative-config out")
     names = choice.drafter.split(",")
     if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
         lookup: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
@@ -106,9 +104,9 @@ def vllm(choice: Choice) -> Settings:
     method = methods.get(choice.drafter)
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
-        return _none(choice, "vLLM 0.33" + gone)
+        return _none(choice, gone)
     if _another_tokenizer(choice):
-        return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
+        return _none(choice, " with draft_tokenizer='string'")
     model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
     config = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
     note = ""
@@ -117,98 +115,6 @@ def vllm(choice: Choice) -> Settings:
         note = "needs the V1 runner"
     values = {"speculative_config": config}
     return Settings(values, _flags(values), note)
-
-
-def sglang(choice: Choice) -> Settings:
-    k = choice.draft_tokens
-    if choice.drafter == "none":
-        return _off("leave --speculative-algorithm out")
-    algorithm = {
-        "model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM",
-        "dflash": _block_method(choice).upper(),
-    }.get(choice.drafter)  # fmt: skip
-    if algorithm is None:
-        return _none(choice, "SGLang 0.5.23")
-    if _another_tokenizer(choice):
-        return _none(choice, "SGLang 0.5.23, which drafts with the target's tokenizer only")
-    values: dict[str, Any] = {"speculative-algorithm": algorithm}
-    note = ""
-    if algorithm == "NGRAM":
-        values["speculative-num-draft-tokens"] = k
-        note = "its trie also drafts trees and learns from all requests: speeds will differ"
-    elif choice.drafter == "dflash":
-        values |= {"speculative-draft-model-path": _draft(choice), "speculative-num-draft-tokens": k + 1}
-    else:
-        values |= {} if algorithm == "NEXTN" else {"speculative-draft-model-path": _draft(choice)}
-        values |= {"speculative-num-steps": k, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": k + 1}
-    return Settings(values, _flags(values), note)
-
-
-def llama_server(choice: Choice) -> Settings:
-    if choice.drafter == "none":
-        return _off("leave --spec-type out")
-    if _another_tokenizer(choice):
-        return _none(choice, "llama-server, which drafts with the target's tokenizer only")
-    values: dict[str, Any] = {}
-    kinds = []
-    for name in choice.drafter.split(","):
-        if name in ("model", "eagle3", "dflash"):
-            kinds.append(
-                {"model": "draft-simple", "eagle3": "draft-eagle3"}.get(name, f"draft-{_block_method(choice)}")
-            )
-            file = _draft(choice).removesuffix(".gguf") + ".gguf"
-            values |= {"spec-draft-model": file, "spec-draft-n-max": choice.draft_tokens}
-        elif name == "mtp":
-            kinds.append("draft-mtp")
-            values |= {"spec-draft-n-max": choice.draft_tokens}
-        elif name == "ngram":
-            kinds.append("ngram-simple")
-            values["spec-ngram-simple-size-n"] = choice.options.get("max_ngram", 5)
-            values["spec-ngram-simple-size-m"] = choice.draft_tokens
-        else:
-            return _none(choice, "llama-server")
-    values = {"spec-type": ",".join(kinds)} | values
-    note = "it looks up n-grams of one length only" if "ngram-simple" in kinds else ""
-    if "spec-draft-model" in values:
-        note = (note + "; " if note else "") + "models as GGUF files"
-    return Settings(values, _flags(values), note)
-
-
-def transformers(choice: Choice) -> Settings:
-    k = choice.draft_tokens
-    if choice.drafter == "none":
-        return _off("leave assistant_model and prompt_lookup_num_tokens out")
-    values: dict[str, Any]
-    if choice.drafter == "model":
-        values = {
-            "assistant_model": _draft(choice),
-            "num_assistant_tokens": k,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        }
-        note = "assistant_model is the loaded model; threshold 0 keeps the length, the default 0.4 stops earlier"
-        if _another_tokenizer(choice):
-            note += "; pass the tokenizers, too: tokenizer, assistant_tokenizer"
-    elif choice.drafter == "ngram":
-        values = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": choice.options.get("max_ngram", 5)}
-        note = ""
-    elif choice.drafter == "mtp":
-        values, note = {"use_mtp": True}, "it drafts one token for each MTP layer"
-    elif choice.drafter == "layerskip" and isinstance(choice.options.get("exit"), int):
-        values = {"assistant_early_exit": choice.options["exit"], "num_assistant_tokens": k}
-        note = ""
-    else:
-        return _none(choice, "transformers 5.23")
-    note = (note + "; " if note else "") + "batch size 1 only"
-    return Settings(values, "generate(" + ", ".join(f"{name}={value!r}" for name, value in values.items()) + ")", note)
-
-
-PROGRAMS = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server, "transformers": transformers}
-
-
-def equivalents(choice: Choice) -> dict[str, Settings]:
-    """The same choice for each of `PROGRAMS`."""
-    return {name: write(choice) for name, write in PROGRAMS.items()}
 
 
 def _reads_draft(name: str) -> bool:
@@ -234,7 +140,7 @@ def _parallel(choice: Choice) -> bool:
 
 
 def _block_method(choice: Choice) -> str:
-    """What other programs call the method of a head that drafts blocks: "dflash", or "dspark" with a Markov head."""
+    """Name vLLM's method for a head that drafts blocks: "dflash", or "dspark" with a Markov head."""
     return "dspark" if choice.drafter == "dflash" and _said(choice).get("markov_rank") else "dflash"
 
 
@@ -253,12 +159,8 @@ def _draft(choice: Choice) -> str:
     return choice.draft
 
 
-def _off(how: str) -> Settings:
-    return Settings({}, "", f"plain decoding: {how}")
-
-
-def _none(choice: Choice, program: str) -> Settings:
-    return Settings(None, "", f"no counterpart of {choice.drafter!r} in {program}")
+def _none(choice: Choice, more: str) -> Settings:
+    return Settings(None, "", f"no counterpart of {choice.drafter!r} in vLLM 0.33{more}")
 
 
 def _flags(values: Mapping[str, Any]) -> str:

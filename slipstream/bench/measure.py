@@ -104,13 +104,9 @@ class Run:
     context: int | None = None
 
     @property
-    def lossless(self) -> bool:
-        return self.arm.llm.rule.lossless
-
-    @property
     def exact(self) -> bool:
-        """Whether the rule is lossless and every text is identical to that of plain decoding, except for near-ties."""
-        return self.lossless and all(d.near_tie for _, d in self.divergences)
+        """True if every text is identical to plain decoding's, except for near-ties."""
+        return all(d.near_tie for _, d in self.divergences)
 
     @property
     def rounds(self) -> int:

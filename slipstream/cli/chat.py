@@ -118,7 +118,7 @@ class Session:
             self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion.text}]
         if completion.logprobs is not None:
             render.logprobs(completion, self.llm.tokenizer)
-        render.line(render.summary(completion.stats, self.llm.rule.name, completion.lossless, finish))
+        render.line(render.summary(completion.stats, self.llm.rule.name, finish))
 
     def _command(self, name: str) -> bool | None:
         if name in self.commands:
@@ -135,7 +135,7 @@ class Session:
     def _stats(self) -> None:
         if not self.total.steps:
             return render.line("nothing has been generated yet")
-        render.line(render.summary(self.total, self.llm.rule.name, self.llm.rule.lossless))
+        render.line(render.summary(self.total, self.llm.rule.name))
         spent = ", ".join(
             f"{phase} {seconds / self.total.total_seconds:.0%}" for phase, seconds in self.total.seconds.items()
         )

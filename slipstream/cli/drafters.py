@@ -40,7 +40,7 @@ def drafters(
         columns = [words("drafter"), words("needs"), Column("K"), words("how it drafts")]
         render.out().print(render.rendered(Table("", columns, cells)))
         render.out().print(
-            "K: draft tokens, chosen in each step. All are lossless with every lossless rule. "
+            "K: draft tokens, chosen in each step. All are lossless with every rule. "
             "`slipstream drafters NAME` shows the options of one."
         )
         return

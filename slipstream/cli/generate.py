@@ -86,7 +86,7 @@ def generate(
     elif not quiet:
         if completion.logprobs is not None:
             render.logprobs(completion, llm.tokenizer)
-        render.line(render.summary(completion.stats, llm.rule.name, completion.lossless, finish))
+        render.line(render.summary(completion.stats, llm.rule.name, finish))
     if finish == "interrupted":
         raise typer.Exit(130)
 

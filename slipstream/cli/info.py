@@ -36,7 +36,6 @@ def info(
     model: str = argument("Model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", default="embedded"),
     draft: str | None = argument("Draft model, to check the pair.", default=None, shown=False),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
-    matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation (Markdown)."),
 ) -> None:
     """Describe a model, or check a pair of target and draft model.
 
@@ -45,11 +44,6 @@ def info(
     No weights are loaded; `slipstream simulate` predicts the speed-up of a pair, `slipstream bench` measures it.
     """
     quieten()
-    if matrix:
-        from slipstream.plan.support_matrix import page
-
-        print(page().rstrip("\n"))
-        return
     from slipstream.targets.describe import describe
 
     target = describe(model)

@@ -104,8 +104,7 @@ def banner(llm: LLM, models: ModelOptions) -> str:
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
     length = render.counted(llm.most_draft_tokens, "draft token")
     length = length if isinstance(llm.draft_tokens, int) else f"up to {length}"
-    rule = render.rule_text(llm.rule.name, llm.rule.lossless)
-    return f"speculative decoding: {drafter}, {length}, {rule}, {models_text}, {on(llm.target)}"
+    return f"speculative decoding: {drafter}, {length}, {llm.rule.name} rule, {models_text}, {on(llm.target)}"
 
 
 def on(target: Target) -> str:

@@ -17,7 +17,7 @@ from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.load_settings import LoadSettings
-from slipstream.settings import AUTO, LLAMACPP, RULES, one_of
+from slipstream.settings import AUTO, LLAMACPP, RULES, unknown_rule
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
@@ -91,13 +91,7 @@ class ModelOptions(LoadSettings):
         metavar="N",
         panel=_SPECULATION,
     )
-    rule: str = option(
-        "rejection",
-        "Verification rule: "
-        + ", ".join(name if lossless else f"{name} (lossy)" for name, lossless in RULES.items())
-        + ".",
-        panel=_SPECULATION,
-    )
+    rule: str = option("rejection", f"Verification rule: {', '.join(RULES)}.", panel=_SPECULATION)
     drafter_option: list[str] | None = option(
         None,
         "Drafter option, as in max_ngram=3; repeatable.",
@@ -114,7 +108,8 @@ class ModelOptions(LoadSettings):
     )
 
     def __post_init__(self) -> None:
-        one_of("rule", self.rule, tuple(RULES))
+        if self.rule not in RULES:
+            raise unknown_rule(self.rule)
         super().__post_init__()
         self.check_device_map()
         self.length  # noqa: B018 raises for K < 0

@@ -175,12 +175,7 @@ def status(what: str) -> Status:
     return err().status(what)
 
 
-def rule_text(name: str, lossless: bool) -> str:
-    """A verification rule and whether it is lossless, e.g. "rejection rule (lossless)"."""
-    return f"{name} rule ({'lossless' if lossless else 'NOT lossless'})"
-
-
-def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> str:
+def summary(stats: SpecStats, rule: str, finish: str = "") -> str:
     """One line: number of tokens, speed, acceptance, rule and finish reason."""
     parts = [counted(stats.tokens, "token")]
     if stats.tokens_per_second:
@@ -188,7 +183,7 @@ def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> st
     if stats.proposed:
         parts.append(f"acceptance rate {percent(stats.acceptance_rate)}")
     parts.append(f"mean acceptance length {stats.mean_acceptance_length or 0:.2f}")
-    parts.append(rule_text(rule, lossless))
+    parts.append(f"{rule} rule")
     if finish:
         parts.append(f"finish reason {finish}")
     if stats.drafter_faults:

@@ -150,7 +150,7 @@ def tune(
 
 
 def show(result: Result) -> None:
-    """Print the tables, the choice, and the equivalent settings of other programs."""
+    """Print the tables, the choice, and the equivalent settings of vLLM."""
     show_section(result)
     console = render.out()
     console.print()

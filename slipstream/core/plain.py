@@ -65,7 +65,7 @@ def stride(
     than the target's logits and the temperature, or where hidden states are asked for. Never more than the shortest
     room, so that only tokens after a stop are run in vain."""
     most = 1 if multi_step is None else multi_step.steps_per_call
-    if most < 2 or drafter.traits.taps or not rule.lossless:
+    if most < 2 or drafter.traits.taps:
         return 1
     if drafter.traits.drafts and any(budget.depth for budget in budgets):
         return 1

@@ -1,7 +1,7 @@
 """`verify`: which draft tokens are accepted, and which token follows. A pure function of the draft, the target's
 distributions, a rule and a source of random choices.
 
-Every lossless rule emits tokens with exactly the distribution of the target alone:
+Every rule emits tokens with exactly the distribution of the target alone:
 
     greedy      temperature 0 only: the longest path that follows the target's argmax
     rejection   accept x with probability min(1, p(x)/q(x)); on rejection p becomes norm((p - q)+) and the next
@@ -11,8 +11,6 @@ Every lossless rule emits tokens with exactly the distribution of the target alo
     block       decide on whole prefixes of a chain jointly (Sun et al. 2403.10444, algorithm 2)
     coupled     the target picks at every node with noise keyed by (seed, position), and draft tokens that match are
                 accepted; the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
-
-One rule is lossy and is labelled so in every output: `typical`.
 
 Distributions are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
 at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
@@ -26,18 +24,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream import settings
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Decision, Draft, Verdict
 from slipstream.core.params import SamplingParams
-from slipstream.errors import RuleError, did_you_mean
+from slipstream.errors import RuleError
+from slipstream.settings import unknown_rule
 
 Decide = Callable[[Draft, Tensor, Dice], Decision]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How `verify` decides. `lossless` is part of every completion and every table.
+    """How `verify` decides.
 
     tokenwise    a token has the target's distribution also given that its node was reached. It does not under `block`,
                  which decides on a chain as a whole. `slipstream verify` tests single positions of a step only if it
@@ -47,7 +45,6 @@ class Rule:
     """
 
     name: str
-    lossless: bool
     decide: Decide
     tokenwise: bool = False
     coupled: bool = False
@@ -59,9 +56,8 @@ RULES: dict[str, Rule] = {}
 
 
 def _rule(decide: Decide, tokenwise: bool = True, **traits: bool) -> Decide:
-    """Make a function the rule of its name, which `settings.RULES` has for whoever must not import torch."""
-    name = decide.__name__
-    RULES[name] = Rule(name, settings.RULES[name], decide, tokenwise, **traits)
+    """Make a function the rule of its name. `settings.RULES` lists the names without importing torch."""
+    RULES[decide.__name__] = Rule(decide.__name__, decide, tokenwise, **traits)
     return decide
 
 
@@ -71,7 +67,7 @@ def verify(draft: Draft, probs: Tensor, rule: Rule, dice: Dice) -> Verdict:
 
 
 def follow(draft: Draft, picks: Seq[int]) -> Verdict:
-    """Decide by the target's own tokens, one per packed row: what every lossless rule does at temperature 0."""
+    """Decide by the target's own tokens, one per packed row: what every rule does at temperature 0."""
     return _verdict(draft, _follow(draft, picks))
 
 
@@ -259,55 +255,8 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
 
 
-EPSILON, DELTA = 0.09, 0.3
-"""The reference implementation's `posterior_threshold` and `posterior_alpha`."""
-
-
-def threshold(probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> Tensor:
-    """[R, V] -> [R]: a draft token must be more likely than this."""
-    entropy = torch.special.entr(probs).sum(-1)  # [R]
-    return (delta * (-entropy).exp()).clamp(max=epsilon)
-
-
-@partial(_rule, tokenwise=False)
-def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
-    """Medusa's typical acceptance: **lossy**. A draft token is accepted if the target finds it likely enough, whatever
-    it was drawn from: if p(x) > min(epsilon, delta * exp(-H(p))), with H the entropy of p in nats (Cai et al.
-    2401.10774, section 2.3.1).
-
-    The longest path of such tokens is accepted (of several, the most likely), and the next token is drawn from p at its
-    end. The text is plausible, but no longer distributed as p: for p = (.5, .3, .2) every token passes, so a drafter
-    that always proposes the last token shifts the distribution by a total variation of .8. At temperature 0 only the
-    argmax passes, and the text is the greedy one. Trees are walked level by level."""
-    B, device = draft.batch, probs.device
-    roots = [draft.splits[b] + b for b in range(B)]
-    nodes = torch.tensor([i + b + 1 for b in range(B) for i in draft.nodes(b)], dtype=torch.int64, device=device)  # [N]
-    parents = torch.tensor(draft.parent_rows, dtype=torch.int64, device=device)  # [N] packed row of each node's parent
-    p_x = probs[parents, draft.tokens]  # [N]
-    passes = p_x > threshold(probs)[parents]  # [N]
-    if draft.acceptable is not None:
-        passes &= torch.tensor(list(draft.acceptable), device=device)
-    length = probs.new_full((len(probs),), -1)  # [B + N] draft tokens on the path to each row, -1 if not accepted
-    length[roots] = 0
-    weight = probs.new_zeros(len(probs))  # [B + N] log-probability of that path
-    for level in range(1, max(draft.depths, default=0) + 1):
-        at = torch.tensor([i for i, depth in enumerate(draft.depths) if depth == level], device=device)  # [n]
-        row, parent = nodes[at], parents[at]
-        accept = passes[at] & (length[parent] >= 0)
-        length[row] = torch.where(accept, length[parent] + 1, -1)
-        weight[row] = torch.where(accept, weight[parent] + p_x[at].log(), 0)
-    size = max(draft.splits[b + 1] - draft.splits[b] for b in range(B)) + 1
-    each = [[roots[b] + min(i, len(draft.nodes(b))) for i in range(size)] for b in range(B)]  # the last one repeats
-    grid = torch.tensor(each, device=device)  # [B, size] packed rows of each sequence
-    longest = length[grid] == length[grid].amax(1, keepdim=True)  # [B, size]
-    best = torch.where(longest, weight[grid], -torch.inf).argmax(1)  # [B]
-    following = dice.choose(probs[grid.gather(1, best[:, None])[:, 0]])  # [B]
-    ends, tokens = torch.stack([best, following]).tolist()  # the one synchronisation
-    return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
-
-
 def rule_named(name: str) -> Rule:
     """The rule of that name; raises RuleError with the nearest known name."""
     if not isinstance(name, str) or name not in RULES:
-        raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
+        raise unknown_rule(name)
     return RULES[name]

@@ -38,7 +38,6 @@ class Sequence:
     prediction  tokens that the output is expected to hold, for drafters that look them up (`readable`); they change how
               fast it is decoded, not what is. Not changed once it runs.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
-    lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     rule      how its draft tokens are verified; None: as the engine says.
     chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
     cached    prompt tokens whose KV was that of an earlier request. Set by the engine.
@@ -59,7 +58,6 @@ class Sequence:
     prediction: Seq[int] = ()
     source: Seq[int] = ()
     coupled: bool = False
-    lossless: bool = True
     rule: Rule | None = None
     prefix_cache: bool = False
     drafter: str = ""

@@ -132,24 +132,24 @@ def decide(
 def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
     """Sequences of one kind are decided together: by the same rule, and apart from it where only the argmax counts."""
     applied = seq.rule or rule
-    return applied.name, applied.lossless and seq.params.argmax_only
+    return applied.name, seq.params.argmax_only
 
 
 def _decide(
     seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule, maxima: Seq[int] | None = None
 ) -> Verdict:
     """`verify` under the rule, or the same verdict at less cost: at temperature 0 the distribution is a point mass, so
-    every lossless rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
+    every rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
     logits, the distribution is not computed at all. Nodes after which no token is possible are dead ends."""
     if not seqs:
         return Verdict([], [], [], [])
     try:
-        if rule.lossless and all(seq.params.argmax_only for seq in seqs):
+        if all(seq.params.argmax_only for seq in seqs):
             return follow(draft, first_maxima(logits) if maxima is None else maxima)
         probs, dead = distributions(logits, seqs, draft), set[int]()
     except TargetError:  # at some row; perhaps at one that plain decoding would not reach
         probs, dead = distributions_and_dead_ends(logits, seqs, draft)
-    if rule.lossless and all(seq.params.greedy for seq in seqs):
+    if all(seq.params.greedy for seq in seqs):
         rule = RULES["greedy"]
     verdict = verify(draft, probs, rule, dice(seqs, draft))
     return ended_at(verdict, draft, dead) if dead else verdict

@@ -6,7 +6,7 @@
 
 All requests have one drafter. Each has its own rule and most draft tokens, and keeps them from its first token to its
 last. What a request decodes does not depend on the others: with greedy decoding and under the rule `coupled` its text
-is that of the request alone, and any other lossless rule keeps its distribution.
+is that of the request alone, and any other rule keeps its distribution.
 
 A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of the prompts of
 those that are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
@@ -133,7 +133,7 @@ class Engine:
         check_source(seq, self.target)
         seq.rule = rule or self.rule
         check_params(seq.rule, seq.params)
-        seq.coupled, seq.lossless = seq.rule.coupled, seq.rule.lossless
+        seq.coupled = seq.rule.coupled
         seq.prefix_cache = self.prefix_cache
         most = 0
         if self.drafter.traits.drafts:

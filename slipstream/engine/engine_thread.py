@@ -195,7 +195,6 @@ class EngineThread:
             started=live.started,
             ended=ended,
             cached=seq.cached,
-            lossless=seq.lossless,
             given=structured is not None and structured.tokens is not None,
         )
 

@@ -40,7 +40,6 @@ class Update:
     started     when its first step began, in seconds of `time.monotonic`; ended: when this one ended.
     cached      prompt tokens whose KV was that of an earlier request.
     given       whether the ids are a text that was given to be scored (`Structured.tokens`), not output.
-    lossless    whether the rule preserves the target's distribution.
     """
 
     key: int
@@ -55,7 +54,6 @@ class Update:
     started: float = 0.0
     ended: float = 0.0
     cached: int = 0
-    lossless: bool = True
     given: bool = False
 
 

@@ -87,7 +87,7 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
 
 
 def configs(choices: dict[str, Any]) -> str:
-    """The choice as a configuration for every program, to copy."""
+    """Show the choice as a configuration for each program, to copy."""
     parts = []
     for name, entry in choices.items():
         text = json.dumps(entry, indent=1) if name == "slipstream" else entry["text"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.benchmark import Contender, figures, warnings
-from slipstream.bench.configs import Choice, equivalents, slipstream
+from slipstream.bench.configs import Choice, slipstream, vllm
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
 from slipstream.bench.prompts import PromptSet
@@ -223,10 +223,9 @@ class _Tuning:
 
 
 def configurations(picked: Choice) -> dict[str, Any]:
-    """The choice for Slipstream and for other programs; for those, "embedded" is replaced by the folder."""
+    """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
-    elsewhere = equivalents(replace(picked, draft=folder))
-    return {"slipstream": slipstream(picked)} | {name: dict(vars(settings)) for name, settings in elsewhere.items()}
+    return {"slipstream": slipstream(picked), "vllm": dict(vars(vllm(replace(picked, draft=folder))))}
 
 
 def _name(drafter: Any) -> str:

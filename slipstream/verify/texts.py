@@ -25,7 +25,7 @@ from slipstream.verify.panel_requests import TOGETHER, Request, together
 from slipstream.verify.reference import distribution, edited, logits_of
 from slipstream.verify.seeded_lengths import SeededLengths
 
-IDENTICAL, TIE, BUG, LOSSY = "identical", "tie within measured noise", "BUG", "differs, as a lossy rule may"
+IDENTICAL, TIE, BUG = "identical", "tie within measured noise", "BUG"
 
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest noise of the control, in standard deviations of the logits, that rounding in this dtype can explain. Measured
@@ -189,9 +189,7 @@ def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
     return score
 
 
-def verdict(parted: Divergence | None, lossless: bool = True) -> str:
+def verdict(parted: Divergence | None) -> str:
     if parted is None:
         return IDENTICAL
-    if parted.near_tie:
-        return TIE
-    return BUG if lossless else LOSSY
+    return TIE if parted.near_tie else BUG

@@ -47,7 +47,7 @@ from slipstream.verify.panel_requests import ENDS, Request, among, continued, pa
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.seeded_lengths import SeededLengths
-from slipstream.verify.texts import BUG, LOSSY, Control, Pass, compared, control, passes, texts, verdict, wrong_token
+from slipstream.verify.texts import BUG, Control, Pass, compared, control, passes, texts, verdict, wrong_token
 
 CHECKS = ("greedy", "coupled", "distribution")
 SAME, FEW, UNTESTED = "no difference seen", "too few to test", "not tested"
@@ -124,7 +124,6 @@ def verify(
         "drafter": label or llm.drafter.name,
         "draft_tokens": llm.most_draft_tokens,
         "rule": llm.rule.name,
-        "lossless": llm.rule.lossless,
         **asdict(config),
     }
     result = Result("verify", about, provenance(llm, config.seed, prompts=prompts.digest))
@@ -168,13 +167,12 @@ class Checks:
 
     @property
     def overall(self) -> str:
-        """ "BUG" if any check found one, "lossy" if only a lossy rule changed texts, "not tested" if too little was
-        drafted in a check, else "ok"."""
+        """ "BUG" if any check found one, "not tested" if too little was drafted in a check, else "ok"."""
         said = [row["verdict"] for name in CHECKS for row in self.data[name]]
         if self.data["control"] is not None:
             said.append(self.data["control"]["verdict"])
         said += [row["verdict"] for row in self.data["coverage"].values()] + [BUG] * bool(self.data["faults"])
-        return next((each for each in (BUG, LOSSY, UNTESTED) if each in said), "ok").replace(LOSSY, "lossy")
+        return next((each for each in (BUG, UNTESTED) if each in said), "ok")
 
     @property
     def rows(self) -> int:
@@ -240,7 +238,7 @@ class Checks:
         parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
         return {
             "prompt": request.name,
-            "verdict": verdict(parted, self.llm.rule.lossless),
+            "verdict": verdict(parted),
             "tokens": len(seq.output),
             "divergence": None if parted is None else vars(parted) | {"near_tie": parted.near_tie},
             "seed": request.params.seed,
@@ -265,7 +263,7 @@ class Checks:
             shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
             said = FEW if test.ranks is None and not test.outcomes and not test.forbidden else SAME
             if test.p < SCREEN * decisive or (second is not None and second.p < decisive):
-                said = BUG if self.llm.rule.lossless else LOSSY
+                said = BUG
             self.data["distribution"].append(
                 vars(test)
                 | {"second_p": None if second is None else second.p, "verdict": said}
@@ -314,8 +312,6 @@ class Checks:
 
     def warnings(self) -> list[str]:
         messages = []
-        if not self.llm.rule.lossless:
-            messages.append(f"the rule {self.llm.rule.name!r} is lossy: differences are expected, they are not bugs")
         for check, row in self.data["coverage"].items():
             if row["verdict"] == UNTESTED:
                 messages.append(

@@ -7,7 +7,6 @@ import pytest
 from slipstream.cli.info import positions
 from slipstream.errors import CheckpointError
 from slipstream.models.weight_formats import QUANTISED
-from slipstream.plan.support_matrix import page
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 from tests.heads.tiny_mtp import write
 from tests.models.gguf_files import family_config, gguf_model
@@ -80,10 +79,6 @@ def test_info_of_the_embedded_model(cli, refused, embedded, monkeypatch):
 
     monkeypatch.setattr("slipstream.zoo.target_dir", missing)
     assert refused("info") == "error: the embedded target is missing. Fix: reinstall slipstream."
-
-
-def test_info_shows_what_works_with_what(cli):
-    assert cli("info", "--matrix").out == page()
 
 
 def test_info_says_that_transformers_runs_a_model(cli, tmp_path):

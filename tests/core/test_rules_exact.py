@@ -1,4 +1,4 @@
-"""The promise: every lossless rule emits exactly the distribution of the target. Proven by enumeration with fractions.
+"""The promise: every rule emits exactly the distribution of the target. Proven by enumeration with fractions.
 
 Each test draws tiny random languages, enumerates every draft and every random choice of the production `verify`, and
 compares the distribution of the first gamma + 1 tokens with the target's own: `==` on fractions, no tolerance.
@@ -16,8 +16,7 @@ from slipstream.core.rules import RULES, verify
 from tests.core.exact import Outcome, completed, emitted_distribution, explore, outcomes_of, pack, target_distribution
 from tests.core.worlds import Shape, World, every_draft, probs, random_world, steady
 
-LOSSLESS = [rule.name for rule in RULES.values() if rule.lossless]
-SAMPLED = [name for name in LOSSLESS if name != "greedy"]  # greedy is a rule for temperature 0 only
+SAMPLED = [name for name in RULES if name != "greedy"]  # greedy is a rule for temperature 0 only
 
 CHAINS = [(vocab, gamma) for vocab in (2, 3, 4) for gamma in (1, 2, 3, 4)]
 
@@ -68,7 +67,7 @@ def test_a_tree_keeps_the_targets_distribution(rule: str, parents: tuple[int, ..
                 assert_lossless(rule, random_world(seed, vocab), Shape(parents, kinds))
 
 
-@pytest.mark.parametrize("rule", [*LOSSLESS, "typical"])
+@pytest.mark.parametrize("rule", RULES)
 def test_at_temperature_zero_every_rule_emits_the_argmax(rule: str) -> None:
     for vocab, seed in product((2, 3, 4), range(6)):
         world = random_world(seed, vocab, greedy=True)
@@ -100,7 +99,7 @@ def test_other_sequences_of_a_ragged_batch_change_nothing(rule: str, at_once: in
         assert completed(world, outcomes, shape.height + 1) == target_distribution(world, shape.height + 1)
 
 
-@pytest.mark.parametrize("rule", [*LOSSLESS, "typical"])
+@pytest.mark.parametrize("rule", RULES)
 def test_with_production_dice_a_sequence_gets_the_same_result_alone_and_in_a_batch(rule: str) -> None:
     """Production random numbers are addressed by (seed, position) alone."""
     shapes = [Shape.chain("ss"), Shape.chain(""), Shape.chain("s"), Shape.chain("ssss")]
@@ -126,7 +125,7 @@ def test_with_production_dice_a_sequence_gets_the_same_result_alone_and_in_a_bat
 
 
 def test_an_empty_draft_is_plain_decoding() -> None:
-    for rule in (*SAMPLED, "typical"):
+    for rule in SAMPLED:
         world = random_world(3, 4)
         outcomes = outcomes_of(RULES[rule], world, Shape.chain(""))
         assert {o.tokens: o.weight for o in outcomes} == target_distribution(world, 1)

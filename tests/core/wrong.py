@@ -37,7 +37,7 @@ def chain_rule(
     otherwise  p, q [B, V] -> the mass to draw from after a rejection.
     bonus      how many rows after the last draft token the bonus token is drawn from.
     neighbour  a rejected draft token gets the residual of the sequence that comes so much later in the batch.
-    how        of the `Rule`: lossless, if it claims to be, and tokenwise.
+    how        fields of the `Rule`: tokenwise.
     """
 
     def decide(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
@@ -64,7 +64,7 @@ def chain_rule(
         chosen = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
         return [list(range(n)) for n in accepted], chosen
 
-    return Rule(name, how.pop("lossless", False), decide, **how)
+    return Rule(name, decide, **how)
 
 
 def keep(p: Tensor, q: Tensor) -> Tensor:
@@ -90,4 +90,4 @@ def frozen_p(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     return [[]], dice.choose(mass / mass.sum()).tolist()
 
 
-FROZEN_P = Rule("siblings without updating p", False, frozen_p)
+FROZEN_P = Rule("siblings without updating p", frozen_p)

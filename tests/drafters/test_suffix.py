@@ -220,7 +220,7 @@ def test_requests_that_repeat_a_seed_have_the_targets_distribution_each(name, ch
 
 
 @pytest.mark.parametrize("name", CARRYING)
-@pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "typical"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_each_request_for_a_drafter_that_remembers_has_random_numbers_of_its_own(name: str, rule: str) -> None:
     """Also within a batch. Under `coupled` the text is a function of target and seed, so there the seed is all."""
     model = target()

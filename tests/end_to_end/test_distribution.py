@@ -1,4 +1,4 @@
-"""The output has the target's distribution, end to end: every drafter, every sampling parameter, every lossless rule.
+"""The output has the target's distribution, end to end: every drafter, every sampling parameter, every rule.
 
 Every text of a request to an `LLM` is enumerated with its probability (`tests/enumeration.py`): of the first token and
 one or two steps with draft tokens of depth two, so every draft, resampled and bonus token is proven given the tokens

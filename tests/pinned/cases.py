@@ -104,7 +104,6 @@ def rules(name: str) -> list[str]:
 
 RULES = {
     "block": ("none", "model", "layerskip", "ngram", "eagle3", "hybrid"),
-    "typical": ("model", "suffix", "medusa", "eagle3, tree"),
     "coupled": ("none", "model", "layerskip", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3", "hybrid"),
 }  # fmt: skip
 """The default rule, rejection, is pinned for all of them."""

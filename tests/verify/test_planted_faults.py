@@ -90,7 +90,7 @@ class ByDrawnToken(PricedDrafter):
 
 
 def planted(**fault) -> Rule:
-    return chain_rule("rejection", **fault, lossless=True, tokenwise=True)
+    return chain_rule("rejection", **fault, tokenwise=True)
 
 
 DEFAULT = VerifyConfig(checks=("distribution",))

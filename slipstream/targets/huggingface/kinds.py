@@ -1,6 +1,6 @@
 """How models take part, by architecture: for those of transformers, what `huggingface_target` finds when it tries them.
 
-A table for documents and `slipstream info --matrix`; nothing is decided by it. Tests try a tiny model of each entry.
+A table for `slipstream info` and docs/support.md; nothing is decided by it. Tests try a tiny model of each entry.
 """
 
 from dataclasses import dataclass

@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.architectures.support import EXTERNAL, FAILS, TESTED, quantisations
 from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, UnsupportedModelError
-from slipstream.plan import support_matrix
-from slipstream.plan.support_matrix import quantisations
+from slipstream.targets.huggingface import kinds
 from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
@@ -40,10 +40,10 @@ QUANTISATIONS = {
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
     ),
 }
-"""As `support_matrix` calls them -> configuration of transformers."""
+"""As docs/support.md calls them -> configuration of transformers."""
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 """nf4 has blocks of 64 weights."""
-KINDS = {kind.name: kind for kind in support_matrix.KINDS}
+KINDS = {kind.name: kind for kind in kinds.KINDS}
 MODELS: dict[str, Callable[[], Any]] = {
     "packed": lambda: random_llama(vocab_size=VOCAB, eos_token_id=None, **WIDE),
     "one each": lambda: random_model("bloom", torch.float32, **WIDE),
@@ -79,9 +79,9 @@ def quantised(folder: Path, quantisation: str) -> Any:
 
 
 def test_every_quantisation_of_the_matrix_that_is_called_tested_is_tested_here() -> None:
-    listed = {name for name, what in support_matrix.EXTERNAL.items() if what == support_matrix.TESTED}
+    listed = {name for name, what in EXTERNAL.items() if what == TESTED}
     assert listed == set(QUANTISATIONS)
-    external = {name for name, kind in KINDS.items() if support_matrix.EXTERNAL.keys() <= quantisations(kind).keys()}
+    external = {name for name, kind in KINDS.items() if EXTERNAL.keys() <= quantisations(kind).keys()}
     assert external == set(MODELS)
 
 
@@ -90,7 +90,7 @@ def test_every_quantisation_of_the_matrix_that_is_called_tested_is_tested_here()
 def test_a_quantised_model_and_its_checkpoint_speculate(kind, quantisation, plain, tmp_path):
     module = quantised(plain(kind), quantisation)
     module.save_pretrained(tmp_path)
-    if quantisations(KINDS[kind])[quantisation] == support_matrix.FAILS:
+    if quantisations(KINDS[kind])[quantisation] == FAILS:
         with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
             LLM(module, dtype="float32")
         return

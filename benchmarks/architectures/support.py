@@ -1,0 +1,151 @@
+"""Writes the beginning of docs/support.md, what works with what, from what the code declares: `make support`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+from benchmarks.architectures.table import PAGE
+from benchmarks.markdown import rows
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.models.config import FAMILIES
+from slipstream.models.weight_formats import QUANTISATIONS
+from slipstream.plan.support_matrix import cell
+from slipstream.settings import RULES, SAME, STRING
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
+
+T = TypeVar("T")
+
+TESTED = "tested with the extra `quant`"
+EXTERNAL = {
+    "torchao int8 weights": TESTED,
+    "torchao int8 weights and activations": TESTED,
+    "bitsandbytes int8": TESTED,
+    "bitsandbytes nf4": TESTED,
+    "torchao int4 weights": "not tried: no kernels for a CPU",
+    "GPTQ": "tried by hand: its library, gptqmodel 7.7, asks for PyTorch 2.14",
+    "AWQ": "not tried: its library, gptqmodel 7.7, asks for PyTorch 2.14",
+}
+"""Quantisations that transformers loads, and whether a test does."""
+FAILS = "fails the trial at load: the logits of a text are others when more text follows"
+"""Of Jamba, in transformers itself, on a CPU."""
+
+
+IN_FILES = ("F32", "F16", "Q8_0", "Q4_K_M and others")
+"""Quantisations of GGUF files."""
+
+HEADING = "\n## "
+"""What follows it is not made here."""
+
+
+def architectures() -> dict[str, Kind]:
+    return {**dict.fromkeys(sorted(FAMILIES), DECODER), **dict(sorted(ARCHITECTURES.items()))}
+
+
+def quantisations(kind: Kind) -> dict[str, str]:
+    """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
+    in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
+    if kind is DECODER:
+        return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU") | in_files
+    if kind is GGUF:
+        return dict.fromkeys(QUANTISATIONS, "refused: `slipstream convert` quantises") | in_files
+    refused = "refused: transformers loads quantised models, LLM(loaded_model)"
+    formats = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
+    if kind is ONE_BY_ONE:
+        formats["bitsandbytes nf4"] = FAILS
+    return formats
+
+
+DRAFT_TOKENIZERS = {
+    SAME: "another tokenizer than the target's is refused",
+    STRING: "lossless, chains of the most likely tokens",
+}
+"""`draft_tokenizer` -> what becomes of a draft model with another tokenizer."""
+
+
+def page() -> str:
+    """Make the beginning of the page. Drafters with equal cells share a column, kinds of targets a row."""
+    columns = _alike(DRAFTERS, lambda name: tuple(str(cell(kind, DRAFTERS[name])) for kind in KINDS))
+    alike = _alike(KINDS, lambda kind: tuple(str(cell(kind, DRAFTERS[names[0]])) for names in columns.values()))
+    refusals = {entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works}
+    quantised: dict[str, dict[str, list[str]]] = {}  # kinds of targets -> what a quantisation needs -> names
+    for name, need in dict.fromkeys(each for kind in KINDS for each in quantisations(kind).items()):
+        if not need.startswith("refused"):
+            kinds = _together([kind for kind in KINDS if quantisations(kind).get(name) == need])
+            quantised.setdefault(kinds, {}).setdefault(need, []).append(name)
+    tables = (
+        _table(["kind of target", *map(_code, columns.values())],
+               [["; ".join(map(_bold, kinds)), *cells] for cells, kinds in alike.items()]),
+        _table(["kind of target", "architectures (`model_type`)", "what runs it"],
+               [[_bold(kind), kind.models or _code(name for name, of in architectures().items() if of is kind),
+                 kind.note] for kind in KINDS]),
+        _table(["kind of target", "quantisation of the target"],
+               [[kinds, "; ".join(f"{', '.join(names)} ({need})" for need, names in needs.items())]
+                for kinds, needs in quantised.items()]),
+    )  # fmt: skip
+    together, apart = ("; ".join(kind.name for kind in KINDS if kind.one_forward is one) for one in (True, False))
+    tokenizers = ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
+    return f"""\
+# What works with what
+
+Made by `make support` from what the code declares; a test compares this page with it.
+Every other causal model and encoder-decoder of transformers is tried when it is loaded
+([model families](model-families.md#every-other-model)).
+
+{tables[0]}
+
+*chains*: of a tree, the first branch is verified. *no*: {"; ".join(sorted(refusals))}.
+
+{tables[1]}
+
+A batch of requests is one forward, and beams that continue the same text share KV blocks ({together}); or
+each request has a forward, and each beam a copy of the cache ({apart}).
+
+{tables[2]}
+
+Every rule works with every cell: {_code(RULES)}. So does every batch size,
+and a draft model of any kind for a target of any kind; only encoder-decoders draft for encoder-decoders, and
+for nothing else. `eagle3` stands for EAGLE-3.1 and P-EAGLE, too, `dflash` for DSpark, `model` for PARD.
+MTP layers are run by transformers: each family that brings them has attention (latent, linear, with sinks or
+several rotary bases) or experts (shared, with sigmoid routing) that our own decoder lacks.
+A draft model's quantisation is chosen apart
+from the target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): {tokenizers}. \
+Beam search drafts nothing ([why](commands.md#beam-search)).
+"""
+
+
+def _table(heads: list[str], body: list[list[str]]) -> str:
+    return rows(heads, body, range(len(heads)))
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _bold(kind: Kind) -> str:
+    return f"**{kind.name}**"
+
+
+def _together(kinds: list[Kind]) -> str:
+    """The names of kinds; several that transformers runs as all of these but some."""
+    by_transformers = [kind for kind in KINDS if kind not in (DECODER, GGUF)]
+    if len(kinds) == 1 or kinds[0] not in by_transformers:
+        return "; ".join(kind.name for kind in kinds)
+    return " but ".join(["all that transformers runs", *(kind.name for kind in by_transformers if kind not in kinds)])
+
+
+def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
+    """Key -> the things that have it, in their order."""
+    groups: dict[Any, list[T]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
+
+
+def main() -> None:
+    below = PAGE.read_text(encoding="utf-8").split(HEADING, 1)[1]
+    PAGE.write_text(page() + HEADING + below, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
