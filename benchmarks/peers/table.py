@@ -14,8 +14,8 @@ from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
 from slipstream.bench import loops
 from slipstream.bench.estimates import mean, ratio, unsure
-from slipstream.bench.plots import Plot, intervals
-from slipstream.bench.tables import ends
+from slipstream.bench.plots import intervals
+from slipstream.bench.tables import Plot, ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,8 +210,8 @@ def plot(results: dict[str, Any]) -> Plot:
     systems = list(dict.fromkeys(SYSTEMS.values()))
     lines = [(row["label"], row["over_plain"], systems.index(row["system"])) for row in rows]
 
-    def draw(axes: Axes, narrow: bool) -> None:
-        intervals(axes, lines, "speed over Slipstream's plain decoding", narrow)
+    def draw(axes: Axes) -> None:
+        intervals(axes, lines, "speed over Slipstream's plain decoding")
 
     fastest = max(rows, key=lambda row: row["over_plain"]["value"])
     return Plot(
@@ -221,4 +221,5 @@ def plot(results: dict[str, Any]) -> Plot:
         alt=f"{len(rows)} ways of decoding; the fastest is {fastest['label']}, {fastest['over_plain']['value']:.2f}x.",
         draw=draw,
         height=0.8 + 0.27 * len(rows),
+        width=7.4,  # for the labels
     )

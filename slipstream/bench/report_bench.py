@@ -5,9 +5,8 @@ from typing import Any
 
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
-from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, words
+from slipstream.bench.tables import Alarm, Column, Plot, Section, Table, interval, percent, words
 
 PHASES = ("draft", "target", "verify", "host", "outside")
 SHOWN_POSITIONS = 8
@@ -161,7 +160,7 @@ def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]
         "speedup", "Speed-up over plain decoding",
         "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.",
         "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
-        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow), height=1.0 + 0.48 * len(rows),
+        lambda axes: plots.intervals(axes, rows, "speed-up"), height=1.0 + 0.48 * len(rows),
     )  # fmt: skip
 
 
@@ -176,7 +175,7 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
         "speedup-by-category", f"Speed-up by category, {conditions[0]}",
         "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.",
         "; ".join(f"{label.replace(chr(10), ', ')}: {interval(e)}" for label, e, _ in rows),
-        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
+        lambda axes: plots.intervals(axes, rows, "speed-up"),
         height=1.0 + 0.48 * len(rows),
     )  # fmt: skip
 
@@ -211,7 +210,7 @@ def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
 
 
 def speed(series: Series, axis: str) -> Plot:
-    def draw(axes: Any, narrow: bool) -> None:
+    def draw(axes: Any) -> None:
         for i, (label, points) in enumerate(series):
             xs, colour = _xs(points, axis), plots.SERIES[i % len(plots.SERIES)]
             gains = [p["overall"]["speedup"] for p in points]
@@ -235,14 +234,14 @@ def speed(series: Series, axis: str) -> Plot:
         axes.set_xlabel(AXES.get(axis, axis))
         axes.set_ylabel("speed-up over plain decoding")
         plots.ticks(axes, [x for _, points in series for x in _xs(points, axis)])
-        plots.legend(axes, narrow, columns=2 if len(series) > 1 else 3)
+        plots.legend(axes)
 
     return Plot(
         "speedup-by-axis", f"Speed-up by {AXES.get(axis, axis)}",
         "Points: measured, with 95% intervals. Dashed: predicted by the closed forms from acceptance by position at "
         "the longest draft and from the cost curve of the target. Plain decoding is 1.",
         "; ".join(f"{name}, {value(p, axis)}: {interval(p['overall']['speedup'])}" for name, ps in series for p in ps),
-        draw, height=3.6,
+        draw, height=3.2,
     )  # fmt: skip
 
 
@@ -250,8 +249,8 @@ def acceptance(series: Series, axis: str) -> Plot:
     groups = [(each, _xs(points, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in points])
               for each, points in series]  # fmt: skip
 
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate", narrow)
+    def draw(axes: Any) -> None:
+        plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate")
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
 
     return Plot(

@@ -3,9 +3,8 @@
 from typing import Any
 
 from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
-from slipstream.bench.tables import Column, Section, Table, percent, words
+from slipstream.bench.tables import Column, Plot, Section, Table, percent, words
 from slipstream.templates import filled
 
 BEFORE = 400
@@ -86,8 +85,8 @@ def over_time(points: list[dict[str, Any]], window: int) -> Plot:
         ("since the beginning", xs, [p["overall"] for p in points]),
     ]
 
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, "output token", "acceptance rate", narrow)
+    def draw(axes: Any) -> None:
+        plots.lines(axes, groups, "output token", "acceptance rate")
 
     return Plot(
         "acceptance-over-time", "Acceptance over time",
@@ -99,7 +98,7 @@ def over_time(points: list[dict[str, Any]], window: int) -> Plot:
 def histogram(stats: dict[str, Any]) -> Plot:
     counts = stats["histogram"]
 
-    def draw(axes: Any, narrow: bool) -> None:
+    def draw(axes: Any) -> None:
         axes.bar(range(len(counts)), counts, width=0.7, color=plots.SERIES[0])
         for x, count in enumerate(counts):
             if count:
@@ -113,7 +112,7 @@ def histogram(stats: dict[str, Any]) -> Plot:
     return Plot(
         "accepted-histogram", "Accepted draft tokens per step",
         "Number of steps by accepted draft tokens. Prefill has no draft tokens and counts at 0.",
-        "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.8,
+        "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.5,
     )  # fmt: skip
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.plots import Plot
 from slipstream.errors import sentence
 from slipstream.templates.sizes import size as size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NOTHING = "-"
 """The text of a cell that is None."""
@@ -89,6 +91,20 @@ class Table:
             parts.append(replace(self, title=title, rows=rows, note="").of(rest))
         parts[-1] = replace(parts[-1], note=self.note)
         return parts
+
+
+@dataclass(frozen=True)
+class Plot:
+    """name: name of the exported file. title, caption: text next to the plot. alt: a text alternative with the values.
+    draw: draws the plot. height, width: in inches; at the default width, text is readable on a phone and on paper."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    draw: Callable[[Axes], None]
+    height: float = 2.7
+    width: float = 3.9
 
 
 @dataclass

@@ -104,6 +104,19 @@ def test_every_figure_states_date_machine_and_what_it_shows(text, results):
         assert len(unseen.group(1)) > 10
 
 
+def test_a_figure_is_drawn_once_and_scales_to_the_screen_with_legible_text(text, results):
+    """On a phone, 358 of its 390 pixels are left for a drawing."""
+    drawn, plots = re.findall(r"<figure>.*?</figure>", text, re.DOTALL), [p for r in results for p in section(r).plots]
+    assert len(drawn) == len(plots) > 0
+    for figure in drawn:
+        assert figure.count("<svg ") == 1
+        size = re.search(r'width="100%" viewBox="0 0 ([\d.]+) [\d.]+"', figure)
+        letters = [float(points) for points in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", figure)]
+        assert letters
+        assert min(letters) * 358 / float(size[1]) > 9.5
+    assert re.search(r"figure svg \{[^}]*width: 100%; max-width: \d+rem; height: auto;", text)
+
+
 def test_figures_follow_the_colours_of_the_page(text):
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "var(--ink)" in drawn
