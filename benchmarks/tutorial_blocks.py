@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.markdown import QUIET, rows, table
+from benchmarks.markdown import QUIET
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
 from slipstream.bench.tables import Plot, counted, interval, percent, times
+from slipstream.cli.table_forms import markdown_rows as rows, render_markdown as table
 from slipstream.drafters.registry import DRAFTERS
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.tables import Plot
+from slipstream.bench.tables import Plot, interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,24 +103,33 @@ def errors(estimates: Seq[dict[str, Any]]) -> list[list[float]]:
     return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
 
 
-def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, Any], int]], label: str) -> None:
-    """Draw an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked."""
-    ends = [(e["low"] or e["value"], e["high"] or e["value"]) for _, e, _ in rows]
-    for y, (_, e, series) in enumerate(rows):
-        colour = SERIES[series % len(SERIES)]
-        axes.plot(ends[y], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
-        axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
-        axes.annotate(
-            f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom",
-            color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
-        )  # fmt: skip
-    axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
-    axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * 1.05)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(label)
+def plot_intervals(
+    name: str, title: str, caption: str, rows: Seq[tuple[str, dict[str, Any], int]], label: str = "speed-up",
+    row: float = 0.48, width: float = Plot.width,
+) -> Plot:  # fmt: skip
+    """Plot an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked. row:
+    its height in inches."""
+
+    def draw(axes: Axes) -> None:
+        ends = [(e["low"] or e["value"], e["high"] or e["value"]) for _, e, _ in rows]
+        for y, (_, e, series) in enumerate(rows):
+            colour = SERIES[series % len(SERIES)]
+            axes.plot(ends[y], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+            axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
+            axes.annotate(
+                f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center",
+                va="bottom", color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+            )  # fmt: skip
+        axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
+        axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
+        axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
+        axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * 1.05)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(label)
+
+    alt = "; ".join(f"{each.replace(chr(10), ', ')}: {interval(e)}" for each, e, _ in rows)
+    return Plot(name, title, caption, alt, draw, 1.0 + row * len(rows), width)
 
 
 def lines(axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, percent: bool = True) -> None:

@@ -156,11 +156,9 @@ def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]
          names.index(name(arm)))
         for arm in fast
     ]  # fmt: skip
-    return Plot(
+    return plots.plot_intervals(
         "speedup", "Speed-up over plain decoding",
-        "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.",
-        "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
-        lambda axes: plots.intervals(axes, rows, "speed-up"), height=1.0 + 0.48 * len(rows),
+        "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.", rows,
     )  # fmt: skip
 
 
@@ -171,12 +169,9 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
         for kind in first[0]["categories"]
         for arm in first
     ]
-    return Plot(
+    return plots.plot_intervals(
         "speedup-by-category", f"Speed-up by category, {conditions[0]}",
-        "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.",
-        "; ".join(f"{label.replace(chr(10), ', ')}: {interval(e)}" for label, e, _ in rows),
-        lambda axes: plots.intervals(axes, rows, "speed-up"),
-        height=1.0 + 0.48 * len(rows),
+        "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.", rows,
     )  # fmt: skip
 
 

@@ -114,6 +114,7 @@ class Section:
     lead     the finding in a sentence or two.
     tables   the first one answers the question, the others are details.
     notes    remarks, a sentence each.
+    configs  (program, configuration, note) for each program that can use the finding; one of the texts may be empty.
     html     a part that is neither table nor plot, only for a page, shown first.
     """
 
@@ -122,6 +123,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    configs: list[tuple[str, str, str]] = field(default_factory=list)
     html: str = ""
 
 

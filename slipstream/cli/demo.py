@@ -14,6 +14,7 @@ from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import UsualModels
+from slipstream.cli.table_forms import render_terminal
 from slipstream.core.params import SamplingParams
 from slipstream.zoo import EMBEDDED, SMOLLM2, prompts as embedded_prompts
 
@@ -161,4 +162,4 @@ def table(runs_of: dict[str, list[Run]]) -> RichTable:
                  vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
                  "yes" + "*" * bool(run.divergences) if run.exact else Alarm("NO")]
             )  # fmt: skip
-    return render.rendered(Table("", columns, rows))
+    return render_terminal(Table("", columns, rows))

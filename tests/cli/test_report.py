@@ -113,7 +113,7 @@ def test_a_figure_is_drawn_once_and_scales_to_the_screen_with_legible_text(text,
         size = re.search(r'width="100%" viewBox="0 0 ([\d.]+) [\d.]+"', figure)
         letters = [float(points) for points in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", figure)]
         assert letters
-        assert min(letters) * 358 / float(size[1]) > 9.5
+        assert min(letters) * 358 / float(size[1]) > 10
     assert re.search(r"figure svg \{[^}]*width: 100%; max-width: \d+rem; height: auto;", text)
 
 
