@@ -111,11 +111,9 @@ def plot_intervals(
     its height in inches."""
 
     def draw(axes: Axes) -> None:
-        ends = [(e["low"] or e["value"], e["high"] or e["value"]) for _, e, _ in rows]
         for y, (_, e, series) in enumerate(rows):
-            colour = SERIES[series % len(SERIES)]
-            axes.plot(ends[y], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
-            axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
+            marker, colour = MARKERS[series % len(MARKERS)], SERIES[series % len(SERIES)]
+            axes.errorbar([e["value"]], [y], xerr=errors([e]), fmt=marker, color=colour, elinewidth=2.2, markersize=7)
             axes.annotate(
                 f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center",
                 va="bottom", color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
@@ -123,8 +121,8 @@ def plot_intervals(
         axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
         axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
         axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
-        low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * 1.05)
+        left, right = axes.get_xlim()
+        axes.set_xlim(min(0.9, left), 1.04 * max(1.1, right))
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(label)
 

@@ -207,22 +207,19 @@ def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
 def speed(series: Series, axis: str) -> Plot:
     def draw(axes: Any) -> None:
         for i, (label, points) in enumerate(series):
-            xs, colour = _xs(points, axis), plots.SERIES[i % len(plots.SERIES)]
+            # Moved apart, so that intervals do not hide each other.
+            xs, colour = dodged(_xs(points, axis), i, len(series)), plots.SERIES[i % len(plots.SERIES)]
             gains = [p["overall"]["speedup"] for p in points]
-            y = [g["value"] for g in gains]
-            if len(series) > 1:
-                xs = dodged(xs, i, len(series))  # so that intervals do not hide each other
-            spread = plots.errors(gains)
-            many = len(series) > 1
+            who = f"{label}, " if len(series) > 1 else ""
             axes.errorbar(
-                xs, y, yerr=spread, fmt=plots.MARKERS[i % len(plots.MARKERS)], color=colour, capsize=3,
-                label=f"{label}, measured" if many else "measured",
+                xs, [gain["value"] for gain in gains], yerr=plots.errors(gains), color=colour, capsize=3,
+                fmt=plots.MARKERS[i % len(plots.MARKERS)], label=f"{who}measured",
             )  # fmt: skip
             expected = [(x, p["predicted"]["speedup"]) for x, p in zip(xs, points, strict=True) if p.get("predicted")]
             if expected:
                 axes.plot(
                     *zip(*expected, strict=True), color=colour, linestyle=plots.DASHES[1], linewidth=1.4,
-                    label=f"{label}, predicted" if many else "predicted",
+                    label=f"{who}predicted",
                 )  # fmt: skip
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
         axes.set_ylim(bottom=min(0.8, axes.get_ylim()[0]))
