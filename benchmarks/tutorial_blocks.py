@@ -71,9 +71,8 @@ def closed_form(kit: Kit) -> str:
     lines = [(f"alpha {a:g}", gammas, [speedup(a, g, CLOSED_C) for g in gammas]) for a in CLOSED_ALPHAS]
 
     def draw(axes: Any) -> None:
-        plots.lines(axes, lines, "draft length gamma", "speed-up", percent=False)
+        plots.lines(axes, lines, "draft length gamma", "speed-up", percent=False, few=True)
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
-        plots.ticks(axes, gammas)
 
     best = [(a, best_gamma(a, CLOSED_C, CLOSED_LONGEST)) for a in CLOSED_ALPHAS]
     said = "; ".join(f"alpha {a:g}: {g} draft tokens, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
@@ -241,9 +240,8 @@ def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
     lines.append(("plain decoding", lines[0][1], level))
 
     def draw(axes: Any) -> None:
-        plots.lines(axes, lines, title, "tokens/s", percent=False)
+        plots.lines(axes, lines, title, "tokens/s", percent=False, few=True)
         axes.set_ylim(bottom=0)
-        plots.ticks(axes, lines[0][1])
 
     return Plot(
         "speed", f"Tokens per second by {title}",

@@ -48,9 +48,7 @@ def inline(plot: Plot, key: str) -> str:
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{key}-", text)
     for colour, name in NAMES.items():
         text = text.replace(f": {colour}", f": var({name})")
-    size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', text)
-    if size:
-        text = text.replace(size.group(0), 'width="100%"', 1)
+    text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'width="100%"', text, count=1)
     return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
@@ -130,8 +128,10 @@ def plot_intervals(
     return Plot(name, title, caption, alt, draw, 1.0 + row * len(rows), width)
 
 
-def lines(axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, percent: bool = True) -> None:
-    """Draw named lines (name, xs, ys)."""
+def lines(
+    axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, percent: bool = True, few: bool = False
+) -> None:
+    """Draw named lines (name, xs, ys). few: the values on the x axis are few, and each has a tick."""
     for i, (name, xs, ys) in enumerate(groups):
         axes.plot(
             xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)] if len(xs) < 40 else None,
@@ -142,6 +142,8 @@ def lines(axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y
     if percent:
         axes.set_ylim(0, 1.03)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+    if few:
+        ticks(axes, [value for _, xs, _ in groups for value in xs])
     legend(axes)
 
 

@@ -240,12 +240,8 @@ def speed(series: Series, axis: str) -> Plot:
 def acceptance(series: Series, axis: str) -> Plot:
     groups = [(each, _xs(points, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in points])
               for each, points in series]  # fmt: skip
-
-    def draw(axes: Any) -> None:
-        plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate")
-        plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
-
     return Plot(
         "acceptance-by-axis", f"Acceptance rate by {AXES.get(axis, axis)}", "Accepted draft tokens over verified ones.",
-        "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups), draw,
+        "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups),
+        lambda axes: plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate", few=True),
     )  # fmt: skip

@@ -84,14 +84,11 @@ def over_time(points: list[dict[str, Any]], window: int) -> Plot:
         (f"last {window} steps", xs, [p["rate"] for p in points]),
         ("since the beginning", xs, [p["overall"] for p in points]),
     ]
-
-    def draw(axes: Any) -> None:
-        plots.lines(axes, groups, "output token", "acceptance rate")
-
     return Plot(
         "acceptance-over-time", "Acceptance over time",
         f"Accepted draft tokens over verified ones: in the last {window} steps that drafted, and since the beginning.",
-        "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points), draw,
+        "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points),
+        lambda axes: plots.lines(axes, groups, "output token", "acceptance rate"),
     )  # fmt: skip
 
 
