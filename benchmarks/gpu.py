@@ -23,12 +23,13 @@ from torch import nn
 
 from benchmarks.derived_models import NORMS
 from benchmarks.figures import spread
-from benchmarks.markdown import bound, rows
+from benchmarks.markdown import bound
 from benchmarks.protocol import ROOT
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.prompts import load
 from slipstream.bench.provenance import commit, now, versions
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence as Text
 from slipstream.models.load_settings import LoadSettings

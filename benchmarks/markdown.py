@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 from benchmarks.protocol import THREADS
-from slipstream.bench.tables import Table
 
 QUIET = 0.03
 """Share of the machine's time that other processes may use before the report has a warning."""
@@ -40,18 +39,6 @@ def versions(source: dict[str, Any]) -> str:
     """The versions of every process."""
     texts = (f"{n}: " + ", ".join(f"{p} {v}" for p, v in each.items()) for n, each in source["versions"].items())
     return f"Versions, by process: {'; '.join(texts)}."
-
-
-def rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)) -> str:
-    """A table; columns that are not `left` are numbers."""
-    lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def table(source: Table) -> str:
-    left = [i for i, column in enumerate(source.columns) if column.words]
-    cells = [[text.replace("\n", ", ") for text in row] for row in source.texts()]  # a row of Markdown is a line
-    return rows([column.heading for column in source.columns], cells, left)
 
 
 FINEST = 4

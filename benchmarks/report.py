@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import FIGURES, Figure, agreement, judge, spread
-from benchmarks.markdown import document, noise, rows, versions
+from benchmarks.markdown import document, noise, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
 from slipstream.bench.tables import ends
+from slipstream.cli.table_forms import markdown_rows as rows
 
 SCHEMA = 1
 

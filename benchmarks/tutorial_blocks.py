@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.markdown import QUIET, rows, table
+from benchmarks.markdown import QUIET
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
-from slipstream.bench.plots import Plot
-from slipstream.bench.tables import counted, interval, percent, times
+from slipstream.bench.tables import Plot, counted, interval, percent, times
+from slipstream.cli.table_forms import markdown_rows as rows, render_markdown as table
 from slipstream.drafters.registry import DRAFTERS
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
@@ -33,10 +33,10 @@ def prices(kit: Kit) -> str:
     curve, c = output["costs"]["curve"], output["costs"]["c"]
     counts, relative = curve["rows"], [s / curve["seconds"][0] for s in curve["seconds"]]
 
-    def draw(axes: Any, narrow: bool) -> None:
+    def draw(axes: Any) -> None:
         plots.lines(
             axes, [("measured", counts, relative), ("one pass per row", counts, counts)],
-            "tokens that one target pass verifies", "time, in one-token passes", narrow, percent=False,
+            "tokens that one target pass verifies", "time, in one-token passes", percent=False,
         )  # fmt: skip
         doubling(axes, counts, counts)
 
@@ -44,7 +44,7 @@ def prices(kit: Kit) -> str:
         "prices", "Cost of a target pass by the number of tokens it verifies",
         "Embedded target, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
         "; ".join(f"{counted(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
-        draw, height=2.8,
+        draw,
     )  # fmt: skip
     at = counts.index(8)
     said = (
@@ -70,16 +70,15 @@ def closed_form(kit: Kit) -> str:
     gammas = list(range(1, CLOSED_LONGEST + 1))
     lines = [(f"alpha {a:g}", gammas, [speedup(a, g, CLOSED_C) for g in gammas]) for a in CLOSED_ALPHAS]
 
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, lines, "draft length gamma", "speed-up", narrow, percent=False)
+    def draw(axes: Any) -> None:
+        plots.lines(axes, lines, "draft length gamma", "speed-up", percent=False, few=True)
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
-        plots.ticks(axes, gammas)
 
     best = [(a, best_gamma(a, CLOSED_C, CLOSED_LONGEST)) for a in CLOSED_ALPHAS]
     said = "; ".join(f"alpha {a:g}: {g} draft tokens, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
     plot = Plot(
         "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, verification free. Dashed: plain "
-        "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.4,
+        "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.0,
     )  # fmt: skip
     return block(kit.draw("closed-form", plot), f"The best length up to {CLOSED_LONGEST} at c = {CLOSED_C:g}: {said}.")
 
@@ -240,10 +239,9 @@ def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
     level = [_rate(a) for a in plain] if len(plain) == len(fast) else [_rate(plain[0])] * len(fast)
     lines.append(("plain decoding", lines[0][1], level))
 
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, lines, title, "tokens/s", narrow, percent=False)
+    def draw(axes: Any) -> None:
+        plots.lines(axes, lines, title, "tokens/s", percent=False, few=True)
         axes.set_ylim(bottom=0)
-        plots.ticks(axes, lines[0][1])
 
     return Plot(
         "speed", f"Tokens per second by {title}",
@@ -304,8 +302,8 @@ def load(kit: Kit) -> str:
         ("with speculation", xs, [each["tokens_per_second"] for each in loads]),
     ]
 
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, lines, "sequences at once", "tokens/s, all sequences", narrow, percent=False)
+    def draw(axes: Any) -> None:
+        plots.lines(axes, lines, "sequences at once", "tokens/s, all sequences", percent=False)
         doubling(axes, xs, [200, 500, 1000, 2000, 5000, 10000, 20000])
 
     gains = [f"{each['speedup']:.2f}x at batch {each['batch']}" for each in loads]

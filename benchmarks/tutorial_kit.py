@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result, read
-from slipstream.bench.tables import Section, remark
+from slipstream.bench.tables import Plot, Section, remark
 from slipstream.cli.report import section
 
 WIDTH = 100

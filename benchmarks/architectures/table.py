@@ -16,8 +16,8 @@ from benchmarks.architectures.worker import (
     REFUSED,
     Found,
 )
-from benchmarks.markdown import rows
 from benchmarks.protocol import ROOT
+from slipstream.cli.table_forms import markdown_rows as rows
 
 PAGE = ROOT / "docs" / "support.md"
 FIRST, LAST = "<!-- architectures: made by make architectures -->", "<!-- end of architectures -->"

@@ -22,13 +22,14 @@ from typing import Any
 from benchmarks.figures import spread
 from benchmarks.gguf.files import started
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side, bars, sides
-from benchmarks.markdown import beside, bound, document, noise, rows, run_of, versions
+from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.models.text import load_tokenizer
 
 REQUEST, LENGTHS, ROWS = 80, (512, 2048), (1, 2, 4, 6, 8)

@@ -22,13 +22,14 @@ from benchmarks.figures import spread
 from benchmarks.gguf.families import figures
 from benchmarks.gguf.files import SIZES, file_of, started
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side
-from benchmarks.markdown import document, noise, rows, run_of, versions
+from benchmarks.markdown import document, noise, run_of, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
 

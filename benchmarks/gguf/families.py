@@ -27,7 +27,7 @@ import torch
 from benchmarks.figures import spread
 from benchmarks.gguf.files import started, started_from_checkpoint
 from benchmarks.gguf.lineup import GENAI, IK, LLAMACPP, SLIPSTREAM, TRANSFORMERS, Side
-from benchmarks.markdown import beside, bound, document, noise, rows, run_of, versions
+from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
@@ -35,6 +35,7 @@ from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.cli.options import checked_length
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.drafters.draft_plan import WITH_HEAD
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import load_tokenizer

@@ -27,9 +27,9 @@ from torch import Tensor
 from benchmarks.accuracy import divergences, logits
 from benchmarks.derived_models import larger
 from benchmarks.gguf.files import checkpoint
-from benchmarks.markdown import rows
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.target import Target
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header

@@ -23,7 +23,6 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.figures import spread
-from benchmarks.markdown import rows
 from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
@@ -31,6 +30,7 @@ from slipstream import zoo
 from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends, interval, percent
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM

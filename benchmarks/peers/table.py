@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,8 @@ from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
 from slipstream.bench import loops
 from slipstream.bench.estimates import mean, ratio, unsure
-from slipstream.bench.plots import Plot, intervals
-from slipstream.bench.tables import ends
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from slipstream.bench.plots import plot_intervals
+from slipstream.bench.tables import Plot, ends
 
 SCHEMA = 2
 NEAR_TIE = 1e-3
@@ -210,15 +207,8 @@ def plot(results: dict[str, Any]) -> Plot:
     systems = list(dict.fromkeys(SYSTEMS.values()))
     lines = [(row["label"], row["over_plain"], systems.index(row["system"])) for row in rows]
 
-    def draw(axes: Axes, narrow: bool) -> None:
-        intervals(axes, lines, "speed over Slipstream's plain decoding", narrow)
-
-    fastest = max(rows, key=lambda row: row["over_plain"]["value"])
-    return Plot(
-        name="peers",
-        title="Side by side",
-        caption="Tokens a second on code and edit prompts, over Slipstream's plain decoding, with 95 % intervals.",
-        alt=f"{len(rows)} ways of decoding; the fastest is {fastest['label']}, {fastest['over_plain']['value']:.2f}x.",
-        draw=draw,
-        height=0.8 + 0.27 * len(rows),
-    )
+    return plot_intervals(
+        "peers", "Side by side",
+        "Tokens a second on code and edit prompts, over Slipstream's plain decoding, with 95 % intervals.",
+        lines, "speed over Slipstream's plain decoding", row=0.27, width=7.4,  # for the labels
+    )  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.markdown import document, noise, rows as table_rows, table
+from benchmarks.markdown import document, noise
 from benchmarks.serve.figures import Row
 from slipstream.bench.load_figures import latencies, speeds
 from slipstream.bench.results import Result
 from slipstream.bench.tables import ends
+from slipstream.cli.table_forms import markdown_rows as table_rows, render_markdown as table
 
 ORDER = ("missed", "not measured", "reached")
 

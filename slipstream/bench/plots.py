@@ -1,15 +1,16 @@
-"""Plots of results, as inline SVG in the colours of a page or as exported files. A page has a wide and a narrow version
-of each, for phones. Colours are those of Okabe and Ito (2008), distinguishable with any colour vision; line styles and
-markers differ too.
+"""Plots of results as SVG, for a file or inline in the colours of a page. One drawing serves every screen: it is about
+as wide as a phone, and a page scales it. Colours are those of Okabe and Ito (2008), distinguishable with any colour
+vision; line styles and markers differ too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
 from io import StringIO
 from typing import TYPE_CHECKING, Any
+
+from slipstream.bench.tables import Plot, interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,48 +22,33 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 
 NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper"}
 NAMES |= {colour: f"--c{i}" for i, colour in enumerate(SERIES)}
 """Colour in a plot -> CSS variable of the page."""
-WIDE, NARROW = 7.4, 3.6
-"""Inches."""
+LEGEND_WIDTH, LEGEND_MARK = 56, 9
+"""Characters that fit beside each other above a plot, and what the mark of an entry takes of them."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """name: name of the exported file. title, caption: text next to the plot. alt: a text alternative with the values.
-    draw: (axes, narrow) -> None, draws the plot. height: in inches."""
-
-    name: str
-    title: str
-    caption: str
-    alt: str
-    draw: Callable[[Axes, bool], None]
-    height: float = 3.2
-
-
-def svg(plot: Plot, narrow: bool = False) -> str:
-    """A standalone SVG document. Does not change global state of matplotlib."""
+def svg(plot: Plot) -> str:
+    """Draw a plot as a standalone SVG document. Does not change global state of matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
     out = StringIO()
     with matplotlib.rc_context(_style(plot.name)):
-        figure = Figure(figsize=(NARROW if narrow else WIDE, plot.height), layout="constrained")
-        plot.draw(figure.add_subplot(), narrow)
+        figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
+        plot.draw(figure.add_subplot())
         figure.savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
     return out.getvalue()
 
 
-def inline(plot: Plot, key: str, narrow: bool = False) -> str:
-    """The SVG for a page: colours are CSS variables, `key` makes ids unique, the width is 100 %."""
-    text = svg(plot, narrow)
+def inline(plot: Plot, key: str) -> str:
+    """Draw a plot for a page: colours are CSS variables, `key` makes ids unique, the width is 100 %."""
+    text = svg(plot)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', text)
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{key}-", text)
     for colour, name in NAMES.items():
         text = text.replace(f": {colour}", f": var({name})")
-    size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', text)
-    if size:
-        text = text.replace(size.group(0), 'width="100%"', 1)
+    text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'width="100%"', text, count=1)
     return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
@@ -98,15 +84,15 @@ def _style(name: str) -> Any:
     }
 
 
-def legend(axes: Axes, narrow: bool, columns: int = 3) -> None:
-    """Adds a legend above the plot, if there are several series."""
+def legend(axes: Axes) -> None:
+    """Add a legend above the plot, if there are several series, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
-        fits = 3 if max(map(len, labels)) < 9 else 1
-        rows = min(fits if narrow else columns, len(labels))
+        columns = max(1, LEGEND_WIDTH // (max(map(len, labels)) + LEGEND_MARK))
         axes.figure.legend(  # type: ignore[union-attr]
-            handles, labels, loc="outside upper left", ncols=rows, handlelength=2.6, columnspacing=1.4
-        )
+            handles, labels, loc="outside upper left", ncols=min(columns, len(labels)), handlelength=2.6,
+            columnspacing=1.4,
+        )  # fmt: skip
 
 
 def errors(estimates: Seq[dict[str, Any]]) -> list[list[float]]:
@@ -115,30 +101,37 @@ def errors(estimates: Seq[dict[str, Any]]) -> list[list[float]]:
     return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
 
 
-def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, Any], int]], label: str, narrow: bool) -> None:
-    """Draws an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked."""
-    ends = [(e["low"] or e["value"], e["high"] or e["value"]) for _, e, _ in rows]
-    for y, (_, e, series) in enumerate(rows):
-        colour = SERIES[series % len(SERIES)]
-        axes.plot(ends[y], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
-        axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
-        axes.annotate(
-            f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom",
-            color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
-        )  # fmt: skip
-    axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
-    axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * 1.05)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(label)
+def plot_intervals(
+    name: str, title: str, caption: str, rows: Seq[tuple[str, dict[str, Any], int]], label: str = "speed-up",
+    row: float = 0.48, width: float = Plot.width,
+) -> Plot:  # fmt: skip
+    """Plot an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked. row:
+    its height in inches."""
+
+    def draw(axes: Axes) -> None:
+        for y, (_, e, series) in enumerate(rows):
+            marker, colour = MARKERS[series % len(MARKERS)], SERIES[series % len(SERIES)]
+            axes.errorbar([e["value"]], [y], xerr=errors([e]), fmt=marker, color=colour, elinewidth=2.2, markersize=7)
+            axes.annotate(
+                f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center",
+                va="bottom", color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+            )  # fmt: skip
+        axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
+        axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
+        axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
+        left, right = axes.get_xlim()
+        axes.set_xlim(min(0.9, left), 1.04 * max(1.1, right))
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(label)
+
+    alt = "; ".join(f"{each.replace(chr(10), ', ')}: {interval(e)}" for each, e, _ in rows)
+    return Plot(name, title, caption, alt, draw, 1.0 + row * len(rows), width)
 
 
 def lines(
-    axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, narrow: bool, percent: bool = True
+    axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, percent: bool = True, few: bool = False
 ) -> None:
-    """Draws named lines (name, xs, ys)."""
+    """Draw named lines (name, xs, ys). few: the values on the x axis are few, and each has a tick."""
     for i, (name, xs, ys) in enumerate(groups):
         axes.plot(
             xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)] if len(xs) < 40 else None,
@@ -149,11 +142,13 @@ def lines(
     if percent:
         axes.set_ylim(0, 1.03)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    legend(axes, narrow)
+    if few:
+        ticks(axes, [value for _, xs, _ in groups for value in xs])
+    legend(axes)
 
 
 def ticks(axes: Axes, xs: Seq[Any]) -> None:
-    """Sets a tick at each measured value, if there are at most 12."""
+    """Set a tick at each measured value, if there are at most 12."""
     values = sorted(set(xs)) if all(isinstance(x, (int, float)) for x in xs) else []
     if 1 < len(values) <= 12:
         axes.set_xticks(values, [f"{value:g}" for value in values])

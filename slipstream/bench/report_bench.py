@@ -5,9 +5,8 @@ from typing import Any
 
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
-from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, words
+from slipstream.bench.tables import Alarm, Column, Plot, Section, Table, interval, percent, words
 
 PHASES = ("draft", "target", "verify", "host", "outside")
 SHOWN_POSITIONS = 8
@@ -157,11 +156,9 @@ def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]
          names.index(name(arm)))
         for arm in fast
     ]  # fmt: skip
-    return Plot(
+    return plots.plot_intervals(
         "speedup", "Speed-up over plain decoding",
-        "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.",
-        "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
-        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow), height=1.0 + 0.48 * len(rows),
+        "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.", rows,
     )  # fmt: skip
 
 
@@ -172,12 +169,9 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
         for kind in first[0]["categories"]
         for arm in first
     ]
-    return Plot(
+    return plots.plot_intervals(
         "speedup-by-category", f"Speed-up by category, {conditions[0]}",
-        "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.",
-        "; ".join(f"{label.replace(chr(10), ', ')}: {interval(e)}" for label, e, _ in rows),
-        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
-        height=1.0 + 0.48 * len(rows),
+        "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.", rows,
     )  # fmt: skip
 
 
@@ -211,50 +205,43 @@ def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
 
 
 def speed(series: Series, axis: str) -> Plot:
-    def draw(axes: Any, narrow: bool) -> None:
+    def draw(axes: Any) -> None:
         for i, (label, points) in enumerate(series):
-            xs, colour = _xs(points, axis), plots.SERIES[i % len(plots.SERIES)]
+            # Moved apart, so that intervals do not hide each other.
+            xs, colour = dodged(_xs(points, axis), i, len(series)), plots.SERIES[i % len(plots.SERIES)]
             gains = [p["overall"]["speedup"] for p in points]
-            y = [g["value"] for g in gains]
-            if len(series) > 1:
-                xs = dodged(xs, i, len(series))  # so that intervals do not hide each other
-            spread = plots.errors(gains)
-            many = len(series) > 1
+            who = f"{label}, " if len(series) > 1 else ""
             axes.errorbar(
-                xs, y, yerr=spread, fmt=plots.MARKERS[i % len(plots.MARKERS)], color=colour, capsize=3,
-                label=f"{label}, measured" if many else "measured",
+                xs, [gain["value"] for gain in gains], yerr=plots.errors(gains), color=colour, capsize=3,
+                fmt=plots.MARKERS[i % len(plots.MARKERS)], label=f"{who}measured",
             )  # fmt: skip
             expected = [(x, p["predicted"]["speedup"]) for x, p in zip(xs, points, strict=True) if p.get("predicted")]
             if expected:
                 axes.plot(
                     *zip(*expected, strict=True), color=colour, linestyle=plots.DASHES[1], linewidth=1.4,
-                    label=f"{label}, predicted" if many else "predicted",
+                    label=f"{who}predicted",
                 )  # fmt: skip
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
         axes.set_ylim(bottom=min(0.8, axes.get_ylim()[0]))
         axes.set_xlabel(AXES.get(axis, axis))
         axes.set_ylabel("speed-up over plain decoding")
         plots.ticks(axes, [x for _, points in series for x in _xs(points, axis)])
-        plots.legend(axes, narrow, columns=2 if len(series) > 1 else 3)
+        plots.legend(axes)
 
     return Plot(
         "speedup-by-axis", f"Speed-up by {AXES.get(axis, axis)}",
         "Points: measured, with 95% intervals. Dashed: predicted by the closed forms from acceptance by position at "
         "the longest draft and from the cost curve of the target. Plain decoding is 1.",
         "; ".join(f"{name}, {value(p, axis)}: {interval(p['overall']['speedup'])}" for name, ps in series for p in ps),
-        draw, height=3.6,
+        draw, height=3.2,
     )  # fmt: skip
 
 
 def acceptance(series: Series, axis: str) -> Plot:
     groups = [(each, _xs(points, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in points])
               for each, points in series]  # fmt: skip
-
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate", narrow)
-        plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
-
     return Plot(
         "acceptance-by-axis", f"Acceptance rate by {AXES.get(axis, axis)}", "Accepted draft tokens over verified ones.",
-        "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups), draw,
+        "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups),
+        lambda axes: plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate", few=True),
     )  # fmt: skip

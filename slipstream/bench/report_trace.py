@@ -3,9 +3,8 @@
 from typing import Any
 
 from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
-from slipstream.bench.tables import Column, Section, Table, percent, words
+from slipstream.bench.tables import Column, Plot, Section, Table, percent, words
 from slipstream.templates import filled
 
 BEFORE = 400
@@ -85,21 +84,18 @@ def over_time(points: list[dict[str, Any]], window: int) -> Plot:
         (f"last {window} steps", xs, [p["rate"] for p in points]),
         ("since the beginning", xs, [p["overall"] for p in points]),
     ]
-
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, "output token", "acceptance rate", narrow)
-
     return Plot(
         "acceptance-over-time", "Acceptance over time",
         f"Accepted draft tokens over verified ones: in the last {window} steps that drafted, and since the beginning.",
-        "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points), draw,
+        "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points),
+        lambda axes: plots.lines(axes, groups, "output token", "acceptance rate"),
     )  # fmt: skip
 
 
 def histogram(stats: dict[str, Any]) -> Plot:
     counts = stats["histogram"]
 
-    def draw(axes: Any, narrow: bool) -> None:
+    def draw(axes: Any) -> None:
         axes.bar(range(len(counts)), counts, width=0.7, color=plots.SERIES[0])
         for x, count in enumerate(counts):
             if count:
@@ -113,7 +109,7 @@ def histogram(stats: dict[str, Any]) -> Plot:
     return Plot(
         "accepted-histogram", "Accepted draft tokens per step",
         "Number of steps by accepted draft tokens. Prefill has no draft tokens and counts at 0.",
-        "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.8,
+        "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.5,
     )  # fmt: skip
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.plots import Plot
 from slipstream.errors import sentence
 from slipstream.templates.sizes import size as size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NOTHING = "-"
 """The text of a cell that is None."""
@@ -91,6 +93,20 @@ class Table:
         return parts
 
 
+@dataclass(frozen=True)
+class Plot:
+    """name: name of the exported file. title, caption: text next to the plot. alt: a text alternative with the values.
+    draw: draws the plot. height, width: in inches; at the default width, text is readable on a phone and on paper."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    draw: Callable[[Axes], None]
+    height: float = 2.7
+    width: float = 3.9
+
+
 @dataclass
 class Section:
     """The report of one result.
@@ -98,6 +114,7 @@ class Section:
     lead     the finding in a sentence or two.
     tables   the first one answers the question, the others are details.
     notes    remarks, a sentence each.
+    configs  (program, configuration, note) for each program that can use the finding; one of the texts may be empty.
     html     a part that is neither table nor plot, only for a page, shown first.
     """
 
@@ -106,6 +123,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    configs: list[tuple[str, str, str]] = field(default_factory=list)
     html: str = ""
 
 

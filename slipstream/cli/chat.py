@@ -13,6 +13,7 @@ from slipstream.cli.generate import run
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions, UsualModels
+from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
@@ -117,7 +118,7 @@ class Session:
         if not self.raw:
             self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion.text}]
         if completion.logprobs is not None:
-            render.logprobs(completion, self.llm.tokenizer)
+            print_logprobs(completion, self.llm.tokenizer)
         render.line(render.summary(completion.stats, self.llm.rule.name, finish))
 
     def _command(self, name: str) -> bool | None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.bench.tables import Alarm, Column, Table, words
+from slipstream.bench.tables import Alarm, Column, Section, Table, words
 from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import UsualModels
+from slipstream.cli.table_forms import print_section
 from slipstream.core.params import SamplingParams
 from slipstream.zoo import EMBEDDED, SMOLLM2, prompts as embedded_prompts
 
@@ -58,6 +58,7 @@ def demo(
     render.line(banner(llm, models))
     if render.coloured(render.out()):
         render.err().print(render.legend())
+    from slipstream.bench.benchmark import warnings
     from slipstream.bench.measure import decode, line_up, passes, race
     from slipstream.bench.provenance import OtherProcesses
 
@@ -73,7 +74,10 @@ def demo(
     with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in runs_of.values())) as advance:
         for runs in runs_of.values():
             race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
-    report(runs_of, neighbours.share())
+    share = neighbours.share()
+    print_section(section(runs_of))
+    for said in dict.fromkeys(said for runs in runs_of.values() for said in warnings(runs, share)):
+        render.message("warning", said)
     raise typer.Exit(0 if all(run.exact for runs in runs_of.values() for run in runs) else 1)
 
 
@@ -123,36 +127,12 @@ def show(llm: LLM, job: Job) -> None:
         console.print(f"[{took}]", style="dim")
 
 
-def report(runs_of: dict[str, list[Run]], neighbours: float | None) -> None:
-    """Print the table, its notes, and the warnings that `bench` would give. neighbours: see `benchmark.warnings`."""
-    from slipstream.bench.benchmark import warnings
-
-    console = render.out()
-    console.print()
-    console.print(table(runs_of))
-    differing = [
-        f"{run.arm.name}, {kind} prompt {i + 1}, {d}."
-        for kind, runs in runs_of.items()
-        for run in runs
-        for i, d in run.divergences
-    ]
-    rounds = min(run.rounds for runs in runs_of.values() for run in runs)
-    for note in (
-        *(differing or ["Every speculative text is token-identical to plain decoding."]),
-        "accept rate: share of draft tokens accepted; mean length: tokens per step, including the target's own.",
-        f"{rounds} interleaved passes; prefill is included.",
-    ):
-        console.print(note)
-    for said in dict.fromkeys(said for runs in runs_of.values() for said in warnings(runs, neighbours)):
-        render.message("warning", said)
-
-
-def table(runs_of: dict[str, list[Run]]) -> RichTable:
-    """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
+def section(runs_of: dict[str, list[Run]]) -> Section:
+    """A row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
     most 80 characters wide."""
     columns = [words("task"), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
                Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
-    rows = []
+    rows, differing = [], []
     for kind, runs in runs_of.items():
         for i, run in enumerate(runs):
             stats, length = run.stats(), f", K={run.arm.draft_tokens}" if run.plain and run.arm.lengths is None else ""
@@ -161,4 +141,11 @@ def table(runs_of: dict[str, list[Run]]) -> RichTable:
                  vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
                  "yes" + "*" * bool(run.divergences) if run.exact else Alarm("NO")]
             )  # fmt: skip
-    return render.rendered(Table("", columns, rows))
+            differing += [f"{run.arm.name}, {kind} prompt {at + 1}, {d}." for at, d in run.divergences]
+    note = (
+        f"{min(run.rounds for runs in runs_of.values() for run in runs)} interleaved passes; prefill is included. "
+        "accept rate: share of draft tokens accepted; mean length: tokens per step, including the target's own."
+    )
+    same = "Every speculative text is token-identical to plain decoding."
+    lead = f"Texts that differ from plain decoding: {len(differing)}." if differing else same
+    return Section("Plain and speculative decoding", lead, [Table("Speed", columns, rows, note)], notes=differing)

@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, did_you_mean
@@ -38,7 +39,7 @@ def drafters(
             for each, row in rows.items()
         ]
         columns = [words("drafter"), words("needs"), Column("K"), words("how it drafts")]
-        render.out().print(render.rendered(Table("", columns, cells)))
+        render.out().print(render_terminal(Table("", columns, cells)))
         render.out().print(
             "K: draft tokens, chosen in each step. All are lossless with every rule. "
             "`slipstream drafters NAME` shows the options of one."
@@ -66,7 +67,7 @@ def drafters(
         console.print("It has no options.")
         return
     cells = [[key, repr(known[key]), meaning] for key, meaning in meanings(config).items()]
-    console.print(render.rendered(Table("", list(map(words, ("option", "default", "meaning"))), cells)))
+    console.print(render_terminal(Table("", list(map(words, ("option", "default", "meaning"))), cells)))
 
 
 def summary(name: str) -> str:

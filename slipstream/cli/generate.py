@@ -14,6 +14,7 @@ from slipstream.cli import render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
 from slipstream.core.structured import Structured
@@ -85,7 +86,7 @@ def generate(
         print(json.dumps(as_dict(completion, finish, llm.rule.name), ensure_ascii=False))
     elif not quiet:
         if completion.logprobs is not None:
-            render.logprobs(completion, llm.tokenizer)
+            print_logprobs(completion, llm.tokenizer)
         render.line(render.summary(completion.stats, llm.rule.name, finish))
     if finish == "interrupted":
         raise typer.Exit(130)

@@ -12,6 +12,7 @@ from slipstream.bench.tables import Table, words
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
 from slipstream.models.load_settings import LoadSettings
@@ -194,7 +195,7 @@ def show(report: PairReport, sides: dict[str, dict[str, Any]], needed: MemoryPla
     console = render.out()
     shown = [dict(rows(each)) for each in sides.values()]
     lines = [[name, *(each[name] for each in shown)] for name in COMPARED]
-    console.print(render.rendered(Table("", list(map(words, ("", *sides))), lines)))
+    console.print(render_terminal(Table("", list(map(words, ("", *sides))), lines)))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
         if report.target.config.source_context is report.draft.config.source_context is None:

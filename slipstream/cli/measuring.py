@@ -20,6 +20,7 @@ from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.cli.report import section
+from slipstream.cli.table_forms import print_section
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError, ServedError
@@ -79,7 +80,7 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
 
 
 def show_section(result: Result) -> None:
-    render.section(section(result))
+    print_section(section(result))
 
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] = show_section) -> None:

@@ -1,4 +1,4 @@
-"""Terminal output: text coloured by origin, statistics, tables, errors.
+"""Terminal output: text coloured by origin, statistics, errors.
 
 Generated text goes to standard output and everything else to standard error, so that output can be piped. Colours are
 used only on a terminal, and not if NO_COLOR is set.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich import box
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -23,30 +21,17 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.bench.tables import (
-    Alarm,
-    Column,
-    Section,
-    Table,
-    count as count,
-    counted as counted,
-    percent as percent,
-    size as size,
-    words,
-)
+from slipstream.bench.tables import count as count, counted as counted, percent as percent, size as size
 from slipstream.core.stats import SpecStats
 from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
-    from slipstream.llm import Completion
     from slipstream.targets.described import MemoryPlan
 
 # Basic terminal colours only: they are readable in light and dark themes, and green and magenta can be told apart with
 # red-green colour blindness.
 DRAFTED, BY_TARGET = Style(color="green"), Style(color="magenta", bold=True)
 BAD = "bold red"
-LABEL, NARROWEST = 12, 7
-"""Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
 LEVELS = {"error": BAD, "warning": "bold yellow", "note": "bold cyan"}
 _CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 
@@ -191,74 +176,6 @@ def summary(stats: SpecStats, rule: str, finish: str = "") -> str:
     return ", ".join(parts)
 
 
-def rendered(table: Table) -> RichTable:
-    """A table for a terminal: headings are wrapped to the width of their cells, and wide text is folded. One without a
-    title stands between blank lines."""
-    texts = table.texts()
-    widths = [NARROWEST if i else LABEL for i in range(len(table.columns))]
-    heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(table.columns)]
-    out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    out.show_edge = not table.title
-    for i, (head, column) in enumerate(zip(heads, table.columns, strict=True)):
-        if column.words:
-            widest = max((len(line) for row in texts for line in row[i].splitlines()), default=0)
-            out.add_column(head, overflow="fold", min_width=None if i else min(LABEL, widest))
-        else:
-            out.add_column(head, justify="right", no_wrap=True)
-    for row, cells in zip(texts, table.rows, strict=True):
-        out.add_row(*(Text(t, BAD if isinstance(c, Alarm) else "") for t, c in zip(row, cells, strict=True)))
-    return out
-
-
-def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
-    """The heading, wrapped to the width of the widest cell or word."""
-    widths = [len(line) for text in (*heading.split(), *cells) for line in text.splitlines()]
-    return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
-
-
-def titled(table: Table) -> None:
-    """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
-    setting, and the columns that do not fit below the others."""
-    console = out()
-    for part in [table] if fits(table, console) else table.divided("setting"):
-        console.print(f"\n{part.title}\n", style="bold")
-        for i, rows in enumerate(stacked(part, console)):
-            if i:
-                console.print()
-            console.print(rendered(rows))
-        if part.note:
-            console.print(f"\n{part.note}", style="dim")
-
-
-def fits(table: Table, console: Console) -> bool:
-    return console.measure(rendered(table), options=console.options.update(width=1000)).maximum <= console.width
-
-
-def stacked(table: Table, console: Console) -> list[Table]:
-    """The table in parts that fit the terminal, each with the first columns of text, or the first column. A part that
-    is only one column wider than these is folded instead."""
-    count = len(table.columns)
-    first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), count))
-    parts, at = list[Table](), first
-    while at < count:
-        end = next(
-            (n for n in range(count, at + 1, -1) if fits(table.of([*range(first), *range(at, n)]), console)), at + 1
-        )
-        parts.append(table.of([*range(first), *range(at, end)]))
-        at = end
-    return parts or [table]
-
-
-def section(part: Section) -> None:
-    """Print a result: its tables, then its main finding, then notes."""
-    console = out()
-    for each in part.tables:
-        titled(each)
-    console.print(Text(f"\n{part.lead}", BAD if isinstance(part.lead, Alarm) else "bold"))
-    for note in part.notes:
-        console.print(f"- {note}")
-
-
 def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
@@ -277,17 +194,3 @@ def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("KV cache", f"{size(plan.kv)} for {counted(plan.kv_tokens, 'token')} of all requests"),
         (left, f"{size(abs(plan.headroom))} of {size(plan.available)}"),
     ]
-
-
-def logprobs(completion: Completion, tokenizer: Any) -> None:
-    """Print each token with its log-probability under the target alone."""
-    from slipstream.models.text import token_text_of
-
-    show = token_text_of(tokenizer)
-    rows = [
-        [repr(show(token.id)), "draft" if drafted else "target", token.logprob,
-         ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)]
-        for token, drafted in zip(completion.logprobs or (), completion.drafted, strict=False)
-    ]  # fmt: skip
-    columns = [words("token"), words("from"), Column("logprob", digits=3), words("alternatives")]
-    err().print(rendered(Table("", columns, rows)))

@@ -15,6 +15,7 @@ from slipstream.cli.loading import load, quieten
 from slipstream.cli.measuring import values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
+from slipstream.cli.table_forms import print_section
 from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
@@ -99,7 +100,7 @@ def simulate(
     if advice:
         return show_advice()
     if pairs:
-        return render.section(known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha))
+        return print_section(known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha))
     if given:
         result = _plan(draft, place, target, draft_model, values_of("--batch", batch or BATCHES, int))
     else:
@@ -107,7 +108,7 @@ def simulate(
     if as_json:
         print(json.dumps(result))
     else:
-        render.section(plan(result) if given else lengths(result))
+        print_section(plan(result) if given else lengths(result))
 
 
 def _lengths(

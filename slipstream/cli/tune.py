@@ -18,7 +18,7 @@ from slipstream.cli import render
 from slipstream.cli.bench import LoadOptions
 from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
@@ -141,24 +141,12 @@ def tune(
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=settings)
     with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))
-    finish(result, files, show)
+    finish(result, files)
     configs = result.data["configs"]
     if write is not None and configs is not None:
         write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n", "--write")
         render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
     raise typer.Exit(code)
-
-
-def show(result: Result) -> None:
-    """Print the tables, the choice, and the equivalent settings of vLLM."""
-    show_section(result)
-    console = render.out()
-    console.print()
-    for name, config in (result.data["configs"] or {}).items():
-        text = json.dumps(config) if name == "slipstream" else config["text"] or config["note"]
-        console.print(f"{name}: {text}", soft_wrap=True)
-        if name != "slipstream" and config["text"] and config["note"]:
-            console.print(f"  ({config['note']})", style="dim")
 
 
 LENGTHS = (2, 4, 8)

@@ -1,7 +1,6 @@
 """Report of a tune result: the choice, what limits each setting, and what was measured."""
 
 import json
-from html import escape
 from typing import Any
 
 from slipstream.bench.results import Result
@@ -25,8 +24,9 @@ def section(result: Result) -> Section:
         report.notes += [*map(reason, data["raced"]), *map(remark, shown["diagnosis"]["evidence"])]
     if data["drafters"]:
         report.tables.append(recorded(data["drafters"]))
-    if data["configs"]:
-        report.html = configs(data["configs"])
+    for name, entry in (data["configs"] or {}).items():
+        own = name == "slipstream"
+        report.configs.append((name, json.dumps(entry) if own else entry["text"], "" if own else entry["note"]))
     if data["choice"] and data["choice"]["break_even"] is not None:
         report.notes.append(
             f"Disable speculation if the acceptance rate falls below {percent(data['choice']['break_even'])}."
@@ -84,17 +84,6 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
     if any(row.get("noisy") for row in rows):
         note += " ?: rough, because timings of the same work differ."
     return Table("Measured at the longest draft", columns, cells, note)
-
-
-def configs(choices: dict[str, Any]) -> str:
-    """Show the choice as a configuration for each program, to copy."""
-    parts = []
-    for name, entry in choices.items():
-        text = json.dumps(entry, indent=1) if name == "slipstream" else entry["text"]
-        note = "" if name == "slipstream" else entry["note"]
-        code = f'<div class="scroll" tabindex="0"><pre><code>{escape(text)}</code></pre></div>' if text else ""
-        parts.append(f"<h3>{escape(name)}</h3>{code}" + (f'<p class="note">{escape(note)}</p>' if note else ""))
-    return f"<details open><summary>The choice as a configuration</summary>{''.join(parts)}</details>"
 
 
 def setting(row: dict[str, Any]) -> str:

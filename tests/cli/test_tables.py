@@ -4,6 +4,7 @@ import pytest
 
 from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
+from slipstream.cli.table_forms import print_table
 
 COLUMNS = [words("method"), words("setting"), Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"),
            Column("tau", digits=2), words("text"), Column("memory", "B"), Column("host", "%")]  # fmt: skip
@@ -22,7 +23,7 @@ TABLE = Table("Speed", COLUMNS, ROWS, "A note.")
 def shown(monkeypatch, capsys):
     def show(table: Table, columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        render.titled(table)
+        print_table(table)
         return capsys.readouterr().out.splitlines()
 
     return show

@@ -1,0 +1,125 @@
+"""Tables for a terminal, in Markdown and in HTML, with the same text in every cell; and results on a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from slipstream.bench.tables import Alarm, Column, Section, Table, words
+from slipstream.cli.render import BAD, err, out
+from slipstream.templates import filled
+
+if TYPE_CHECKING:
+    from slipstream.llm import Completion
+
+LABEL, NARROWEST = 12, 7
+"""Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
+
+
+def render_html(table: Table) -> str:
+    """Render a table for a page; one that is wider than the screen scrolls."""
+    return filled("table.html", table=table, Alarm=Alarm, isinstance=isinstance)
+
+
+def render_markdown(table: Table) -> str:
+    left = [i for i, column in enumerate(table.columns) if column.words]
+    cells = [[text.replace("\n", ", ") for text in row] for row in table.texts()]  # a row of Markdown is a line
+    return markdown_rows([column.heading for column in table.columns], cells, left)
+
+
+def markdown_rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)) -> str:
+    """Render cells as a table in Markdown; columns that are not `left` are numbers."""
+    lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def render_terminal(table: Table) -> RichTable:
+    """Render a table for a terminal: headings are wrapped to the width of their cells, and wide text is folded. A table
+    without a title stands between blank lines."""
+    texts = table.texts()
+    widths = [NARROWEST if i else LABEL for i in range(len(table.columns))]
+    heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(table.columns)]
+    out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    out.show_edge = not table.title
+    for i, (head, column) in enumerate(zip(heads, table.columns, strict=True)):
+        if column.words:
+            widest = max((len(line) for row in texts for line in row[i].splitlines()), default=0)
+            out.add_column(head, overflow="fold", min_width=None if i else min(LABEL, widest))
+        else:
+            out.add_column(head, justify="right", no_wrap=True)
+    for row, cells in zip(texts, table.rows, strict=True):
+        out.add_row(*(Text(t, BAD if isinstance(c, Alarm) else "") for t, c in zip(row, cells, strict=True)))
+    return out
+
+
+def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
+    """The heading, wrapped to the width of the widest cell or word."""
+    widths = [len(line) for text in (*heading.split(), *cells) for line in text.splitlines()]
+    return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
+
+
+def print_table(table: Table) -> None:
+    """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
+    setting, and the columns that do not fit below the others."""
+    console = out()
+    for part in [table] if fits(table, console) else table.divided("setting"):
+        console.print(f"\n{part.title}\n", style="bold")
+        for i, rows in enumerate(stacked(part, console)):
+            if i:
+                console.print()
+            console.print(render_terminal(rows))
+        if part.note:
+            console.print(f"\n{part.note}", style="dim")
+
+
+def fits(table: Table, console: Console) -> bool:
+    return console.measure(render_terminal(table), options=console.options.update(width=1000)).maximum <= console.width
+
+
+def stacked(table: Table, console: Console) -> list[Table]:
+    """The table in parts that fit the terminal, each with the first columns of text, or the first column. A part that
+    is only one column wider than these is folded instead."""
+    count = len(table.columns)
+    first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), count))
+    parts, at = list[Table](), first
+    while at < count:
+        end = next(
+            (n for n in range(count, at + 1, -1) if fits(table.of([*range(first), *range(at, n)]), console)), at + 1
+        )
+        parts.append(table.of([*range(first), *range(at, end)]))
+        at = end
+    return parts or [table]
+
+
+def print_section(part: Section) -> None:
+    """Print a result: its tables, then its main finding, notes, and configurations."""
+    console = out()
+    for each in part.tables:
+        print_table(each)
+    console.print(Text(f"\n{part.lead}", BAD if isinstance(part.lead, Alarm) else "bold"))
+    for note in part.notes:
+        console.print(f"- {note}")
+    for i, (name, text, note) in enumerate(part.configs):
+        console.print("\n" * (not i) + f"{name}: {text or note}", soft_wrap=True)
+        if text and note:
+            console.print(f"  ({note})", style="dim")
+
+
+def print_logprobs(completion: Completion, tokenizer: Any) -> None:
+    """Print each token with its log-probability under the target alone."""
+    from slipstream.models.text import token_text_of
+
+    show = token_text_of(tokenizer)
+    rows = [
+        [repr(show(token.id)), "draft" if drafted else "target", token.logprob,
+         ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)]
+        for token, drafted in zip(completion.logprobs or (), completion.drafted, strict=False)
+    ]  # fmt: skip
+    columns = [words("token"), words("from"), Column("logprob", digits=3), words("alternatives")]
+    err().print(render_terminal(Table("", columns, rows)))
