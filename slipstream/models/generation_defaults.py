@@ -18,7 +18,6 @@ from typing import Any
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.errors import ParameterError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_keys import sampling_of
 from slipstream.settings import OFF
 
@@ -140,6 +139,10 @@ def generation_defaults(
         settings = {} if generation is None else generation.to_dict()
     else:
         place = resolve(folder)
-        gguf = not place.is_dir()
-        settings = sampling_of(read_header(place).metadata) if gguf else read_json(place / FILE, missing_ok=True)
+        if place.is_dir():
+            settings = read_json(place / FILE, missing_ok=True)
+        else:
+            from slipstream.models.gguf_header import read_header  # NumPy, which `--help` must not wait for
+
+            settings = sampling_of(read_header(place).metadata)
     return GenerationDefaults.of(settings, encoder_decoder)
