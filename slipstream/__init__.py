@@ -1,9 +1,13 @@
 """Slipstream: faster decoding of causal language models that provably does not change what they say."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+import importlib
+
+TYPE_CHECKING = False  # as in typing, whose import takes long enough to be interrupted
 if TYPE_CHECKING:
+    from typing import Any
+
     from slipstream.async_llm import AsyncLLM as AsyncLLM
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats

@@ -1,5 +1,23 @@
-"""`python -m slipstream` is the command `slipstream`."""
+"""The command `slipstream`, and `python -m slipstream`."""
 
-from slipstream.cli.main import main
+import os
 
-main()
+
+def main() -> None:
+    """Run the command. Ctrl-C ends it without a traceback in the half second of its imports, too."""
+    try:
+        import signal
+
+        usual = signal.getsignal(signal.SIGINT)
+        if usual is signal.default_int_handler:  # else it is ignored, as in a script's background
+            signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # an exception would be lost in some imports
+        from slipstream.cli.main import main as command
+
+        signal.signal(signal.SIGINT, usual)
+    except KeyboardInterrupt:
+        os._exit(130)
+    command()
+
+
+if __name__ == "__main__":
+    main()

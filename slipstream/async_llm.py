@@ -16,7 +16,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
 from slipstream.engine.messages import Ask, Load, Report, Streams, Update
-from slipstream.engine.request_checks import Prompt
+from slipstream.engine.request_checks import Prompt, takes_params
 from slipstream.llm import LLM, Chunk, Completion
 
 
@@ -43,6 +43,7 @@ class AsyncLLM:
         """What the engine held after its last step."""
         return self.streams.load
 
+    @takes_params
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, rule: str | None = None, prediction: Prompt = ()
     ) -> AsyncGenerator[Chunk, None]:
@@ -58,11 +59,11 @@ class AsyncLLM:
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
-        params = checks.params(params or SamplingParams())
-        ids = await asyncio.to_thread(checks.prompt, prompt)  # a long text takes a while
+        params = await asyncio.to_thread(checks.params, params or SamplingParams())  # long texts take a while
+        ids = await asyncio.to_thread(checks.prompt, prompt)
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
-        text = self.llm.text_stream(params)
+        text = self.llm.text_stream(params, checks.before(ids))
         async with aclosing(self.streams.follow(Ask(ids, params, rule, expected))) as updates:
             async for update in updates:
                 output.append(update)
@@ -91,7 +92,7 @@ class AsyncLLM:
         logprobs: list[TokenLogprob] = [each for update in output for each in update.logprobs or ()]
         assert last.stats is not None
         return Completion(
-            text=self.llm.text_of(ids, last.stop_cause),
+            text=self.llm.text_of(ids, self.llm.checks.before(prompt), last.stop_cause),
             token_ids=ids,
             finish_reason=last.finish or "length",
             stop_cause=last.stop_cause,

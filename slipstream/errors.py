@@ -5,7 +5,8 @@ the message and exits with code 2.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class SlipstreamError(Exception):
@@ -92,6 +93,19 @@ class TrainingError(SlipstreamError):
 
 class DataError(TrainingError):
     """Training data is missing, empty, too short or not text."""
+
+
+@contextmanager
+def reading(what: str, fix: str, error: type[SlipstreamError] = LoadError) -> Iterator[None]:
+    """Raise `error` in place of any exception of a reader: hostile files break libraries in many ways. what: the
+    failure, which the exception's own words follow."""
+    try:
+        yield
+    except SlipstreamError:
+        raise
+    except Exception as fault:
+        said = (str(fault).splitlines() or [""])[0][:300]
+        raise error(f"{what}: {type(fault).__name__}: {said}", fix=fix) from fault
 
 
 def sentence(text: str) -> str:

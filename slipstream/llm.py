@@ -22,7 +22,7 @@ from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
-from slipstream.core.text_ends import completed_at
+from slipstream.core.text_ends import Decode, completed_at, text_after
 from slipstream.core.warp import check_possible
 from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, check_draft_settings
 from slipstream.drafters.guard import Guard
@@ -35,13 +35,13 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
 from slipstream.engine.messages import Ask
-from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
+from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params, takes_params
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
 from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.load_settings import LoadSettings
-from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
+from slipstream.models.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO
 from slipstream.targets.describe import describe, loaded
 from slipstream.targets.described import Described, check_memory
@@ -221,6 +221,7 @@ class LLM:
         self._guarded = Guard(self.drafter, self.target)
         self.lengths = self._new_lengths()
 
+    @takes_params
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[Completion]:
@@ -265,9 +266,11 @@ class LLM:
         for _ in BeamSearch(self.target, self.max_batch, self._lock).run(searches):
             pass
         return [
-            [replace(beam, text=self.text_of(beam.token_ids)) for beam in search.beams.best()] for search in searches
+            [replace(beam, text=self.text_of(beam.token_ids, search.prompt)) for beam in search.beams.best()]
+            for search in searches
         ]
 
+    @takes_params
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, step by step. Closing the iterator early releases everything."""
         return self.follow(self.sequence(prompt, params))
@@ -275,7 +278,7 @@ class LLM:
     def follow(self, seq: Sequence) -> Iterator[Chunk]:
         """`stream` for a request made by `sequence`. Its `completion` is available at any time, also after the iterator
         was closed early."""
-        text, done = self.text_stream(seq.params), 0
+        text, done = self.text_stream(seq.params, seq.tokens[: seq.prompt]), 0
         for _ in self.decode([seq]):
             pieces: list[Piece] = []
             if text is not None:
@@ -283,6 +286,7 @@ class LLM:
             done = len(seq.drafted)
             yield Chunk(pieces, self.completion(seq) if seq.finish else None)
 
+    @takes_params
     def chat(self, messages: str | Seq[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation (a list of {"role", "content"}, or one user message) by the tokenizer's template."""
         return self.generate([self.chat_prompt(messages)], params)[0]
@@ -362,22 +366,25 @@ class LLM:
             return Prepared(seq, rule, self.most_draft_tokens)
         return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)
 
-    def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
-        """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""
+    def text_of(self, output: Seq[int], before: Seq[int] = (), stop_cause: int | str | None = None) -> str:
+        """The text that output ids add to the tokens before them, cut before the stop string that ended it; empty
+        without a tokenizer."""
         if self._decode is None:
             return ""
-        text = self._decode(output)
+        text = text_after(self._decode, before, output)
         if isinstance(stop_cause, str):
-            text = text[: completed_at(text, self._decode(output[:-1]), stop_cause)]
+            text = text[: completed_at(text, text_after(self._decode, before, output[:-1]), stop_cause)]
         return text
 
-    def text_stream(self, params: SamplingParams) -> TextStream | None:
-        """What turns the tokens of a request into pieces of text as they arrive; None without a tokenizer."""
-        return None if self._decode is None else TextStream(self._decode, params.stop, stray_byte(self.tokenizer))
+    def text_stream(self, params: SamplingParams, before: Seq[int]) -> TextStream | None:
+        """Make the stream that turns the tokens of a request into pieces of text; None without a tokenizer. before:
+        the tokens before the output."""
+        stray = stray_byte(self.tokenizer)
+        return None if self._decode is None else TextStream(self._decode, params.stop, stray, before)
 
     def completion(self, seq: Sequence) -> Completion:
         return Completion(
-            text=self.text_of(seq.output, seq.stop_cause),
+            text=self.text_of(seq.output, seq.tokens[: seq.prompt], seq.stop_cause),
             token_ids=seq.output,
             finish_reason=seq.finish or "length",
             stop_cause=seq.stop_cause,

@@ -4,7 +4,7 @@ from typing import Any
 
 from slipstream.errors import ParameterError, did_you_mean
 
-BACKENDS = ("native", "cuda", "torch")
+BACKENDS = ("native", "torch", "cuda")
 """Folders of `slipstream.backends`, in the order in which "auto" prefers them."""
 
 TRANSFORMERS = "transformers"

@@ -8,6 +8,7 @@
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,12 +70,14 @@ class SpeculativeDecoder:
 
 
 class GeneratingTarget:
-    """A `Target` with the method `generate` of transformers, for programs that are written for it."""
+    """A `Target` with the method `generate` and some values of `config` of transformers, for programs that are written
+    for it."""
 
     def __init__(self, target: Target):
         self.vocab_size, self.context, self.device = target.vocab_size, target.context, target.device
         self.run, self.commit, self.release = target.run, target.commit, target.release
         self._target = target
+        self.config = SimpleNamespace(vocab_size=target.vocab_size, max_position_embeddings=target.context)
         self._decoders: list[tuple[Any, SpeculativeDecoder]] = []  # with the draft model of each
 
     @property

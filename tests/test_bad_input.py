@@ -54,6 +54,33 @@ def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> N
         llm.chat(messages)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("method", "named", "fix"),
+    [
+        ("generate", {"max_tokens": 4}, "write params=SamplingParams(max_tokens=4)"),
+        ("generate", {"max_new_tokens": 4}, "write params=SamplingParams(max_tokens=4)"),
+        ("chat", {"temperature": 0.5}, "write params=SamplingParams(temperature=0.5)"),
+        ("generate", {"stream": True}, "write for chunk in llm.stream(prompt, params)"),
+        ("generate", {"sampling_params": None}, "write it as 'params'"),
+        ("stream", {"top_p": 0.5}, "write params=SamplingParams(top_p=0.5)"),
+    ],
+)
+def test_arguments_of_other_programs_are_refused_with_what_to_write(llm, method, named, fix) -> None:
+    with pytest.raises(ParameterError, match=re.escape(fix)):
+        getattr(llm, method)("hi", **named)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 2.0 ** 9999 }}", "{{ messages[0].x.y.z }}", "{% for"],
+)
+def test_a_chat_template_that_fails_in_any_way(template: str, tiny: Tiny) -> None:
+    broken = LLM(tiny.target, executor="torch")
+    broken.tokenizer.chat_template = template
+    with pytest.raises(PromptError, match="chat template refuses this conversation"):
+        broken.chat("x")
+
+
 def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
     half = "for \udce9"
     said = "is no UTF-8 text: it has byte 0xe9 at character 4"

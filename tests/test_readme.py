@@ -4,11 +4,21 @@ console block of README or docs/ prints what is shown, except for measured times
 import io
 import re
 import shlex
+from collections.abc import Sequence as Seq
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from slipstream import LLM
 from slipstream.cli.main import main
+from slipstream.cli.options import SamplingOptions
+from slipstream.cli.verify import VerifyPrompts
+from slipstream.core.stats import SpecStats
+from slipstream.verify import verification
+from slipstream.verify.panel_requests import Request
+from slipstream.verify.positions import Positions
+from slipstream.verify.verification import Checks, VerifyConfig
 from slipstream.zoo import draft_dir
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +29,7 @@ SHORTER = {
     "verify": ["-m", str(draft_dir()), "--prompts", "1", "--seed", "1", "--texts", "1", "--reach", "0", "-n", "12"],
 }
 """Options that make a command faster without changing the form of its output, with the smaller of the embedded models
-as its target. Of its numbers, draft lengths are compared."""
+as its target. Of its numbers, draft lengths are compared here, others below."""
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SESSIONS = [shown for page in PAGES for shown in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)]
 COMMANDS = [command for session in SESSIONS for command in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]]
@@ -51,6 +61,35 @@ def test_the_commands_of_console_blocks_print_what_is_shown(command, monkeypatch
     masked = without_numbers if words[1] in SHORTER else without_times
     for line in shown:
         assert masked(line) in masked(printed), line
+
+
+def test_the_transcript_of_verify_has_the_numbers_of_todays_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes minutes. So here its texts are counted and not decoded, except for those of the control, of which its
+    requests are made. How many tokens are sampled differs from run to run, because texts end early by chance."""
+    (shown,) = re.findall(r"(\d+) of \1 texts identical, ([\d,]+) sampled tokens", README.read_text())
+    llm = LLM("embedded", draft="suffix")
+    prompts = VerifyPrompts().load(llm, SamplingOptions().params().max_tokens)
+    checks = Checks(llm, prompts, VerifyConfig(params=SamplingOptions().params()))
+    checks.control()
+    most = 0
+
+    def full(requests: Seq[Request]) -> list[SimpleNamespace]:
+        return [SimpleNamespace(output=[5] * each.params.max_tokens, stats=SpecStats()) for each in requests]
+
+    def counted(self: Positions, requests: Seq[Request], *_: object) -> list[list[int]]:
+        nonlocal most
+        most += sum(each.params.max_tokens for each in requests)
+        return [seq.output for seq in full(requests)]
+
+    monkeypatch.setattr(verification, "wrong_token", lambda *_: None)
+    monkeypatch.setattr(checks, "_decoded", lambda drafter, requests, how=None: full(requests))
+    monkeypatch.setattr(checks, "_row", lambda *_: {})
+    monkeypatch.setattr(Positions, "decode", counted)
+    checks.greedy()
+    checks.coupled()
+    checks._look(0, 1)
+    assert int(shown[0]) == len(checks.data["greedy"]) + len(checks.data["coupled"])
+    assert 0.75 * most < int(shown[1].replace(",", "")) < most
 
 
 def taken(command: str) -> tuple[list[str], list[str]]:

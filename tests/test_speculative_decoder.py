@@ -50,6 +50,10 @@ def test_loaded_transformers_models_and_paths_agree(tiny, pair):
     assert torch.equal(outputs[0], outputs[2])
 
 
+def test_a_program_reads_the_vocabulary_from_the_configuration(pair):
+    assert pair[0].config.vocab_size == pair[1].config.vocab_size == pair[0].vocab_size
+
+
 def test_shapes_dtypes_and_padding(pair):
     decoder = SpeculativeDecoder(*pair[:2])
     one = decoder.decode(torch.tensor([5, 6, 7], dtype=torch.int32), 8)

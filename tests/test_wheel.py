@@ -67,7 +67,7 @@ def test_the_wheel_has_licence_notice_and_the_console_command(content: dict[str,
         assert about(content, f"licenses/{name}") == (ROOT / name).read_text()
     points = ConfigParser()
     points.read_string(about(content, "entry_points.txt"))
-    assert dict(points["console_scripts"]) == {"slipstream": "slipstream.cli.main:main"}
+    assert dict(points["console_scripts"]) == {"slipstream": "slipstream.__main__:main"}
     module, _, name = points["console_scripts"]["slipstream"].partition(":")
     assert callable(getattr(importlib.import_module(module), name))
 

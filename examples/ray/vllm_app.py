@@ -2,8 +2,8 @@
 
     cd examples/ray && serve run vllm_app:app
 
-Needs in the environment of every replica: `ray[serve]`, pyarrow, pandas, fsspec, vLLM 0.32 or 0.33, and
-`pip install --no-deps slipstream`. (`ray[llm]` 2.60 pins vLLM 0.29, for which the plug-in is not written.)
+Needs in the environment of every replica: `ray[serve]`, pyarrow, pandas, fsspec, vLLM 0.29 to 0.33 (0.29 is pinned
+by `ray[llm]` 2.60), and `pip install --no-deps git+URL`, with the address of this repository.
 Predicted outputs: `"vllm_xargs": {"prediction": "text"}` in a request.
 """
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, chain
 from math import ceil
-from operator import add
+from operator import add, sub
 from typing import Any
 
 from slipstream.errors import ParameterError
@@ -35,35 +35,55 @@ NAMES = {
     "running": ("num_requests_running", "num_running_reqs", "requests_processing"),
     "waiting": ("num_requests_waiting", "num_queue_reqs", "requests_deferred"),
     "kv_usage": ("kv_cache_usage_perc", "token_usage", ""),
+    "accept_length": ("", "spec_accept_length", ""),
+    "first_tokens": ("time_to_first_token_seconds_count", "", ""),
+    "decode_seconds": ("inter_token_latency_seconds_sum", "", ""),
+    "engine_steps": ("iteration_tokens_total_count", "", ""),
 }  # fmt: skip
 """Quantity -> its names without prefix: of vLLM and Slipstream, of SGLang, of llama-server; "": not reported."""
-NOW = ("running", "waiting", "kv_usage")
-"""What holds at a moment; the rest counts from when the server was started."""
+OF_SLIPSTREAM = {"output_tokens": "request_generation_tokens_sum", "first_tokens": "request_success_total",
+                 "decode_seconds": "request_decode_time_seconds_sum", "engine_steps": ""}  # fmt: skip
+"""Names of Slipstream that are not those of vLLM: it counts drafts when a choice ends, so what they are compared with
+has to be of choices that have ended, too."""
+NOW = ("running", "waiting", "kv_usage", "accept_length", "engines", "began")
+"""What holds at a moment; the rest counts from when the server was started. engines: how many report requests;
+began: when the process was started, 0 if the page does not say."""
+MEANS = ("kv_usage", "accept_length")
+"""Of several engines, the largest is taken."""
 NOT_REPORTED = "not reported"
 
 
 def name_of(quantity: str, server: str) -> str:
     """What a server calls it; "" if it does not report it."""
+    if server == "slipstream" and quantity in OF_SLIPSTREAM:
+        return OF_SLIPSTREAM[quantity]
     return NAMES[quantity][{"sglang": 1, "llamacpp": 2}.get(server, 0)]
 
 
 @dataclass(frozen=True)
 class Counters:
-    """server: key of `SERVERS`. values: by quantity, "accepted_at 1" for position 1; none for what is not reported."""
+    """server: key of `SERVERS`. values: by quantity, "accepted_at 1" for position 1; none for what is not reported.
+    models: whose counters are on the page."""
 
     server: str
     values: Mapping[str, float]
+    models: tuple[str, ...] = ()
+
+    def restarted(self, before: Counters) -> bool:
+        """Whether the server was started anew: at another time, or a counter fell."""
+        fell = (self.values.get(key, 0.0) < n for key, n in before.values.items() if key not in NOW)
+        return self.values.get("began") != before.values.get("began") or any(fell)
 
     def since(self, before: Counters) -> Counters:
-        """By how much they have grown. One that fell began anew: the server was restarted."""
-        return self._with(before, lambda value, former: value - former if value >= former else value)
+        """By how much they have grown; since the restart, if there was one."""
+        return self if self.restarted(before) else self._with(before, sub)
 
     def __add__(self, later: Counters) -> Counters:
         return later._with(self, add)
 
     def _with(self, former: Counters, join: Callable[[float, float], float]) -> Counters:
         joined = {key: n if key in NOW else join(n, former.values.get(key, 0.0)) for key, n in self.values.items()}
-        return Counters(self.server, joined)
+        return replace(self, values=joined)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None for what is not reported.
@@ -86,6 +106,8 @@ class Counters:
         steps = (output or 0) - (accepted or 0)
         return figures | {
             "server": self.server,
+            "models": list(self.models),
+            "engines": self.values.get("engines"),
             "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
             "mean_acceptance_length": 1 + accepted / drafts if drafts and accepted is not None else None,
             "tokens_per_step": output / steps if output and steps > 0 else None,
@@ -100,18 +122,20 @@ def total(parts: Iterable[Counters | None]) -> Counters | None:
 
 def read_counters(text: str) -> Counters | None:
     """The counters of a page in Prometheus's text format; None if it is not one of a known server. Those of several
-    engines are added; the KV cache is that of the fullest."""
+    engines are added, and of several models; the KV cache is that of the fullest."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError as fault:
         raise ParameterError("prometheus-client is not installed", fix="pip install 'slipstream[bench]'") from fault
-    prefixes, seen = set(), defaultdict(list)
+    prefixes, seen, models, began = set(), defaultdict(list), set(), 0.0
     try:
         for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
             prefix, _, name = sample.name.partition(":")
             if prefix in SERVERS and not sample.labels.get("priority"):
                 prefixes.add(prefix)
                 seen[name].append((sample.labels.get("position"), sample.value))
+                models |= {sample.labels["model_name"]} if "model_name" in sample.labels else set()
+            began = sample.value if sample.name == "process_start_time_seconds" else began
     except ValueError:  # a page of another kind
         return None
     server = next((prefix for prefix in SERVERS if prefix in prefixes), None)
@@ -122,5 +146,6 @@ def read_counters(text: str) -> Counters | None:
         names = name_of(quantity, server).split(" + ")
         for position, value in chain(*(seen[name] for name in names)) if all(seen.get(n) for n in names) else ():
             key = quantity if position is None else f"{quantity} {int(position) + 1}"
-            values[key] = max(values[key], value) if key == "kv_usage" else values[key] + value
-    return Counters(server, dict(values))
+            values[key] = max(values[key], value) if key in MEANS else values[key] + value
+    values |= {"engines": len(seen[name_of("running", server)]), "began": began}
+    return Counters(server, dict(values), tuple(sorted(models)))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slipstream.core.strict import parse_json
 from slipstream.errors import ParameterError, ServedError
 
 
@@ -108,7 +109,7 @@ class Endpoint:
         )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                return json.load(answer)
+                return parse_json(answer.read())
         except urllib.error.HTTPError as fault:
             said = fault.read().decode(errors="replace")[:300]
             raise ServedError(f"{self.base_url}{path} answered {fault.code}: {said}") from fault

@@ -44,12 +44,15 @@ from slipstream.bench.tables import remark
 
 FEWEST_PASSES = FEWEST_PROMPTS = 3
 """Fewer have no interval: with two, Student's t makes it so wide that it says nothing."""
-FEW_PASSES, FEW_PROMPTS, NO_DRAFTS = "few passes", "few prompts", "no drafts"
+FEW_PASSES, FEW_PROMPTS, NO_DRAFTS, REJECTED = "few passes", "few prompts", "no drafts", "no draft accepted"
 """Notes of estimates without an interval. No drafts: nothing was drafted, so plain decoding is compared with itself."""
+CHANCE = (NO_DRAFTS, REJECTED)
+"""Notes of a difference that no draft made."""
 REASONS = {
     FEW_PASSES: f"not enough passes for an interval: raise --rounds to {FEWEST_PASSES} or more",
     FEW_PROMPTS: f"not enough prompts for an interval: raise --prompts, to {FEWEST_PROMPTS} batches or more",
     NO_DRAFTS: "nothing was drafted: this is plain decoding, and a difference from it is chance",
+    REJECTED: "no draft token was accepted, so drafts cannot have saved time: a gain is chance",
 }
 
 

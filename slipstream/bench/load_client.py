@@ -7,7 +7,6 @@ disturbs a server on the same machine as little as it can.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from slipstream.bench.counters import Counters, read_counters
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.prompts import Entry
 from slipstream.bench.provenance import text_digest
+from slipstream.core.strict import parse_json
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ class LoadClient:
 
         root = re.sub(r"/v\d+/?$", "", self.endpoint.base_url)
         try:
-            answer = await self._http.get(f"{root.rstrip('/')}/metrics")
-        except httpx.HTTPError:
+            answer = await asyncio.wait_for(self._http.get(f"{root.rstrip('/')}/metrics"), self._timeout)
+        except (httpx.HTTPError, asyncio.TimeoutError):
             return None
         return read_counters(answer.text) if answer.status_code == 200 else None
 
@@ -226,4 +226,4 @@ def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
-                yield at, None if data == b"[DONE]" else json.loads(data)
+                yield at, None if data == b"[DONE]" else parse_json(data)

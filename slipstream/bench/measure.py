@@ -140,15 +140,18 @@ class Run:
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
         """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
-        their tokens in plain decoding. 1 for plain decoding itself; no interval if nothing was drafted."""
+        their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the cause: nothing
+        was drafted, or nothing was accepted and yet it was faster."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
         top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
         estimate = estimates.ratio(top, bottom, self.plain.weights(groups))
-        if self.stats(groups).proposed:
+        stats = self.stats(groups)
+        if stats.accepted or (stats.proposed and estimate.value <= 1):
             return estimate
-        return replace(estimate, low=None, high=None, note=estimates.NO_DRAFTS)
+        note = estimates.REJECTED if stats.proposed else estimates.NO_DRAFTS
+        return replace(estimate, low=None, high=None, note=note)
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
         """Median over prompts and passes."""

@@ -21,6 +21,7 @@ from slipstream import zoo
 from slipstream.bench.provenance import text_digest
 from slipstream.bench.tables import counted
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import parse_json
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
 
 def _json_line(path: Path, number: int, line: str) -> Entry:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except json.JSONDecodeError as fault:
         raise PromptError(
             f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",

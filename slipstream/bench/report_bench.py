@@ -45,17 +45,18 @@ def section(result: Result) -> Section:
 
 
 def lead(arms: list[dict[str, Any]]) -> str:
-    """The fastest arm that drafted, whether it is shown to differ from plain decoding, and how far predictions are
-    off."""
+    """The fastest arm with accepted draft tokens, whether it is shown to differ from plain decoding, and how far
+    predictions are off."""
     fast = [arm for arm in arms if not arm["plain"]]
     if not fast:
         return "Nothing was measured before the run ended."
-    drafting = [arm for arm in fast if arm["overall"]["stats"]["proposed"]]
-    best = max(drafting or fast, key=lambda arm: arm["overall"]["speedup"]["value"])
+    gaining = [arm for arm in fast if arm["overall"]["stats"]["accepted"]]
+    best = max(gaining or fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
     who = f"{name(best)} ({condition(best)}), {interval(gain)}"
-    if gain["value"] < 1:
-        text = f"No drafter is faster than plain decoding. The least slow one: {who}.{unsure(gain)}"
+    if gain["value"] < 1 or not gaining:
+        measured = "The least slow one" if gain["value"] < 1 else "Measured"
+        text = f"No drafter is faster than plain decoding. {measured}: {who}.{unsure(gain)}"
     else:
         text = f"Fastest: {who} over plain decoding.{unsure(gain)}"
     known = [arm for arm in fast if arm.get("predicted")]

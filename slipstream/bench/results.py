@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.strict import parse_json
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
@@ -105,7 +106,7 @@ def read_all(path: str | Path) -> list[Result]:
 
 def _loaded(path: str | Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
         raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
     except (UnicodeDecodeError, json.JSONDecodeError) as fault:

@@ -26,6 +26,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
 from slipstream.llm import LLM
+from slipstream.models.text import TextStream, decoder_of, token_text_of
 
 WINDOW = 10
 """Number of steps of the rolling acceptance rate."""
@@ -134,16 +135,16 @@ def trace(
     recorder = Recorder(llm.drafter)
     llm.use(recorder)
     seq = llm.sequence(prompt, params)
-    show = llm.tokenizer.decode if llm.tokenizer is not None else str
+    show = token_text_of(llm.tokenizer) if llm.tokenizer is not None else str
 
     def collect() -> dict[str, Any]:
-        text = [show([token]) for token in seq.asked]
+        text = [show(token) for token in seq.asked]
         used = sorted({i for t in recorder.tokens for i in (t["token"], *(g["token"] for g in t["rejected"]))})
         return {
             "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
             "tokens": recorder.tokens,
             "pieces": pieces(llm, seq),
-            "vocabulary": {token: show([token]) for token in used},
+            "vocabulary": {token: show(token) for token in used},
             "steps": recorder.steps,
             "rolling": rolling(recorder.steps),
             "stats": {k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
@@ -160,11 +161,7 @@ def trace(
 
 def pieces(llm: LLM, seq: Sequence) -> list[str]:
     """The text that each output token adds; joined, they are the output text."""
-    from slipstream.models.text import TextStream, decoder_of
-
     if llm.tokenizer is None:
         return [f" {token}" for token in seq.output]
-    stream = TextStream(decoder_of(llm.tokenizer))
-    for token, drafted in zip(seq.output, seq.drafted, strict=True):
-        stream.push(token, drafted)
-    return [piece.text for piece in stream.finish(None)] if seq.output else []
+    stream = TextStream(decoder_of(llm.tokenizer), prompt=seq.tokens[: seq.prompt])
+    return [piece.text for piece in stream.add(seq.output, seq.drafted, last=True)]

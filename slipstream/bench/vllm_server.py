@@ -30,8 +30,8 @@ from slipstream.errors import LoadError, ParameterError, ServedError
 
 ENVIRONMENT = Path(".venv-vllm")
 """What `make vllm` makes."""
-OLDEST, TOO_NEW = (0, 32), (0, 34)
-"""Versions of vLLM for which the settings are written and the plug-in was tried."""
+OLDEST, TOO_NEW = (0, 29), (0, 34)
+"""Versions of vLLM whose `custom_class` is the one that the plug-in was tried with."""
 LOADING = 900.0
 """Seconds that a start may take: large models are read from disks, and compiled."""
 BESIDE_SPECULATION = "with speculation vLLM refuses min_p and logit_bias, and loads no logits processors"

@@ -117,7 +117,7 @@ class Session:
         if not self.raw:
             self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion.text}]
         if completion.logprobs is not None:
-            render.logprobs(completion, lambda token: self.llm.tokenizer.decode([token]))
+            render.logprobs(completion, self.llm.tokenizer)
         render.line(render.summary(completion.stats, self.llm.rule.name, completion.lossless, finish))
 
     def _command(self, name: str) -> bool | None:

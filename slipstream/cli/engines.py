@@ -1,6 +1,5 @@
 """`--engine vllm`: commands with vLLM's server as the engine. What commands on servers have in common."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -15,6 +14,7 @@ from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError
@@ -59,7 +59,7 @@ class EngineOptions:
         for name, value in options.items():
             if isinstance(value, str) and value[:1] in ("{", "["):
                 try:
-                    options[name] = json.loads(value)
+                    options[name] = parse_json(value)
                 except ValueError as fault:
                     raise ParameterError(f"{name} is {value!r}, which is not JSON: {fault}",
                                          fix='write it as in \'{"method": "mtp"}\'') from fault  # fmt: skip

@@ -85,7 +85,7 @@ def generate(
         print(json.dumps(as_dict(completion, finish, llm.rule.name), ensure_ascii=False))
     elif not quiet:
         if completion.logprobs is not None:
-            render.logprobs(completion, lambda token: llm.tokenizer.decode([token]))
+            render.logprobs(completion, llm.tokenizer)
         render.line(render.summary(completion.stats, llm.rule.name, completion.lossless, finish))
     if finish == "interrupted":
         raise typer.Exit(130)

@@ -86,9 +86,9 @@ def main(arguments: Seq[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    check_streams()
-    render.show_warnings()
     try:
+        check_streams()
+        render.show_warnings()
         if arguments and arguments[0] in FORMER:
             raise ParameterError(
                 f"there is no command {arguments[0]!r} any more", fix=f"slipstream {FORMER[arguments[0]]}"

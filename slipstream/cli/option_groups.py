@@ -4,6 +4,7 @@ value: `rate: float | None = 8.0`.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy
 from dataclasses import MISSING, field, fields, is_dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+
+from slipstream.core.strict import check_text
 
 METAVARS = ((bool, ""), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
 """What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
@@ -54,6 +57,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
 
     def run(**values: Any) -> None:
+        for name, value in values.items():
+            for text in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(text, str) and not os.path.exists(text):  # the name of a file may be any bytes
+                    check_text(f"the {name}", text)
         objects: Mapping[str, Any] = {
             name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
             for name, group in groups.items()

@@ -1,7 +1,6 @@
 """Options of models and of sampling, which most commands share. Nothing here imports torch, so that mistakes in the
 arguments are reported at once."""
 
-import json
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
+from slipstream.core.strict import parse_json
 from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
@@ -35,7 +35,7 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
         raise ParameterError(f"--config {path} cannot be read: {fault.strerror}", fix="check the file name") from fault
     except ValueError as fault:

@@ -284,8 +284,11 @@ def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
     ]
 
 
-def logprobs(completion: Completion, show: Any) -> None:
-    """Print each token with its log-probability under the target alone; `show` decodes one id."""
+def logprobs(completion: Completion, tokenizer: Any) -> None:
+    """Print each token with its log-probability under the target alone."""
+    from slipstream.models.text import token_text_of
+
+    show = token_text_of(tokenizer)
     rows = [
         [repr(show(token.id)), "draft" if drafted else "target", token.logprob,
          ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)]

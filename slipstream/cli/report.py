@@ -15,7 +15,7 @@ from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_a
 from slipstream.bench.tables import Alarm, Section, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
-from slipstream.errors import ResultError, did_you_mean
+from slipstream.errors import ResultError, did_you_mean, reading
 from slipstream.templates import filled
 
 
@@ -47,21 +47,17 @@ def section(result: Result) -> Section:
         raise ResultError(
             f"there is no report for a result of kind {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
         )
-    try:
+    with reading(f"the result of kind {result.kind!r} lacks data that its report needs", "measure again", ResultError):
         shown: Section = import_module(SECTIONS[result.kind]).section(result)
-    except (KeyError, TypeError, IndexError) as fault:
-        raise ResultError(
-            f"the result of kind {result.kind!r} lacks data that its report needs: {fault!r}",
-            why="the file is damaged, or was edited",
-            fix="measure again",
-        ) from fault
     return shown
 
 
 def write_page(results: Seq[Result], path: str | Path) -> None:
     """Raises ResultError."""
     check_writable(path, "--out")
-    write_text(Path(path), page(results), "--out")
+    with reading("no report can be made of these results", "measure again", ResultError):
+        text = page(results)
+    write_text(Path(path), text, "--out")
 
 
 def page(results: Seq[Result]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -44,8 +45,11 @@ class ServerOptions:
     host: str = option("127.0.0.1", "Address to listen at.")
     port: int = option(8000, "Port; 0: any that is free.", min=0, max=65535)
     api_key: list[str] | None = option(None, f"Key that requests must name; repeatable. Also: {KEY}.")
+    allowed_origins: list[str] | None = option(
+        None, "Origin of web pages that may ask, as http://localhost:3000; repeatable. '*': any."
+    )
     served_model_name: str | None = option(None, "Name of the model in requests.", shown="--target")
-    tool_format: str = option("auto", "How the model writes calls: hermes, mistral, llama, none.")
+    tool_format: str = option("auto", "How the model writes calls: hermes, qwen, ..., none (docs/server.md).")
     reasoning: str = option("auto", "Markers around reasoning: '<think> </think>', or none.")
     metrics_prefix: str = option(
         METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
@@ -66,8 +70,15 @@ class ServerOptions:
             check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
         check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)
         one_of("metrics_prefix", self.metrics_prefix, METRICS_PREFIXES)
-        if "" in self.keys:
-            raise ParameterError("an API key is empty", fix="give one, or omit --api-key")
+        if not all(re.fullmatch("[!-~]+", key) for key in self.keys):
+            raise ParameterError(
+                "an API key is empty, or holds a space, a line break or what is not ASCII",
+                why="no client can send it in a header",
+                fix="give another, or omit --api-key",
+            )
+        for origin in self.allowed_origins or ():
+            if origin not in ("*", "null") and (origin.partition("://")[2] == "" or origin.count("/") != 2):
+                raise ParameterError(f"the origin {origin!r} is none", fix="write http://localhost:3000, or '*'")
         if self.max_per_key and not self.keys:
             raise ParameterError("max_per_key is given, but no request names a key", fix="give --api-key")
 
@@ -121,7 +132,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             if engine.facts.sampling:
                 render.line(shown(engine.facts.sampling))
-            running = Server(create_app(service), service, server.grace_seconds)
+            running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
             engine.ended = running.end
             if engine.over:
                 running.end()

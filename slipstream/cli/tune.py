@@ -222,7 +222,10 @@ def tune_vllm(
         return joined(done)
 
     result, code = unfinished(measure)
-    best = choose([arm | {"speedup": arm["ratio"], "exact": True} for arm in result.data["arms"] if arm["ratio"]])
+    paid = (
+        arm for arm in result.data["arms"] if arm["ratio"] and (arm.get("counters") or {}).get("accepted_tokens", True)
+    )
+    best = choose([arm | {"speedup": arm["ratio"], "exact": True} for arm in paid])
     finish(result, files)
     settings = configuration(models, tried[best["name"]], engine) if best else {"engine": "vllm", "drafter": "none"}
     name = best["name"] if best else "none: no setting is faster than plain decoding beyond doubt"

@@ -76,7 +76,8 @@ def verify(
             )
         return compare_servers(base_url, against, served_model, served, prompts, files)
     from slipstream.core.rules import rule_named
-    from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, steps, verify as verified
+    from slipstream.templates.sizes import duration
+    from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, seconds, steps, verify as verified
 
     possible = ("greedy",) if rule_named(models.rule).greedy_only else CHECKS
     config = VerifyConfig(
@@ -86,6 +87,7 @@ def verify(
     llm = load(models, quiet=files.as_json, asked=[asked])
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
+    render.line(f"this takes about {duration(seconds(llm, chosen, config))}, by the speed of its first text")
     with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
         result, code = unfinished(lambda: verified(llm, chosen, config, files.out, advance, models.method))
     finish(result, files)
@@ -97,7 +99,7 @@ def compare_servers(
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""
-    from slipstream.verify.served import ServedConfig, requests_of, verify_served
+    from slipstream.verify.served import UNTESTED, ServedConfig, requests_of, verify_served
 
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
@@ -106,4 +108,4 @@ def compare_servers(
     with render.progress("asking", requests_of(len(chosen), config)) as advance:
         result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files.out, advance))
     finish(result, files)
-    raise typer.Exit(code or (1 if result.data["verdict"] == "BUG" else 0))
+    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))

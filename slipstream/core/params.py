@@ -263,10 +263,24 @@ class SamplingParams(Strict):
         return max(self.temperature, 1e-30)
 
     @cached_property
-    def biases(self) -> tuple[list[int], list[float]]:
-        """The ids of `logit_bias`, ascending, and what is added to the logit of each; -100 forbids."""
-        pairs = sorted((self.logit_bias or {}).items())
-        return [token for token, _ in pairs], [bias if bias > -100 else -math.inf for _, bias in pairs]
+    def biases(self) -> tuple[Any, Any]:
+        """Arrays: the ids of `logit_bias`, ascending, and the number that is added to each logit; -100 forbids."""
+        import numpy as np  # imported here: commands that only read their options need none
+
+        ids = sorted(self.logit_bias or ())
+        values = [(self.logit_bias or {})[token] for token in ids]
+        return np.array(ids, np.int64), np.array([bias if bias > -100 else -math.inf for bias in values])
+
+    @cached_property
+    def bad_ends(self) -> Mapping[int, Mapping[tuple[int, ...], Any]]:
+        """Number of tokens before the last one of a bad word -> these tokens -> array of the last ones, ascending."""
+        import numpy as np
+
+        ends: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for word in self.bad_words:
+            *head, last = map(int, word)
+            ends.setdefault(len(head), {}).setdefault(tuple(head), []).append(last)
+        return {n: {head: np.array(sorted(last)) for head, last in heads.items()} for n, heads in ends.items()}
 
     @cached_property
     def needs_history(self) -> bool:

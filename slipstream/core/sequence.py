@@ -6,7 +6,7 @@ Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  le
 """
 
 import itertools
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from slipstream.core.draft import Draft, Verdict
@@ -15,6 +15,7 @@ from slipstream.core.random import Stream
 from slipstream.core.rules import Rule
 from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.structured import Constraint
+from slipstream.core.text_ends import Decode, StopSearch
 
 _ids = itertools.count()
 
@@ -53,7 +54,7 @@ class Sequence:
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     context: int = 2**31
-    decode: Callable[[Seq[int]], str] | None = None
+    decode: Decode | None = None
     constraint: Constraint | None = None
     prediction: Seq[int] = ()
     source: Seq[int] = ()
@@ -76,6 +77,7 @@ class Sequence:
     stop_cause: int | str | None = field(init=False, default=None)
     error: Exception | None = field(init=False, default=None)
     stats: SpecStats = field(init=False, default_factory=SpecStats)
+    stop_search: StopSearch | None = field(init=False, default=None)  # made by `core.stop` at the first token
 
     _readable: list[int] | None = field(init=False, default=None)
     _before: int = field(init=False, default=0)  # how many of these come before the tokens

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.core.text_ends import completed_at
+from slipstream.core.text_ends import StopSearch
 
 
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
@@ -38,9 +38,9 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
         if token in seq.stop_ids:
             seq.stop_cause = token
             return i + 1, "stop"
-        if seq.params.stop and len(seq.output) + i + 1 >= seq.params.min_tokens:
-            cause = completed_stop([*seq.output, *run[: i + 1]], seq)
-            if cause is not None:
+        if seq.params.stop:
+            cause = completed_stop(seq, run, i)
+            if cause is not None and len(seq.tokens) - seq.prompt + i + 1 >= seq.params.min_tokens:
                 seq.stop_cause = cause
                 return i + 1, "stop"
         if seq.constraint is not None and seq.constraint.complete(seq.output, run[: i + 1]):
@@ -50,16 +50,14 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
     return len(run), None
 
 
-def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
-    """The stop string that the last token of `output` completed, or None. One that was complete before (and did not
-    count, because of min_tokens) has no effect. If several are completed: the one that begins first, so that the text,
-    cut before it, holds none of them.
-
-    Only the tail is decoded: as many tokens as the longest stop string has bytes, since a token holds at least one
-    byte, plus a few more for characters and prefixes that span tokens.
-    """
+def completed_stop(seq: Sequence, run: Seq[int], i: int) -> str | None:
+    """Return the stop string that token `i` of `run`, which follows the output, completes, or None. A stop string that
+    was complete before (and did not count, because of min_tokens) has no effect. If several are completed: the one that
+    begins first, so that the text, cut before it, holds none of them."""
     assert seq.decode is not None, "stop strings need a tokenizer"
-    tail = output[-(max(len(s.encode()) for s in seq.params.stop) + 8) :]
-    text, before = seq.decode(tail), seq.decode(tail[:-1])
-    ends = [(completed_at(text, before, s), s) for s in seq.params.stop]
-    return min((end for end in ends if end[0] >= 0), default=(0, None))[1]
+    search = seq.stop_search
+    if search is None or len(search.text) != len(seq.tokens) - seq.prompt + i:  # at first, or a step is repeated
+        search = seq.stop_search = StopSearch(seq.decode, seq.tokens[: seq.prompt], seq.params.stop)
+        for token in (*seq.output, *run[:i]):
+            search.add(token)
+    return search.add(run[i])

@@ -1,6 +1,7 @@
 """`Strict`: configurations that refuse what they do not know, and values that their fields' checks refuse (`setting`);
-`check_text`: refuses text that no tokenizer reads."""
+`check_text`: refuses text that no tokenizer reads; `parse_json`: refuses bad JSON of every kind."""
 
+import json
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar
@@ -46,6 +47,14 @@ class Strict:
             check, value = each.metadata.get("check"), getattr(self, each.name)
             if check is not None and not (value is None and each.default is None):
                 object.__setattr__(self, each.name, check(each.name, value))
+
+
+def parse_json(text: str | bytes, **more: Any) -> Any:
+    """As json.loads, but bad JSON of every kind is a JSONDecodeError: deep nesting, endless numbers, no UTF-8, too."""
+    try:
+        return json.loads(text, **more)
+    except (RecursionError, ValueError) as fault:
+        raise fault if isinstance(fault, json.JSONDecodeError) else json.JSONDecodeError(str(fault), "", 0) from fault
 
 
 def check_text(name: str, text: str, error: type[RequestError] = ParameterError) -> None:

@@ -1,12 +1,106 @@
-"""Where a stop string ends a text, and where two texts part. Does not import torch."""
+"""The text of an output as it grows, where a stop string ends it, and where two texts part. Does not import torch."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence as Seq
+
+Decode = Callable[[Seq[int]], str]
+
+REPLACEMENT = "\ufffd"
+
+
+def context_of(decode: Decode, prompt: Seq[int]) -> tuple[list[int], int]:
+    """The end of a prompt with which its output is decoded, and how many of these tokens write whole characters.
+
+    Many tokenizers drop the space that begins a text, so the first token of an output reads as it should only after
+    another one that writes something."""
+    size, text = 4, ""
+    while text[:1] in ("", REPLACEMENT) and size < len(prompt) + 4:
+        size *= 2
+        text = decode(prompt[-size:])
+    ids = list(prompt[-size:])
+    # A character has at most four bytes, and each token writes at least one of them.
+    complete = (len(ids) - cut for cut in range(4) if not decode(ids[: len(ids) - cut]).endswith(REPLACEMENT))
+    return ids, next(complete, len(ids))
+
+
+def text_after(decode: Decode, prompt: Seq[int], output: Seq[int]) -> str:
+    """The text that an output adds to its prompt."""
+    ids, whole = context_of(decode, prompt)
+    return decode([*ids, *output])[len(decode(ids[:whole])) :]
+
+
+class OutputText:
+    """The text of an output, token by token. stray_byte: as in `TextStream`."""
+
+    def __init__(self, decode: Decode, prompt: Seq[int] = (), stray_byte: int | None = None):
+        self._decode, self._stray = decode, stray_byte
+        self._ids, self._shown = context_of(decode, prompt)
+        self._prompt = len(self._ids)
+        self._begins = deque([0], maxlen=5)  # where the tokens of the last texts begin; decoding starts with them
+
+    def __len__(self) -> int:
+        """Number of tokens that were added."""
+        return len(self._ids) - self._prompt
+
+    @property
+    def incomplete(self) -> int:
+        """Number of tokens at the end whose character is not complete."""
+        return len(self._ids) - self._shown
+
+    def add(self, token: int) -> str:
+        """Add a token; returns the text that is complete with it."""
+        self._ids.append(token)
+        before, after = self._texts()
+        if after.endswith(REPLACEMENT):
+            return ""
+        further = () if self._stray is None else (*self._ids[self._begins[0] :], self._stray)
+        if further and not self._decode(further).startswith(after):  # a token that follows may change the text so far
+            return ""
+        if len(after) > len(before):
+            self._begins.append(self._shown)
+        self._shown = len(self._ids)
+        return after[len(before) :]
+
+    def rest(self) -> str:
+        """The text of the incomplete tokens, if none follows."""
+        before, after = self._texts()
+        self._shown = len(self._ids)
+        return after[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        begin = self._begins[0]
+        return self._decode(self._ids[begin : self._shown]), self._decode(self._ids[begin:])
+
+
+class StopSearch:
+    """Finds stop strings in the text of an output, as its tokens arrive."""
+
+    def __init__(self, decode: Decode, prompt: Seq[int], stop: Seq[str]):
+        self.text, self._stop, self._longest = OutputText(decode, prompt), stop, max(map(len, stop))
+        self._end = ""  # of the text before
+
+    def add(self, token: int) -> str | None:
+        """Add a token. Returns the stop string that it completes; of several, the one that begins first."""
+        known, whole = len(self._end), self._end + self.text.add(token)
+        self._end = whole[max(0, len(whole) + 1 - self._longest) :]
+        if len(whole) == known:
+            return None
+        ends = [(at, stop) for stop in self._stop if (at := whole.find(stop, max(0, known + 1 - len(stop)))) >= 0]
+        return min(ends, default=(0, None))[1]
+
+
+def begun_at_end(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is the beginning of a stop string, and not all of it."""
+    at = text.find(stop[0], max(0, len(text) + 1 - len(stop)))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 def completed_at(text: str, before: str, stop: str) -> int:
     """Where in `text` the first `stop` begins that ends after `before`, the text without its last token; -1 if none.
     An incomplete character, which decodes to U+FFFD, does not count as text yet."""
-    return text.find(stop, max(0, len(before.rstrip("\ufffd")) - len(stop) + 1))
+    return text.find(stop, max(0, len(before.rstrip(REPLACEMENT)) - len(stop) + 1))
 
 
 def common_beginning(a: Iterable[object], b: Iterable[object]) -> int:

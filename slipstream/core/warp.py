@@ -117,22 +117,24 @@ def _edit(
     if params.logit_bias:
         ids, biases = params.biases
         known = bisect_left(ids, vocab)  # a padded draft vocabulary may be narrower than the target's
-        x[:, ids[:known]] += torch.tensor(biases[:known], dtype=torch.float64, device=x.device)
+        x[:, torch.from_numpy(ids[:known])] += torch.from_numpy(biases[:known]).to(x.device)
     if params.needs_history:
         assert outputs is not None, "these parameters depend on the history: outputs must be given"
+        asked = frozenset(prompt) if params.repetition_penalty not in (None, 1) else frozenset[int]()
+        held = torch.tensor([t for t in stop_ids if t < vocab] if params.min_tokens else [], dtype=torch.int64)
         for row, output in zip(x, outputs, strict=True):
-            _penalise(row, params, prompt, output)
-            _forbid(row, params, prompt, output, stop_ids)
+            _penalise(row, params, asked, output)
+            _forbid(row, params, prompt, output, held)
     if params.structured is not None:
         assert allowed is not None, "the form of a structured output is a constraint of the sequence: see LLM.sequence"
         x.masked_fill_(torch.from_numpy(~allowed[:, :vocab]).to(x.device), NEVER)
     return x
 
 
-def _penalise(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int]) -> None:
+def _penalise(row: Tensor, params: SamplingParams, prompt: frozenset[int], output: Seq[int]) -> None:
     vocab = row.shape[-1]
     if params.repetition_penalty not in (None, 1):  # prompt and output count (CTRL, Keskar et al. 2019, section 4.1)
-        seen = torch.tensor(sorted({t for t in (*prompt, *output) if t < vocab}), device=row.device, dtype=torch.int64)
+        seen = torch.tensor(sorted(t for t in prompt.union(output) if t < vocab), device=row.device, dtype=torch.int64)
         old = row[seen]
         row[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and output:
@@ -141,19 +143,16 @@ def _penalise(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq
         row -= params.frequency_penalty * count + params.presence_penalty * count.clamp(max=1)
 
 
-def _forbid(
-    row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: Seq[int] | frozenset[int]
-) -> None:
+def _forbid(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: Tensor) -> None:
     vocab = row.shape[-1]
     if len(output) < params.min_tokens:
-        row[[t for t in stop_ids if t < vocab]] = NEVER
-    if params.bad_words:
-        longest = max(len(word) for word in params.bad_words)
-        recent = [*prompt[max(0, len(prompt) - longest) :], *output] if len(output) < longest else output[-longest:]
-        for word in params.bad_words:
-            head, last = [int(t) for t in word[:-1]], int(word[-1])
-            if last < vocab and list(recent[len(recent) - len(head) :]) == head:
-                row[last] = NEVER
+        row[stop_ids] = NEVER
+    for length, ends in params.bad_ends.items():
+        before = max(0, len(prompt) + len(output) - length)
+        recent = output[before - len(prompt) :] if before >= len(prompt) else [*prompt[before:], *output]
+        ids = ends.get(tuple(recent))
+        if ids is not None:
+            row[torch.from_numpy(ids[: bisect_left(ids, vocab)])] = NEVER
 
 
 def _keep_first(probs: Tensor, k: int) -> Tensor:

@@ -115,8 +115,9 @@ class SuffixDrafter(LookupDrafter[Store]):
         """The longest in the request's own store, and in that of finished requests."""
         config = self.config
         tail = [*state.seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
+        at_end = state.indexed == len(state.seq.readable) and not drafted
         for store in (state.store, self.past) if config.across else (state.store,):
-            of_request = store is state.store and not drafted
+            of_request = store is state.store and at_end
             tree, match, where = store.longest(tail, of_request)
             if match >= config.min_match:
                 yield match, follow(tree, match, where, of_request and tree is store.young)

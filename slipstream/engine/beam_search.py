@@ -21,6 +21,7 @@ from slipstream.host.turns import Turns
 class Search:
     """One prompt and its beams. first: a text that has not begun.
 
+    prompt  its tokens.
     seqs    one for each running text, in the same order.
     held    ids of sequences that may hold KV.
     """
@@ -30,13 +31,13 @@ class Search:
         self.beams = Beams(params, stop_ids, most)
         self.seqs = [first]
         self.cached = {first.id}
-        self._prompt, self._most = first.prompt, most
+        self.prompt, self._most = first.tokens[: first.prompt], most
 
     def blocks(self, memory: Memory) -> int:
         """Most blocks that it can hold at a time: those that the prompt fills, which all beams share, and the rest of
         each of them. The last token of a text has no KV."""
-        shared = self._prompt // memory.block
-        whole = -(-(self._prompt + self._most - 1) // memory.block)
+        shared = len(self.prompt) // memory.block
+        whole = -(-(len(self.prompt) + self._most - 1) // memory.block)
         return shared + self.beams.params.beams * (whole - shared)
 
 

@@ -4,7 +4,8 @@
     abort(key)        -> it is gone after the current step
     deliver(report)   <- once a step, what all requests gained
 
-Preparing a request may take long, because a grammar is compiled: a thread of its own does it, one request at a time.
+Preparing a request may take long, because a grammar is compiled: threads of its own do it, one request with a grammar
+and one without at a time.
 """
 
 import logging
@@ -64,7 +65,8 @@ class EngineThread:
         self._wanted: set[int] = set()  # submitted, and neither aborted nor ended
         self._live: dict[int, _Live] = {}  # by the id of the sequence
         self._guard = threading.Lock()  # of `dead` and `_wanted`
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="slipstream-prepare")
+        # Compiling a form may take seconds, in which others are prepared.
+        self._preparers = [ThreadPoolExecutor(1, thread_name_prefix="slipstream-prepare") for _ in range(2)]
         self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
         self._thread.start()
 
@@ -75,7 +77,7 @@ class EngineThread:
             if self.dead is not None:
                 raise self.dead
             self._wanted.add(key)
-            self._preparer.submit(self._make, key, ask)
+            self._preparers[ask.params.structured is not None].submit(self._make, key, ask)
 
     def abort(self, key: int) -> None:
         """Forget a request; no update of it is delivered after the current step. Unknown keys are ignored."""
@@ -88,7 +90,8 @@ class EngineThread:
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._preparer.shutdown(wait=False, cancel_futures=True)
+        for preparer in self._preparers:
+            preparer.shutdown(wait=False, cancel_futures=True)
 
     def load(self) -> Load:
         engine, prefixes = self.engine, self.engine.prefixes

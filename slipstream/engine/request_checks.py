@@ -1,11 +1,13 @@
 """`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs. Does not import
 torch: the process that answers HTTP checks requests, too."""
 
+import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import replace
+from functools import wraps
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -13,10 +15,15 @@ from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
 from slipstream.engine.beam_params import BeamParams
-from slipstream.errors import ParameterError, PromptError
+from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_mean, reading
+
+MOST_PREDICTED = 1 << 19
+"""Characters of a prediction at a server: what a suffix tree remembers of a request (131,072 tokens) is rarely more."""
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RequestChecks:
@@ -55,8 +62,7 @@ class RequestChecks:
                     why="the target brings none",
                     fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
                 )
-            check_text("the prompt", prompt, PromptError)
-            ids = self.tokenizer.encode(prompt) if prompt else []
+            ids = self._encoded("the prompt", prompt) if prompt else []
         else:
             ids = _token_ids(prompt)
         if not ids:
@@ -66,6 +72,10 @@ class RequestChecks:
     @property
     def longest(self) -> int:
         return self.context - 1 if self.encoder is None else self.encoder.context
+
+    def before(self, prompt: Seq[int]) -> Seq[int]:
+        """The tokens that an output follows."""
+        return prompt if self.encoder is None else self.encoder.start
 
     def room(self, prompt: int) -> int:
         """Most tokens of an output, after a prompt of so many."""
@@ -77,9 +87,7 @@ class RequestChecks:
             return self._within(_token_ids(text), name)
         if self.tokenizer is None:
             raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
-        check_text(f"the {name}", text, PromptError)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._encoded(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: Any) -> str:
         """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
@@ -90,11 +98,9 @@ class RequestChecks:
             raise PromptError(
                 "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
             )
-        from jinja2 import TemplateError
-
         try:
             text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **names)
-        except (TemplateError, TypeError, ValueError) as fault:  # what the template's own code raises
+        except Exception as fault:  # a template is code of the checkpoint
             raise PromptError(
                 "the model's chat template refuses this conversation",
                 why=str(fault),
@@ -103,8 +109,12 @@ class RequestChecks:
         return text
 
     def chat_ids(self, text: str) -> list[int]:
-        check_text("the conversation", text, PromptError)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+        return self._encoded("the conversation", text, add_special_tokens=False)  # the template writes them itself
+
+    def _encoded(self, name: str, text: str, **more: Any) -> list[int]:
+        check_text(name, text, PromptError)
+        with reading(f"the tokenizer cannot read {name}", "correct the files of the tokenizer", PromptError):
+            ids: list[int] = self.tokenizer.encode(text, **more)
         return ids
 
     def _within(self, ids: list[int], name: str) -> list[int]:
@@ -160,7 +170,10 @@ def predicted_text(field: Any) -> str:
     if unknown or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         accepted = '{"type": "content", "content": a text or a list of text parts}'
         raise PromptError(f"prediction is {field!r:.60}", fix=f"write {accepted}")
-    return "".join(map(str, texts))
+    text = "".join(map(str, texts))
+    if len(text) > MOST_PREDICTED:
+        raise PromptError(f"prediction has {len(text):,} characters, at most {MOST_PREDICTED:,} are copied from")
+    return text
 
 
 def _turns(messages: Any) -> list[Message]:
@@ -177,6 +190,27 @@ def _turns(messages: Any) -> list[Message]:
     return turns
 
 
+def takes_params(method: Callable[P, T]) -> Callable[P, T]:
+    """Make a method refuse arguments that other programs have, with what to write instead."""
+    known = inspect.signature(method).parameters
+
+    @wraps(method)
+    def called(*given: P.args, **named: P.kwargs) -> T:
+        for name in named.keys() - known.keys():
+            meant = {"max_new_tokens": "max_tokens", "sampling_params": "params"}.get(name) or OTHER_NAMES.get(
+                name, name
+            )
+            fix = f"write it as {meant!r}" if meant in known else did_you_mean(name, known)
+            if meant in SamplingParams.__dataclass_fields__:
+                fix = f"write params=SamplingParams({meant}={named[name]!r})"
+            elif name == "stream":
+                fix = "write for chunk in llm.stream(prompt, params)"
+            raise ParameterError(f"{method.__name__} has no parameter {name!r}", fix=fix)
+        return method(*given, **named)
+
+    return called
+
+
 def not_params(given: Any, wanted: str = "SamplingParams") -> ParameterError:
     named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
     return ParameterError(f"the parameters are a {type(given).__name__}: {given!r}", fix=f"write {wanted}({named})")
@@ -190,10 +224,10 @@ def _token_ids(prompt: Any) -> list[int]:
         given = prompt.tolist() if isinstance(prompt, arrays) else list(prompt)
         if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
             return given
-        wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]
-        if not wrong:
+        wrong = (each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex))
+        if (first := next(wrong, wrong)) is wrong:
             return [index(each) for each in given]
-        what = f"a prompt holds {wrong[0]!r}, which is not a token id"
+        what = f"a prompt holds {first!r:.60}, which is not a token id"
     else:
         what = f"a prompt is {prompt!r}"
     raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="encode it first")

@@ -8,6 +8,7 @@ compiled (ParameterError) or in the middle of a text (DeadEndError). What it doe
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -20,11 +21,14 @@ import numpy as np
 
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
+from slipstream.grammar.json_schemas import DEFINITIONS, rebuilt, with_pattern_of_names
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
 from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
+
+log = logging.getLogger("slipstream")
 
 LEXER_FUEL, STEP_FUEL, LEXER_STATES = 300_000, 50_000, 50_000
 """Work of llguidance's lexer at first and on one token, and its states, of 1 to 2 kB each. Its defaults, three to five
@@ -44,7 +48,6 @@ LARGEST_MULTIPLE = 100_000
 """Compiling `multipleOf` takes one state for each remainder: about a second here, and 15 at 700,000, where llguidance's
 fuel is not yet used up."""
 
-DEFINITIONS = ("$defs", "definitions")
 MOST_PARTS = 1000
 """How many parts of a schema are compiled one by one to find the one at fault."""
 
@@ -146,10 +149,32 @@ _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
 def _strict(schema: Any) -> str:
-    """The schema as JSON. It can ask llguidance to ignore keywords that it does not know; not here."""
-    if isinstance(schema, dict) and isinstance(schema.get("x-guidance"), dict):
-        schema = {**schema, "x-guidance": {**schema["x-guidance"], "lenient": False}}
-    return json.dumps(schema)
+    """The schema as JSON, less what asks for nothing. It can ask llguidance to ignore keywords that it does not know;
+    not here."""
+
+    def enforced(part: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(part.get("x-guidance"), dict):
+            part = {**part, "x-guidance": {**part["x-guidance"], "lenient": False}}
+        kind = part.get("format")
+        without = {
+            "format": isinstance(kind, str) and not _has_format(kind),
+            "uniqueItems": not part.get("uniqueItems"),
+        }
+        return with_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
+
+    return json.dumps(rebuilt(schema, enforced))
+
+
+@lru_cache(KEPT)
+def _has_format(name: str) -> bool:
+    """Return whether texts can be checked against a `format`. JSON Schema takes other formats as annotations."""
+    from llguidance import LLMatcher
+
+    schema = json.dumps({"type": "string", "format": name})
+    known = not fault_of(LLMatcher(Vocabulary.of_bytes().tokens, f"start: %json {schema}", log_level=0))
+    if not known:
+        log.warning("the format %r of a schema is not enforced: it is taken as an annotation", name)
+    return known
 
 
 def _schema_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:

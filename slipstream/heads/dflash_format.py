@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_format import complete_maps, fill, layer_config
 from slipstream.heads.recognition import check_host, opened, write
@@ -31,6 +31,7 @@ _PLAIN = {"use_aux_hidden_state": True, "use_swa": False, "attention_sink_bias":
 _READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor", "block_size")
 
 
+@reading("the draft head cannot be read", "download or export it again", CheckpointError)
 def load_dflash(checkpoint: str | Path) -> DFlashHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.
@@ -78,6 +79,7 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
             )
     windows = any(kind != "full_attention" for kind in config.get("layer_types") or ())
     flat = {"rope_theta": 1e6, **config, "model_type": "qwen3", "use_sliding_window": windows}  # theta as in vLLM
+    flat["is_causal"] = True  # `DFlashConfig` has it
     decoder, causal = DecoderConfig.from_dict(flat), config.get("is_causal", nested.get("causal"))
     draft_vocab = count_of(config, "draft_vocab_size", len(tensors.get("d2t", ())) or decoder.vocab_size)
     reduced = draft_vocab < decoder.vocab_size

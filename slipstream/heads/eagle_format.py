@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
 from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, opened, write
 from slipstream.models.checkpoint import few, tensor_names
@@ -31,6 +31,7 @@ Layout = tuple[dict[str, Any], dict[str, Tensor]]
 """config.json and tensors."""
 
 
+@reading("the draft head cannot be read", "download or export it again", CheckpointError)
 def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.

@@ -19,7 +19,7 @@ from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaHeads
 from slipstream.heads.recognition import recognise, stored, write
-from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.checkpoint import read_config, resolve
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import load_weights
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD
@@ -58,7 +58,7 @@ def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Pa
     target is needed and not known.
     """
     place = resolve(checkpoint)
-    kind, config = recognise(place), read_json(place / "config.json")
+    kind, config = recognise(place), read_config(place)
     if kind == "dflash" and to == SMALL_HEAD:
         dflash = load_dflash(place)
         save_dflash(dflash, folder, torch.int8, config.get("target_model"))
@@ -93,7 +93,7 @@ def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Pa
 def _about(target: Path) -> dict[str, Any]:
     """What a head may need of the config.json of its target, a folder or a GGUF file."""
     if target.is_dir():
-        return read_json(target / "config.json")
+        return read_config(target)
     return {"num_hidden_layers": DecoderConfig.load(target).layers}
 
 

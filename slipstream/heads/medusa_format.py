@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError
+from slipstream.errors import CheckpointError, ConfigError, reading
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
 from slipstream.heads.recognition import check_host, stored, write
-from slipstream.models.checkpoint import SINGLE, few, read_json, resolve
+from slipstream.models.checkpoint import SINGLE, few, read_config, resolve
 
 log = logging.getLogger("slipstream")
 
@@ -32,6 +32,7 @@ _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
+@reading("the draft head cannot be read", "download or export it again", CheckpointError)
 def load_medusa(checkpoint: str | Path) -> MedusaHeads:
     """The heads in a folder or hub id, float32, on the CPU. If they use the target's lm_head and the file has no copy
     of it, `borrow` must be called before use.
@@ -40,7 +41,7 @@ def load_medusa(checkpoint: str | Path) -> MedusaHeads:
     ConfigError (config.json contradicts the tensors).
     """
     folder = resolve(checkpoint)
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in stored(folder).items()}
     token_map, shared = tensors.pop("token_map", None), tensors.pop("lm_head.weight", None)
     heads = sorted(name for name in tensors if _HEAD.fullmatch(name))
@@ -196,13 +197,9 @@ def _config(
 
 
 def _accuracies(folder: Path, measured: Any) -> Accuracies:
-    try:
+    what = f"medusa_head_accuracies in {folder / 'config.json'} is not a table of numbers"
+    with reading(what, "write one list of shares per head, or remove the key", ConfigError):
         return tuple(tuple(float(value) for value in row) for row in measured)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"medusa_head_accuracies in {folder / 'config.json'} is not a table of numbers: {error}",
-            fix="write one list of shares per head, or remove the key",
-        ) from error
 
 
 def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:

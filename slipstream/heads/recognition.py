@@ -17,9 +17,9 @@ from torch import Tensor
 
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
-from slipstream.models.checkpoint import SINGLE, few, open_tensors, read_json, resolve, tensor_names, weight_files
+from slipstream.models.checkpoint import SINGLE, few, open_tensors, read_config, resolve, tensor_names, weight_files
 from slipstream.models.module_shape import differ
-from slipstream.models.weights import check_finite
+from slipstream.models.weights import check_finite, widened
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 """Key of config.json: the target layers whose states an EAGLE-3 head reads."""
@@ -40,7 +40,7 @@ def recognise(checkpoint: str | Path) -> HeadKind | None:
     """The kind of head; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
     try:
         folder = resolve(checkpoint)
-        config = read_json(folder / "config.json")
+        config = read_config(folder)
     except LoadError:
         return None
     try:
@@ -56,7 +56,7 @@ def recognise(checkpoint: str | Path) -> HeadKind | None:
             return None
         # One tensor that EAGLE-1 lacks is enough: the loader names those that are missing.
         return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
-    declared = " ".join(map(str, config.get("architectures") or ())).lower()
+    declared = str(config.get("architectures")).lower()
     family = config.get("speculators_model_type")
     if "eagle3" in declared or family in ("eagle3", "peagle"):
         return "eagle3"
@@ -69,7 +69,7 @@ def opened(
     """(folder, kind, config.json, tensors) of a head; names without the prefix "model.", none that match `ignored`.
     Raises the family of `LoadError`."""
     folder = resolve(checkpoint)
-    kind, config = recognise(folder), read_json(folder / "config.json")
+    kind, config = recognise(folder), read_config(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored(folder).items()}
     return folder, kind, config, {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}
 
@@ -104,6 +104,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
         for name in handle.keys():  # noqa: SIM118 no mapping
             tensor = handle.get_tensor(name)
             if tensor.is_floating_point():
+                tensor = widened(f"{name} in {folder}", tensor)
                 check_finite(f"{name} in {folder}", tensor)
             tensors[name] = tensor
     for name in [name for name in tensors if name + SCALE in tensors]:

@@ -34,9 +34,9 @@ from slipstream.zoo import checkpoint_of
 
 _log = logging.getLogger("slipstream")
 
-_READ = {"attention_mask", "position_ids", "past_key_values", "cache_params", "cache_position", "use_cache"}
-_READ |= {"logits_to_keep", "num_logits_to_keep"}
-"""Arguments that transformers hands over and that say nothing new: prompts are read from ids and mask."""
+_READ = {"attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep", "num_logits_to_keep"}
+"""Arguments that transformers hands over and that say nothing new: prompts are read from ids and mask. So does an empty
+cache, which transformers has under several names; its class says what it is."""
 
 _NOT_OFFERED = {
     "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "prompt_lookup_num_tokens": None,
@@ -176,6 +176,8 @@ class custom_generate:
 
 def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any], streamer: Any) -> None:
     """Raise ParameterError for what transformers asks and we do not do."""
+    from transformers import Cache
+
     if model.config.is_encoder_decoder:
         raise _no(
             f"a {type(model).__name__}",
@@ -191,12 +193,12 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any]
         if value not in (nothing, None):
             raise _no(f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate")
     for name, value in given.items():
-        if name not in _READ and value is not None:
+        if isinstance(value, Cache):
+            if _length(value):
+                why = "the KV cache is our own"
+                raise _no(f"{name} of an earlier call", why, "leave it out: the prompt is read again")
+        elif name not in _READ and value is not None:
             raise _no(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
-    for name in ("past_key_values", "cache_params"):
-        cache = given.get(name)
-        if cache is not None and (not hasattr(cache, "get_seq_length") or _length(cache)):
-            raise _no(f"{name} of an earlier call", "the KV cache is our own", "leave it out: the prompt is read again")
     if streamer is not None and len(input_ids) > 1:
         raise _no(f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time")
     if not input_ids.shape[1]:

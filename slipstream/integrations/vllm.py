@@ -18,8 +18,8 @@ from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.integrations.row_drafts import Request, Row, RowDrafts
 from slipstream.settings import one_of
 
-VERSIONS = "0.32 and 0.33"
-"""Versions of vLLM that this was tried with or written for."""
+VERSIONS = "0.29 to 0.33"
+"""Versions of vLLM that hand a proposer the same."""
 LENGTHS = ("learned", "full")
 MOST_FAULTS = 8
 """Steps that lost their drafts to a fault, after which none is drafted any more: each reads all texts anew."""
@@ -51,11 +51,17 @@ class Proposer:
     """What vLLM makes: see the module. Raises ParameterError for settings that do not exist."""
 
     def __init__(self, vllm_config: Any):
+        from vllm import __version__
         from vllm.logger import init_logger
 
         self._log = init_logger("vllm.slipstream")
         self._model, parallel = vllm_config.model_config, vllm_config.parallel_config
         additional = vllm_config.additional_config
+        on_cpu = vllm_config.device_config.device_type == "cpu"
+        if on_cpu and self._model.is_hybrid and tuple(map(int, __version__.split(".")[:2])) < (0, 33):
+            raise ParameterError(f"vLLM {__version__} cannot verify lookup drafts for a hybrid model on a CPU",
+                                 why="the first draft that is shorter than the longest would end its engine",
+                                 fix="use vLLM 0.33, or decode plainly")  # fmt: skip
         settings = dict(additional.get("slipstream", {})) if isinstance(additional, dict) else {}
         unknown = settings.keys() - {"drafter", "options", "lengths"}
         if unknown:
@@ -180,10 +186,10 @@ def _watch_runners() -> None:
 
 
 def _mend_sampling_on_cpus() -> None:
-    """Replace two functions that fail in the CPU build of vLLM 0.32, with its own n-grams, too. A step in which no row
-    has a draft ends the engine where top_k is given: the greatest of no numbers is an error. And what is given for each
-    request (temperature, top_k, top_p) is spread over its rows by a Triton kernel, which does nothing without Triton:
-    rows are sampled with what their memory held before (pull request 42638 of vLLM)."""
+    """Replace two functions that fail in vLLM's CPU build, with its own n-grams, too. A step in which no row has drafts
+    ends the engine where top_k is given: the greatest of no numbers is an error. And the temperature, top_k and top_p
+    of a request never reach its rows: in 0.32 and 0.33 `_expand_kernel_impl` writes into the copy that `_ensure_int64`
+    makes of any tensor that is not int64, and the rows keep what their memory held before (issue 55005 of vLLM)."""
     from vllm.v1.sample import rejection_sampler
 
     filtered, spread = rejection_sampler.apply_top_k_top_p, rejection_sampler.expand_batch_to_tokens

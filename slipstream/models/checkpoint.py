@@ -4,15 +4,16 @@ Checkpoints are not trusted: weights are read only from safetensors (a pickle ca
 checkpoint cannot refer to a file outside its folder.
 """
 
-import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from slipstream.errors import CheckpointError, ConfigError, LoadError
+from slipstream.core.strict import parse_json
+from slipstream.errors import CheckpointError, ConfigError, reading
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -43,17 +44,10 @@ def resolve(checkpoint: str | Path, weights: bool = True) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(
-            snapshot_download(name, allow_patterns=_WANTED if weights else _WANTED[1:], ignore_patterns=_UNWANTED)
-        )
-    except Exception as error:  # offline, unknown id, gated, disk full: each has its own class
-        raise LoadError(
-            f"there is no folder {name!r}, and the hub did not provide {name!r}: {type(error).__name__}: "
-            + (str(error).splitlines() or [""])[0],
-            why="without config.json and weights there is nothing to load",
-            fix="check the spelling and the network, log in if the model is gated, or give a local folder",
-        ) from error
+    fix = "check the spelling and the network, log in if the model is gated, or give a local folder"
+    with reading(f"there is no folder {name!r}, and the hub did not provide {name!r}", fix):
+        patterns = _WANTED if weights else _WANTED[1:]
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=_UNWANTED))
 
 
 def is_gguf(checkpoint: str | Path) -> bool:
@@ -72,12 +66,12 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     """The JSON object in `path`; an empty one if the file is missing and may be. Raises ConfigError if it is missing,
     unreadable or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if missing_ok:
             return {}
         raise ConfigError(f"{path} does not exist", fix="complete the checkpoint's folder") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read as JSON: {error}",
             why="the model is configured by this file alone",
@@ -88,17 +82,24 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return value
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder. Raises ConfigError as `read_json`, and for sizes that no model has: readers make
+    lists with an entry for each layer, expert or label before anything is compared with the weights."""
+    config = read_json(folder / "config.json")
+    for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key, value in inner.items():
+            most = 10_000 if "layer" in key else 100_000 if "expert" in key or "num_labels" in key else math.inf
+            if isinstance(value, int) and value > most:
+                raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
+    return config
+
+
 def open_tensors(path: Path, framework: str = "pt") -> Any:
     """A handle of a safetensors file. framework: "np" reserves no memory for the file, which may be larger than memory.
     Raises CheckpointError for one that cannot be read."""
-    try:
+    what = f"{path} is not a readable safetensors file but truncated or corrupt"
+    with reading(what, "download or export this file again", CheckpointError):
         return safe_open(str(path), framework=framework)
-    except (SafetensorError, OSError, ValueError) as fault:
-        raise CheckpointError(
-            f"{path} is not a readable safetensors file: {fault}",
-            why="it is truncated or corrupt",
-            fix="download or export this file again",
-        ) from fault
 
 
 def tensor_names(folder: Path) -> list[str]:

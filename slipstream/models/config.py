@@ -6,6 +6,7 @@ an error: without its rotary scaling, a model generates fluent nonsense after a 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.errors import ConfigError, UnsupportedModelError
-from slipstream.models.checkpoint import read_json, resolve
+from slipstream.errors import ConfigError, UnsupportedModelError, reading
+from slipstream.models.checkpoint import few, read_config, read_json, resolve
+from slipstream.models.config_keys import ReadKeys
 from slipstream.models.gguf_config import gguf_config
 from slipstream.models.gguf_header import read_header
 from slipstream.models.module_shape import Experts, ModelShape
+
+log = logging.getLogger("slipstream")
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -52,14 +56,23 @@ class DecoderConfig(ModelShape):
         """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; of a GGUF file, its
         metadata.
 
-        Raises ConfigError or UnsupportedModelError, and what `checkpoint.resolve` raises.
+        A warning names the keys that are not known here. Raises ConfigError or UnsupportedModelError, and what
+        `checkpoint.resolve` raises.
         """
         folder = resolve(checkpoint)
         if not folder.is_dir():
             return DecoderConfig.from_dict(gguf_config(read_header(folder)))
-        config = read_json(folder / "config.json")
+        config = ReadKeys(read_config(folder))
         eos = read_json(folder / "generation_config.json", missing_ok=True).get("eos_token_id")
-        return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})
+        if eos is not None:
+            config["eos_token_id"] = eos
+        decoder = DecoderConfig.from_dict(config)
+        if unread := config.unread():
+            log.warning(
+                f"config.json of {folder} has {few(unread)}, unknown for a {decoder.model_type} model: left out. Texts "
+                "differ if that changes what the model computes"
+            )
+        return decoder
 
     @staticmethod
     def of_module(module: nn.Module) -> DecoderConfig:
@@ -73,6 +86,7 @@ class DecoderConfig(ModelShape):
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
+        config = config if isinstance(config, ReadKeys) else ReadKeys(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
             raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
@@ -90,8 +104,12 @@ class DecoderConfig(ModelShape):
                 why="our own decoder reads plain floating-point weights",
                 fix="use the unquantised checkpoint and quantize='int8'",
             )
-        decoder = family(config)
-        decoder._check()
+        for key, plain in _ORDINARY.items():
+            if config.get(key, plain) not in (plain, None):
+                raise _unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
+        with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
+            decoder = family(config)
+            decoder._check()
         return decoder
 
     def _check(self) -> None:
@@ -102,6 +120,8 @@ class DecoderConfig(ModelShape):
             wrong, why = f"head_dim {self.head_dim} is odd", "rotary positions rotate pairs"
         elif mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
             wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
+        elif experts and experts.count * self.layers > 200_000:
+            wrong = f"config.json has {self.layers} layers of {experts.count} experts, more than any model"
         elif experts and not 1 <= experts.per_token <= experts.count:
             wrong = f"num_experts_per_tok is {experts.per_token} of {experts.count} experts"
         if wrong:
@@ -122,8 +142,7 @@ class DecoderConfig(ModelShape):
         change with the length of the text, but keys in the KV cache keep the old ones.
         """
         p = self.rope_parameters
-        kind = p.get("rope_type", p.get("type", "default"))
-        theta, dim = _positive(p, "rope_theta"), self.head_dim
+        kind, theta, dim = _rope_type(p), _positive(p, "rope_theta"), self.head_dim
         powers = theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)  # [D/2]
         inv_freq = 1.0 / powers  # [D/2]
         scale = 1.0
@@ -132,7 +151,7 @@ class DecoderConfig(ModelShape):
         if kind == "linear":
             inv_freq = inv_freq / _positive(p, "factor")
         elif kind == "llama3":
-            inv_freq = _llama3(inv_freq, p)
+            inv_freq = _llama3(inv_freq, p, self.context)
         elif kind == "yarn":
             inv_freq, scale = _yarn(powers, theta, dim, p, self.context)
         elif kind != "default":
@@ -142,7 +161,10 @@ class DecoderConfig(ModelShape):
             )
         if "divisors" in p:  # GGUF files hold what divides each frequency, beside a scaling
             inv_freq = inv_freq / torch.tensor(p["divisors"])
-        return inv_freq.to(torch.float64), scale * p.get("cos_sin_factor", 1.0)
+        scale *= p.get("cos_sin_factor", 1.0)
+        if not (inv_freq.isfinite().all() and math.isfinite(scale)):
+            raise ConfigError(f"the rotary scaling {dict(p)} gives frequencies that are not finite", fix="correct it")
+        return inv_freq.to(torch.float64), scale
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
@@ -192,7 +214,7 @@ class DecoderConfig(ModelShape):
 # --- one function per kind of family: config.json -> DecoderConfig -------------------------------------------
 
 
-def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
+def _llama_like(config: ReadKeys) -> DecoderConfig:
     """Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE: RMS norm, rotary positions, gated MLP."""
     kind = config["model_type"]
     heads, layers = count_of(config, "num_attention_heads"), count_of(config, "num_hidden_layers")
@@ -226,12 +248,8 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
+def _gpt2(config: ReadKeys) -> DecoderConfig:
     """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
-    ordinary = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-    for key, plain in ordinary.items():
-        if _flag(config, key, plain) != plain:
-            raise _unsupported(f"{key} is {not plain}, only {plain} is supported")
     hidden, heads, layers = count_of(config, "n_embd"), count_of(config, "n_head"), count_of(config, "n_layer")
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
@@ -252,7 +270,13 @@ LIKE_LLAMA = {
 }  # fmt: skip
 """`model_type` -> the context that transformers assumes if config.json lacks it (its 4.x series writes no defaults)."""
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
+_ORDINARY: Mapping[str, Any] = {
+    "is_causal": True, "is_encoder_decoder": False, "per_layer_config": None, "attention_chunk_size": None,
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
+}  # fmt: skip
+"""Keys that change what transformers computes -> the only value that our decoder runs."""
+
+FAMILIES: dict[str, Callable[[ReadKeys], DecoderConfig]] = {
     **dict.fromkeys(LIKE_LLAMA, _llama_like),
     "gpt2": _gpt2,
 }
@@ -262,13 +286,25 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
 # --- parts of a config.json ------------------------------------------------------------------------------------
 
 
-def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
-    parameters = dict(object_of(config, "rope_parameters") or object_of(config, "rope_scaling"))
+def _rope_parameters(config: ReadKeys, kind: str) -> dict[str, Any]:
+    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4), which wins over them: a
+    scaling is often added by hand to what transformers 5 wrote."""
+    new, old = object_of(config, "rope_parameters"), object_of(config, "rope_scaling")
+    parameters = ReadKeys(old or new)
+    for key, value in parameters.items():
+        if isinstance(value, Mapping):
+            raise _unsupported(f"rotary parameters are given for {key!r} apart", "layers share one table of positions")
     parameters.setdefault("rope_theta", config.get("rope_theta", 1e6 if kind == "mixtral" else 1e4))
     if "partial_rotary_factor" in config:
         parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    if _rope_type(parameters) in ("yarn", "llama3") and config.get("original_max_position_embeddings") is not None:
+        parameters["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    config["rope_scaling" if old else "rope_parameters"] = parameters
     return parameters
+
+
+def _rope_type(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("rope_type", parameters.get("type", "default"))
 
 
 def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
@@ -277,28 +313,30 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
     if kind in ("mistral", "mixtral"):  # a missing key: 4096 for Mistral, none for Mixtral
         used = config.get("sliding_window", 4096 if kind == "mistral" else None) is not None
     else:
-        used = _flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
-    if not used:
+        used = config.get("sliding_window", 4096) is not None and _flag(config, "use_sliding_window", False)
+    types = config.get("layer_types") if kind in ("qwen2", "qwen3") else None
+    if not used and "sliding_attention" not in (types or ()):
         return (None,) * layers
-    window = count_of(config, "sliding_window", 4096)
+    window = count_of(config, "sliding_window", 4096, least=2) if used else None  # transformers runs 1 in its own way
     if kind in ("mistral", "mixtral", "qwen3_moe"):
         return (window,) * layers
-    types = config.get("layer_types")
     if types is None:
         first = count_of(config, "max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(layers))
     known = ("full_attention", "sliding_attention")
-    if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
+    if not used or not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
         raise ConfigError(
-            f"layer_types must name {known} for each of {layers} layers, got {types!r}", fix="correct config.json"
+            f"layer_types must name {known if used else known[0]} for each of {layers} layers, got {types!r}",
+            fix="correct config.json",
         )
     return tuple(window if t == "sliding_attention" else None for t in types)
 
 
 def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | None:
+    count_key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers knows both names
     if kind == "mixtral":
         return Experts(
-            count=count_of(config, "num_local_experts", 8),
+            count=count_of(config, count_key, 8),
             per_token=count_of(config, "num_experts_per_tok", 2),
             intermediate_size=count_of(config, "intermediate_size"),
             norm_topk=True,
@@ -306,7 +344,6 @@ def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | Non
         )
     if kind != "qwen3_moe":
         return None
-    count_key = "num_experts" if "num_experts" in config else "num_local_experts"  # 5.x writes the latter
     step = count_of(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     return Experts(
@@ -347,8 +384,8 @@ def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def count_of(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     """An integer of config.json, at least `least`. Raises ConfigError."""
     value = _value(config, key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}", fix="correct config.json")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least} and < 2**31", fix="correct config.json")
     return value
 
 
@@ -382,10 +419,10 @@ def _unsupported(what: str, why: str = "") -> UnsupportedModelError:
 # --- rotary scalings -------------------------------------------------------------------------------------------
 
 
-def _llama3(inv_freq: Tensor, p: Mapping[str, Any]) -> Tensor:
+def _llama3(inv_freq: Tensor, p: Mapping[str, Any], context: int) -> Tensor:
     """Llama 3.1: divide the frequencies of long wavelengths by `factor`, keep short ones, interpolate between."""
     factor, low, high = (_positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    trained = _positive(p, "original_max_position_embeddings")
+    trained = _positive(p, "original_max_position_embeddings", context)
     wavelength = 2 * math.pi / inv_freq  # [D/2]
     slowed = torch.where(wavelength > trained / low, inv_freq / factor, inv_freq)  # [D/2]
     smooth = (trained / wavelength - low) / (high - low)  # [D/2]
@@ -396,23 +433,24 @@ def _llama3(inv_freq: Tensor, p: Mapping[str, Any]) -> Tensor:
 
 def _yarn(powers: Tensor, theta: float, dim: int, p: Mapping[str, Any], context: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from kept to interpolated frequencies."""
-    factor = _positive(p, "factor")
     trained = _positive(p, "original_max_position_embeddings", context)
-    scale = p.get("attention_factor")
-    if scale is None:
-        mscale, mscale_all = p.get("mscale"), p.get("mscale_all_dim")
+    factor = _positive(p, "factor", context / trained)
+    mscale, mscale_all, fast, slow = (
+        _positive(p, key) if p.get(key) else other
+        for key, other in (("mscale", 0.0), ("mscale_all_dim", 0.0), ("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
 
-        def grown(m: float) -> float:
-            return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+    def grown(m: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
-        scale = grown(mscale) / grown(mscale_all) if mscale and mscale_all else grown(1.0)
+    scale = _positive(p, "attention_factor", grown(mscale) / grown(mscale_all) if mscale and mscale_all else grown(1.0))
 
     def dimension(rotations: float) -> float:
         """The dimension with `rotations` full rotations over the trained length."""
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
-    if p.get("truncate", True):
+    low, high = dimension(fast), dimension(slow)
+    if _flag(p, "truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:

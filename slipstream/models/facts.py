@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.errors import LoadError
+from slipstream.errors import reading
 from slipstream.models.checkpoint import tensor_shapes
 from slipstream.models.folder_tokenizer import ROLES, content_of, settings_of
 from slipstream.models.gguf_header import CONTROL, read_header
@@ -65,14 +65,8 @@ def _tokens_in_folder(folder: Path) -> TokenMap | None:
         tokens = {i: token for token, i in older.get_vocab().items()}
         roles = {role: getattr(older, f"{role}_token_id") for role in ROLES}
         return TokenMap(tokens, frozenset(older.all_special_ids), roles)
-    try:
+    with reading(f"{folder / 'tokenizer.json'} cannot be read", "download or export it again"):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as fault:  # the library raises bare Exception
-        raise LoadError(
-            f"{folder / 'tokenizer.json'} cannot be read: {fault}",
-            why="without it text cannot be tokenized",
-            fix="download or export it again",
-        ) from fault
     ids, names = tokenizer.get_vocab(with_added_tokens=True), settings_of(folder)
     named = {role: content_of(names.get(f"{role}_token")) for role in ROLES}
     return TokenMap(

@@ -36,6 +36,9 @@ _ADDITIONS = ("added_tokens.json", "additional_chat_templates")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Of an added token."""
 
+LONG = 10_000
+"""Characters of a text that would keep other threads waiting: `encode_batch` lets them run meanwhile, `encode` not."""
+
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message that transformers copies to each other."""
 
@@ -96,6 +99,8 @@ class FolderTokenizer:
     def encode(self, text: Any, add_special_tokens: bool = True, **more: Any) -> list[int]:
         if self._whole is not None or more or type(text) is not str:
             return self.transformers.encode(text, add_special_tokens=add_special_tokens, **more)  # type: ignore[no-any-return]
+        if len(text) > LONG:
+            return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(

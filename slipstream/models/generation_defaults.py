@@ -9,6 +9,7 @@ vLLM. Does not import torch.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,13 +26,17 @@ log = logging.getLogger("slipstream")
 
 FILE = "generation_config.json"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-_NOT_HONOURED: Mapping[str, Any] = {
-    "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "begin_suppress_tokens": None, "min_length": 0,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None, "guidance_scale": 1.0,
-    "exponential_decay_length_penalty": None, "watermarking_config": None, "stop_strings": None, "typical_p": 1.0,
-    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None,
-}  # fmt: skip
-"""Settings that are not supported for a decoder, each with its neutral values. Of any other value a warning tells."""
+_KNOWN = re.compile(
+    "_.*|assistant_.*|bad_words_ids|(bos|eos|pad|decoder_start)_token_id|.*cache.*|compile_config|continuous_.*|"
+    "disable_compile|diversity_penalty|do_sample|early_stopping|encoder_no_repeat_ngram_size|is_assistant|"
+    "length_penalty|low_memory|max_(length|new_tokens|matching_ngram_size)|min_new_tokens|num_(assistant_.*|"
+    "return_sequences)|output_.*|prefill_chunk_size|prompt_lookup_.*|remove_invalid_values|renormalize_logits|"
+    "repetition_penalty|return_dict_in_generate|speculation_type|suppress_tokens|target_lookbehind|"
+    "transformers_version|use_mtp|" + "|".join(SAMPLING)
+)
+"""Settings that are honoured, that a request gives, or that do not change the text of a decoder without beams."""
+_ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
+"""Settings that are not supported, and neutral if they are 1; all others are if they are null, zero or empty."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,11 @@ class GenerationDefaults(Strict):
     @staticmethod
     def of(settings: Mapping[str, Any], encoder_decoder: bool = False) -> GenerationDefaults:
         """From a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names what is not
-        supported. Raises ParameterError for a value out of range."""
-        sampling = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
+        supported or not known, and numbers with which nothing can be sampled: most are in files of models that do not
+        sample. Raises ParameterError for a value of another kind, or for a rule out of range."""
+        given = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
         try:
-            SamplingParams(**sampling)
+            sampling = {name: value for name, value in given.items() if not _out_of_range(name, value)}
             if encoder_decoder:
                 return GenerationDefaults(sampling=sampling)
             eos = settings.get("eos_token_id")
@@ -61,15 +67,20 @@ class GenerationDefaults(Strict):
             # transformers leaves the end of the text possible.
             words = [word for word in map(tuple, settings.get("bad_words_ids") or ()) if word not in ends]
             penalty, least = settings.get("repetition_penalty"), settings.get("min_new_tokens") or 0
-            suppressed = tuple(settings.get("suppress_tokens") or ())
+            suppressed = tuple(token for token in settings.get("suppress_tokens") or () if token != -1)  # -1: none
             defaults = GenerationDefaults(penalty, tuple(words), least, suppressed, sampling)
             defaults.fill(SamplingParams())
-        except (ParameterError, TypeError) as fault:
+        except Exception as fault:  # the file is anyone's
             raise ParameterError(
                 f"the checkpoint's {FILE} cannot be honoured: {fault}",
                 fix=f'correct the file, or give generation_config="{OFF}"',
             ) from fault
-        ignored = [name for name, nothing in _NOT_HONOURED.items() if settings.get(name) not in (None, nothing)]
+        ignored = [name for name in given if name not in sampling]
+        ignored += [
+            name
+            for name, value in settings.items()
+            if value and not (value == 1 and name in _ONE) and not _KNOWN.fullmatch(name)
+        ]
         if ignored:
             log.warning(
                 f"{FILE} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, which is "
@@ -98,6 +109,17 @@ class GenerationDefaults(Strict):
         named = {"repetition_penalty": self.repetition_penalty not in (None, 1.0), "bad_words_ids": self.bad_words,
                  "min_new_tokens": self.min_tokens, "suppress_tokens": self.suppressed}  # fmt: skip
         return [name for name, value in named.items() if value]
+
+
+def _out_of_range(name: str, value: Any) -> bool:
+    """Return True for a number that no request may give. Raises ParameterError for values of other kinds."""
+    try:
+        SamplingParams(**{name: value})
+    except ParameterError:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise
+        return True
+    return False
 
 
 def shown(sampling: Mapping[str, Any]) -> str:

@@ -67,6 +67,7 @@ def convert_to_gguf(checkpoint: str | Path, file: str | Path, quantize: str = "f
     if not path.parent.is_dir():
         raise ParameterError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in", fix="make it first")
     tokenizer, weights = tokenizer_of(checkpoint), load_weights(checkpoint, config, torch.float32)
+    config = weights.config  # it may have a head of its own
     part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
     try:
         plain = quantize in PLAIN

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.models.checkpoint import few, read_json, resolve
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -50,16 +49,12 @@ class Adapter:
                 factors[factor[1], bool(factor[2])][factor[3]] = tensor
             else:
                 self._full[_key(name)] = tensor
-        try:
+        what = f"{self.folder / CONFIG} has no usable r, lora_alpha or pattern of them"
+        with reading(what, "download or export it again", ConfigError):
             self._factors = {
                 _key(f"{module}.weight"): self._product(module, embedding, pair, config)
                 for (module, embedding), pair in factors.items()
             }
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, re.error) as fault:
-            raise ConfigError(
-                f"{self.folder / CONFIG} has no usable r, lora_alpha or pattern of them ({fault!r})",
-                fix="download or export it again",
-            ) from fault
         self._left = {*self._full, *self._factors}
         base = config.get("base_model_name_or_path")
         self._fix = f"use the model that it was trained on ({base})" if base else "use its base model"
@@ -69,11 +64,9 @@ class Adapter:
         if not path.exists():
             why = "a pickle is not read, as it can run any code"
             raise CheckpointError(f"{self.folder} holds no {FILE}", why=why, fix="save it anew")
-        try:
+        with reading(f"{path} cannot be read", "download it again", CheckpointError):
             tensors = load_file(path)
-        except (SafetensorError, OSError, ValueError) as fault:
-            raise CheckpointError(f"{path} cannot be read: {fault}", fix="download it again") from fault
-        wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+            wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
         if wrong or not tensors:
             what = f"NaN or infinity in {few(wrong)}" if wrong else "no tensor"
             raise CheckpointError(f"{path} holds {what}", fix="download or export it again")

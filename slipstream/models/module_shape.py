@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import ConfigError, UnsupportedModelError
-from slipstream.models.checkpoint import read_json
+from slipstream.errors import ConfigError, UnsupportedModelError, reading
+from slipstream.models.checkpoint import read_config
 
 UNBOUNDED = 2**31 - 1
 """Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
@@ -18,6 +18,7 @@ UNBOUNDED = 2**31 - 1
 PADDING = 0.01
 """Numbers of ids that differ by less than this share are those of one vocabulary, padded."""
 
+_FIX = "correct config.json, or export the checkpoint again"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
@@ -130,7 +131,7 @@ class ModuleShape(ModelShape):
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         auto: Any = AutoModelForCausalLM if self.source_context is None else AutoModelForSeq2SeqLM
-        with torch.device("meta"):
+        with reading("transformers makes no model of config.json", _FIX, ConfigError), torch.device("meta"):
             module = auto.from_config(self.config)
         weight = getattr(module.get_input_embeddings(), "weight", None)
         return {
@@ -191,10 +192,10 @@ def shape_in(folder: Path) -> ModuleShape:
     """
     import transformers
 
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind not in transformers.CONFIG_MAPPING:
+    kind = read_config(folder).get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise unknown_architecture(kind)
-    try:
+    with reading(f"transformers cannot read {folder / 'config.json'}", _FIX, ConfigError):
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         if type(config) not in known[bool(config.is_encoder_decoder)]:
@@ -207,11 +208,6 @@ def shape_in(folder: Path) -> ModuleShape:
         if (folder / "generation_config.json").exists():
             generation = transformers.GenerationConfig.from_pretrained(str(folder))
         return shape_of(config, generation)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise ConfigError(
-            f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
-            fix="correct config.json, or export the checkpoint again",
-        ) from fault
 
 
 def unknown_architecture(kind: Any) -> UnsupportedModelError:

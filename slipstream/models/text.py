@@ -2,18 +2,15 @@
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.text_ends import completed_at
-from slipstream.errors import ConfigError, LoadError
+from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
+from slipstream.errors import LoadError, reading
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer, open_folder
 from slipstream.models.gguf_header import read_header
-
-Decode = Callable[[Seq[int]], str]
-
-REPLACEMENT = "\ufffd"
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -28,15 +25,9 @@ def load_tokenizer(path: str | Path) -> Any:
             fix = "convert the model with one, or pass token ids as prompts"
             raise LoadError(f"{folder.name} has no tokenizer", fix=fix)
         return tokenizer
-    try:
+    fix = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
+    with reading(f"no tokenizer could be loaded from {str(path)!r}", fix):
         return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
-    except Exception as fault:
-        if not isinstance(fault, (OSError, ValueError, KeyError, ConfigError)) and type(fault) is not Exception:
-            raise  # bare exceptions are those of tokenizers
-        raise LoadError(
-            f"no tokenizer could be loaded from {str(path)!r} ({fault})",
-            fix="put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts",
-        ) from fault
 
 
 def _transformers_tokenizer(folder: Path) -> Any:
@@ -64,11 +55,26 @@ def decoder_of(tokenizer: Any) -> Decode:
 
 
 def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
-    """As `decoder_of`, but with the special tokens that are among the markers."""
-    dropped = special_tokens(tokenizer).keys() - {tokenizer.convert_tokens_to_ids(marker) for marker in markers}
+    """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
+    special = special_tokens(tokenizer).items()
+    dropped = {token for token, text in special if not any(text in marker for marker in markers)}
     return lambda ids: tokenizer.decode(
         [token for token in ids if token not in dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+
+
+def token_text_of(tokenizer: Any) -> Callable[[int], str]:
+    """A function from the id of a token to its text behind another one, special tokens included; U+FFFD for a part of a
+    character. At the beginning of a text, many tokenizers drop the space of a word."""
+    lead = tokenizer.encode("x", add_special_tokens=False)
+    before, keeping = tokenizer.decode(lead), {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+
+    @lru_cache(2**16)
+    def text(token: int) -> str:
+        whole = tokenizer.decode([*lead, token], **keeping)
+        return str(whole[len(before) :] if whole.startswith(before) else tokenizer.decode([token], **keeping))
+
+    return text
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
@@ -106,13 +112,12 @@ class TextStream:
     characters that were complete (stray_byte: see the function). Text that may be the beginning of a stop string is
     held back until that is ruled out. The joined pieces are the text of the whole output, cut before the stop string
     that ended it.
+
+    prompt  the tokens before the output: the text of its first token depends on them.
     """
 
-    def __init__(self, decode: Decode, stop: Seq[str] = (), stray_byte: int | None = None):
-        self._decode, self._stop, self._stray = decode, tuple(stop), stray_byte
-        self._ids: list[int] = []
-        self._shown = 0  # tokens whose text is complete
-        self._context = 0  # decoding starts a few tokens early: in some tokenizers the text depends on the token before
+    def __init__(self, decode: Decode, stop: Seq[str] = (), stray_byte: int | None = None, prompt: Seq[int] = ()):
+        self._text, self._stop = OutputText(decode, prompt, stray_byte), tuple(stop)
         self._waiting: list[Piece] = []
 
     def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
@@ -122,35 +127,20 @@ class TextStream:
         return self.finish(stop_cause) if last else self.take()
 
     def push(self, token: int, drafted: bool) -> None:
-        self._ids.append(token)
-        before = self._decode(self._ids[self._context : self._shown])
-        after = self._decode(self._ids[self._context :])
-        if after.endswith(REPLACEMENT) or not self._settled(after):
-            text = ""
-        else:
-            text = after[len(before) :]
-            self._context, self._shown = max(0, self._shown - 4), len(self._ids)
-        self._waiting.append(Piece(text, token, drafted))
-
-    def _settled(self, text: str) -> bool:
-        """Whether no further token can change `text`, that of the last tokens."""
-        return self._stray is None or self._decode([*self._ids[self._context :], self._stray]).startswith(text)
+        self._waiting.append(Piece(self._text.add(token), token, drafted))
 
     def take(self) -> list[Piece]:
         """Return the pieces that can be shown now."""
         text = "".join(piece.text for piece in self._waiting)
-        unsafe = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
-        incomplete = len(self._ids) - self._shown  # last tokens, whose character is incomplete
-        return self._release(len(text) - unsafe, keep=incomplete)
+        unsafe = max((begun_at_end(text, stop) for stop in self._stop), default=0)
+        return self._release(len(text) - unsafe, keep=self._text.incomplete)
 
     def finish(self, stop_cause: int | str | None) -> list[Piece]:
         """Return the remaining pieces, up to the stop string if one ended the text. An incomplete character
         at the very end is shown as U+FFFD."""
-        if self._shown < len(self._ids):
-            before = self._decode(self._ids[self._context : self._shown])
+        if self._text.incomplete and self._waiting:
             last = self._waiting[-1]
-            self._waiting[-1] = Piece(self._decode(self._ids[self._context :])[len(before) :], last.token, last.drafted)
-            self._shown = len(self._ids)
+            self._waiting[-1] = Piece(self._text.rest(), last.token, last.drafted)
         text = "".join(piece.text for piece in self._waiting)
         end = -1
         if isinstance(stop_cause, str):

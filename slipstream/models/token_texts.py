@@ -68,6 +68,13 @@ def _bytes_of_characters() -> dict[str, int]:
 BYTE_OF = _bytes_of_characters()
 
 
+def part_of_character(tokenizer: Any, token: int) -> bytes | None:
+    """Return the bytes of a token that writes a part of a character; None if the tokenizer does not show them."""
+    backend = backend_of(tokenizer)
+    name = None if backend is None else backend.id_to_token(token)
+    return None if name is None else Spelling(byte_level=not is_byte_name(name), byte_names=True).written(name)
+
+
 class TokenTexts:
     """tokenizer: a fast tokenizer of transformers, or of a folder. of: whose it is, for errors ("the draft model").
 

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from slipstream.errors import CheckpointError
+from slipstream.errors import CheckpointError, reading
 from slipstream.models.checkpoint import few, open_tensors, resolve, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import read_header
@@ -40,6 +40,18 @@ Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
 
 _MAPPED, _PIECE = 2**23, 2**20
+
+
+def widened(name: str, tensor: Tensor) -> Tensor:
+    """A stored tensor in a dtype that can be computed with: float8, cast by hand, becomes bfloat16, which has all its
+    values. Raises CheckpointError for numbers that are no weights without their scales."""
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+        return tensor
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return tensor.to(torch.bfloat16)
+    why = "such weights need scales, and no configuration tells of a quantisation"
+    fix = "use the checkpoint in 16 or 32 bits, and quantize='int8'"
+    raise CheckpointError(f"{name} is stored as {tensor.dtype}", why=why, fix=fix)
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -88,10 +100,8 @@ class Weights(Mapping[str, Tensor]):
     def part(self, name: str, rows: slice, as_stored: bool = False) -> Tensor:
         """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
         stored, read = self._readers[name]
-        try:
-            raw = read(rows)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
+        with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
+            raw = widened(stored, read(rows))
         check_finite(stored, raw)
         tensor = raw.detach().to(raw.dtype if as_stored else self.dtype).contiguous()
         self._read += tensor.numel() * self.dtype.itemsize
@@ -109,7 +119,7 @@ class Weights(Mapping[str, Tensor]):
         return name in self._readers  # the method of Mapping would read the tensor
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        return self._readers[name][1](slice(1)).dtype
+        return widened(name, self._readers[name][1](slice(1))).dtype
 
     @property
     def quantised(self) -> str | None:
@@ -128,7 +138,7 @@ class Weights(Mapping[str, Tensor]):
     @property
     def head(self) -> str:
         """Name of the output head: "lm_head.weight", or "embed_tokens.weight" if tied."""
-        return "lm_head.weight" if "lm_head.weight" in self._readers else "embed_tokens.weight"
+        return HEAD if HEAD in self._readers else EMBEDDING
 
 
 class _Shard:
@@ -174,11 +184,13 @@ def load_weights(
         return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
     readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
     files: list[_Shard] = []
-    for file, promised in weight_files(folder).items():
+    parts = weight_files(folder)
+    listed = {name for names in parts.values() for name in names or ()}
+    for file, promised in parts.items():
         shard = _Shard(folder / file)
         files.append(shard)
         stored = set(shard.handle.keys())
-        for name in stored if promised is None else stored.intersection(promised):
+        for name in stored - listed.difference(promised or ()):  # also what no index names
             shape = tuple(shard.handle.get_slice(name).get_shape())
             readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
         lost = [] if promised is None else sorted(set(promised) - stored)
@@ -189,7 +201,8 @@ def load_weights(
             )
     if adapter is not None:
         plain = dict(readers)
-        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, plain[name][0]()))  # it is read in pieces
+        # It is read in pieces.
+        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, widened(name, plain[name][0]())))
         for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
                 readers[name] = (partial(merged, name), shape)
@@ -213,8 +226,11 @@ def _assemble(
     origin: str,
     files: Seq[_Shard] = (),
 ) -> Weights:
-    """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes."""
-    expected = config.shapes()
+    """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
+
+    As in transformers, the head of a tied configuration may be stored in place of the embedding; stored beside it, with
+    other values, it is a head of its own."""
+    expected = (apart := replace(config, tie_embeddings=False)).shapes()
     assembled: dict[str, tuple[str, ReadRows]] = {}
     unknown: list[str] = []
     for stored, (read, shape) in sorted(readers.items()):
@@ -224,7 +240,7 @@ def _assemble(
             continue
         meta = torch.empty(shape, device="meta")  # cuts are views: applied to a meta tensor they give the shape
         for name, cut in parts:
-            if name not in expected:
+            if name not in expected or name in assembled:
                 unknown.append(stored)
                 continue
             try:
@@ -238,6 +254,15 @@ def _assemble(
                     fix="take both from the same checkpoint",
                 )
             assembled[name] = (f"{stored} in {origin}", lambda rows, read=read, cut=cut: cut(read())[rows])  # type: ignore[misc]
+    if config.tie_embeddings and HEAD in assembled:
+        head = assembled.pop(HEAD)
+        _, embedding = assembled.setdefault(EMBEDDING, head)
+        step = max(1, _PIECE // expected[HEAD][1])
+        for rows in (slice(at, at + step) for at in range(0, config.vocab_size, step)):
+            if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
+                config, assembled[HEAD] = apart, head
+                break
+    expected = config.shapes()
     missing = [name for name in expected if name not in assembled]
     if missing:
         raise CheckpointError(
@@ -250,12 +275,13 @@ def _assemble(
         raise CheckpointError(
             f"{origin} holds {len(unknown)} tensors that config.json does not account for: {few(unknown)}",
             why="leaving them out would run another model than the one that was trained",
-            fix="correct config.json (a bias or norm that it denies?)",
+            fix="correct config.json (a bias or norm that it denies, a quantisation?)",
         )
     return Weights(assembled, config, dtype, progress, files)
 
 
-_TIED = ("embed_tokens.weight", "wte.weight", "lm_head.weight")
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_TIED = (EMBEDDING, "wte.weight", HEAD)
 _BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -275,7 +301,7 @@ def _whole(t: Tensor) -> Tensor:
 
 def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> list[tuple[str, Cut]] | None:
     """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
-    if _BUFFERS.fullmatch(stored) or (config.tie_embeddings and stored == "lm_head.weight"):
+    if _BUFFERS.fullmatch(stored):
         return []
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.bench.benchmark import QUIET
-from slipstream.bench.estimates import NO_DRAFTS, REASONS
+from slipstream.bench.estimates import CHANCE, REASONS
 from slipstream.bench.measured_steps import Measured
 from slipstream.theory.closed_forms import geometric_rates, smallest
 from slipstream.theory.cost_curve import CostCurve
@@ -67,7 +67,7 @@ def diagnose(m: Measured, neighbours: float | None = None) -> dict[str, Any]:
     length, best = m.best_length()
     gains = {cause: without(m, cause).prediction().speedup for cause in causes(m)}
     removed = dict(sorted(gains.items(), key=lambda each: -each[1]))
-    value, undrafted = (m.speedup.value, m.speedup.note == NO_DRAFTS) if m.speedup else (predicted, False)
+    value, undrafted = (m.speedup.value, m.speedup.note in CHANCE) if m.speedup else (predicted, False)
     unsure, remedy = doubt(m, neighbours)
     if unsure:
         cause, fix, enough = UNKNOWN, remedy, False
@@ -94,7 +94,7 @@ def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
             "end other programs and measure again",
         )
     gain = m.speedup
-    if gain is None or gain.note == NO_DRAFTS:
+    if gain is None or gain.note in CHANCE:
         return "", ""
     more = "measure more: raise --prompts, --rounds and --seconds"
     if gain.low is None or gain.high is None:

@@ -1,10 +1,16 @@
-"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always."""
+"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always.
 
+A part of a request that has no effect is no error: it is logged once."""
+
+import logging
+from functools import lru_cache
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
+
+log = logging.getLogger("slipstream")
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 """HTTP status -> type of the error; of others "invalid_request_error" below 500, else "server_error"."""
@@ -19,6 +25,7 @@ ANTHROPIC_TYPES = {
 """The same for Anthropic's API."""
 
 RETRY = (429, 503)
+MOST_SHOWN = 2000
 
 
 class ApiError(Exception):
@@ -27,6 +34,7 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
     ):
+        message = message if len(message) <= MOST_SHOWN else f"{message[:MOST_SHOWN]}..."  # it may quote the request
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {"Retry-After": str(retry_after)} if status in RETRY else {}
         if status == 401:
@@ -67,3 +75,17 @@ def api_error(fault: Exception) -> ApiError:
     if isinstance(fault, SlipstreamError):
         return ApiError(500, str(fault), code="request_failed")
     return ApiError(500, f"internal error ({type(fault).__name__})", code="internal_error")
+
+
+@lru_cache(maxsize=256)
+def has_no_effect(what: str) -> None:
+    """Log once that a part of a request has no effect."""
+    log.warning("%s of a request has no effect here; this is said once", what)
+
+
+def without(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
+    """Remove members that have no effect from an object of a request, and log them once."""
+    for name in names:
+        if given.pop(name, None) is not None:
+            has_no_effect(f"{where}.{name}")
+    return given

@@ -3,11 +3,13 @@
 import asyncio
 import hmac
 import logging
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -62,14 +64,15 @@ DETOKENIZE = {
 }
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application; it needs no lifespan."""
+def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
+    """The application; it needs no lifespan. origins: of pages elsewhere that may ask; "*": any page."""
     app = FastAPI(title="Slipstream", version=__version__, redoc_url=None)
     router = routes(service)
     for where, path, summary, script in ENDPOINTS:
         endpoint(router, service, where, path, summary, script)
     app.include_router(router)
     app.include_router(web_page())
+    app.add_middleware(HeadAsGet)
 
     async def answered(request: Request, fault: Exception) -> Response:
         error = api_error(fault)
@@ -92,7 +95,20 @@ def create_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, answered)
     if service.keys:
         app.add_middleware(KeyCheck, keys=service.keys)
+    if origins:  # outermost: browsers ask without a key whether they may
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return app
+
+
+class HeadAsGet:
+    """Answers HEAD as GET; uvicorn leaves out the body."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self.app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
 class KeyCheck:
@@ -168,7 +184,7 @@ def routes(service: Service) -> APIRouter:
             ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
         if flag(body, "return_token_strs"):
-            answer["token_strs"] = [service.token_text(token) for token in ids]
+            answer["token_strs"] = await asyncio.to_thread(lambda: [*map(service.token_text, ids)])
         return JSONResponse(answer)
 
     @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
@@ -184,7 +200,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", openapi_extra=counted, summary="Number of tokens of a conversation")
     async def count_tokens(request: Request) -> Response:
         body = await request_fields(request, service, COUNTED)
-        return JSONResponse({"input_tokens": await token_count(service, body)})
+        return JSONResponse({"input_tokens": await asyncio.to_thread(token_count, service, body)})
 
     @router.get("/health", summary="200 while the engine lives")
     async def health() -> Response:

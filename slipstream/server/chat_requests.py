@@ -1,6 +1,5 @@
 """From the fields of a chat to its generation: for /v1/chat/completions, and for the endpoints translated to it."""
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from jinja2 import TemplateError
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
 from slipstream.models.chat_template import chosen_template, names_read
-from slipstream.server.api_error import ApiError
+from slipstream.server.api_error import ApiError, has_no_effect, without
 from slipstream.server.fields import CHAT, REQUIRED, count, list_of, members, object_of, plain_text, sampling_params
 from slipstream.server.generation import Generation, generation_of
 from slipstream.server.script import Object, Script
@@ -22,10 +21,10 @@ from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
 
 MEMBERS = {
-    "system": ("content",),
-    "developer": ("content",),
-    "user": ("content",),
-    "assistant": ("content", "tool_calls", "reasoning_content", "reasoning"),
+    "system": ("content", "name"),
+    "developer": ("content", "name"),
+    "user": ("content", "name"),
+    "assistant": ("content", "name", "tool_calls", "reasoning_content", "reasoning"),
     "tool": ("content", "tool_call_id", "name"),
 }
 """Role -> what its messages may hold."""
@@ -43,19 +42,19 @@ class Conversation:
     use: ToolUse
 
 
-async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
+def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
     """The choices of a chat, from the fields that are set. Raises ApiError 400."""
-    talk = await asyncio.to_thread(conversation, service, given)
+    talk = conversation(service, given)
     n = count(given, "n", 1, service.limits.choices, 1)
     params = service.checks.params(
         sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling)
     )
     params = replace(params, structured=_structured(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
-    return await generation_of(service, [talk.ids], params, n, given, reply=reply)
+    return generation_of(service, [talk.ids], params, n, given, reply=reply)
 
 
-async def translated(
+def translated(
     service: Service,
     given: Object,
     where: str,
@@ -71,7 +70,7 @@ async def translated(
         if name not in given:
             raise ApiError(400, f"{name} is missing", name)
     try:
-        return script(await chat_generation(service, chat_of(given)), given)
+        return script(chat_generation(service, chat_of(given)), given)
     except ApiError as fault:
         raise renamed(fault, names) from fault
 
@@ -90,18 +89,32 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    joins = service.replies.joins_arguments
+    messages = [_message(message, f"messages[{i}]", joins) for i, message in enumerate(messages)]
     use = tool_use(given)
     names = _template_names(service, given, use)
     try:
+        if service.replies.alternates:
+            messages = _alternating(messages)
         text = service.checks.chat_text(messages, **names)
         return Conversation(text, service.checks.prompt(service.checks.chat_ids(text)), use)
     except PromptError as fault:
         raise service.prompt_error(fault, "messages") from fault
 
 
+def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the texts of the system at the beginning, and neighbouring texts of the user."""
+    joined: list[dict[str, Any]] = []
+    for each in sorted(messages, key=lambda message: message["role"] != "system"):
+        if joined and joined[-1]["role"] == each["role"] and each["role"] in ("system", "user"):
+            joined[-1] = joined[-1] | {"content": f"{joined[-1]['content']}\n\n{each['content']}"}
+        else:
+            joined.append(each)
+    return joined
+
+
 def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
-    """What the chat template reads besides the messages."""
+    """Collect the values that the chat template reads besides the messages. It gets only the `hints` that it reads."""
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
         if service.tokenizer is not None:
@@ -124,6 +137,11 @@ def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) ->
     asked = {f"chat_template_kwargs.{name}": (name, value) for name, value in kwargs.items()}
     if "reasoning_effort" in given:
         asked["reasoning_effort"] = ("reasoning_effort", given["reasoning_effort"])
+    for name, value in given.get("hints", {}).items():
+        if name in known:
+            asked[name] = (name, value)
+        else:
+            has_no_effect(f"{name} (the model's chat template does not read it)")
     for field, (name, value) in asked.items():
         if name in RESERVED or name.endswith("_token") or name not in known:
             raise ApiError(400, f"the model's chat template reads no {name!r} of requests", field, "unsupported_field")
@@ -145,9 +163,9 @@ def _structured(service: Service, talk: Conversation, structured: Structured | N
     return structured if structured is None or end is None else replace(structured, after=end)
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
-    """A message: parts of text are joined, arguments of calls are read, and the role "developer" is the system's newer
-    name."""
+def _message(message: Any, where: str, joins: bool) -> dict[str, Any]:
+    """A message: parts of text are joined, arguments of calls are read, unless the template `joins` their text, and the
+    role "developer" is the system's newer name."""
     given = {name: value for name, value in object_of(message, where).items() if value != []}
     role = given.pop("role", None)
     if not isinstance(role, str) or role not in MEMBERS:
@@ -158,6 +176,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
             raise ApiError(
                 400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
             )
+    if role != "tool":
+        without(given, "messages", "name")
     converted: dict[str, Any] = {"role": "system" if role == "developer" else role}
     converted["content"] = plain_text(given.get("content", ""), f"{where}.content")
     for name in ("tool_call_id", "name"):
@@ -170,17 +190,20 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         converted["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
     if "tool_calls" in given:
         calls = list_of(given["tool_calls"], f"{where}.tool_calls")
-        converted["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        converted["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]", joins) for i, call in enumerate(calls)]
     return converted
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str, joins: bool) -> dict[str, Any]:
     asked = object_of(call, where, ("id", "type", "function", "index"))
     function = members(asked, "function", ("name", "arguments"))
     name = function.get("name")
     if asked.get("type", "function") != "function" or not isinstance(name, str) or not name:
         raise ApiError(400, f"{where} must be a call of a function with a name", where)
-    converted = {"type": "function", "function": {"name": name, "arguments": _arguments(function, where)}}
+    arguments: Any = _arguments(function, where)
+    if joins:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    converted = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if "id" in asked:
         converted["id"] = plain_text(asked["id"], f"{where}.id", where)
     return converted

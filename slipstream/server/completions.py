@@ -1,14 +1,15 @@
 """`/v1/completions` and `/v1/chat/completions`: answers with a list of choices."""
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence as Seq
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
 from slipstream.core.stats import TokenLogprob
 from slipstream.errors import PromptError
+from slipstream.models.token_texts import part_of_character
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import chat_generation
 from slipstream.server.fields import COMPLETIONS, count, flag, members, sampling_params
@@ -109,14 +110,14 @@ class CompletionScript(ChoiceScript):
         before = self._before(choice)
         logprobs = self._logprobs(choice.logprobs, choice.pieces, len(before))
         if self.echo and logprobs is not None:
-            of_prompt = self._of_prompt(choice)
+            of_prompt = self._of_prompts[choice.prompt]
             logprobs = {name: of_prompt[name] + each for name, each in logprobs.items()}
         return self.common(choice, logprobs, choice.finish) | {"text": before + choice.text}
 
     def first(self, choice: Choice) -> Object | None:
         if not self.echo:
             return None
-        logprobs = None if self.generation.params.logprobs is None else self._of_prompt(choice)
+        logprobs = None if self.generation.params.logprobs is None else self._of_prompts[choice.prompt]
         return self.common(choice, logprobs, None) | {"text": self.echo[choice.prompt]}
 
     def part(self, part: Part) -> Object:
@@ -140,22 +141,25 @@ class CompletionScript(ChoiceScript):
             "text_offset": [offset + length for length in accumulate(map(len, pieces), initial=0)][:-1],
         }
 
-    def _of_prompt(self, choice: Choice) -> Object:
-        """Those of the tokens of a prompt. Before the first one is nothing that says how likely it is."""
-        generation = self.generation
-        assert generation.scores is not None
-        service, prompt = generation.service, generation.prompts[choice.prompt]
+    @cached_property
+    def _of_prompts(self) -> list[Object]:
+        """Log-probabilities of the tokens of each prompt. The first token has none."""
+        assert self.generation.scores is not None
+        return [self._of_prompt(*each) for each in zip(self.generation.prompts, self.generation.scores, strict=True)]
+
+    def _of_prompt(self, prompt: list[int], scores: list[TokenLogprob]) -> Object:
+        service = self.generation.service
         added = service.text_stream(()).add(prompt, [False] * len(prompt), last=True)
         pieces = [piece.text for piece in added]
-        logprobs = self._logprobs(generation.scores[choice.prompt], pieces[1:], len(pieces[0]))
+        logprobs = self._logprobs(scores, pieces[1:], len(pieces[0]))
         assert logprobs is not None
         first = service.token_text(prompt[0])
         before = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
         return {name: before[name] + each for name, each in logprobs.items()}
 
 
-async def completion(service: Service, given: Object) -> Script:
-    prompts = await asyncio.to_thread(_prompts, service, given.get("prompt"))
+def completion(service: Service, given: Object) -> Script:
+    prompts = _prompts(service, given.get("prompt"))
     n = count(given, "n", 1, service.limits.choices, 1)
     if n * len(prompts) > service.limits.choices:
         raise ApiError(400, f"{len(prompts)} prompts times n={n} are more than {service.limits.choices} choices", "n")
@@ -168,7 +172,7 @@ async def completion(service: Service, given: Object) -> Script:
     room = service.checks.room(max(map(len, prompts)))
     params = service.checks.params(sampling_params(given, COMPLETIONS, room, service.facts.sampling))
     scored = echo and params.logprobs is not None
-    generation = await generation_of(service, prompts, params, n, given, scored=scored)
+    generation = generation_of(service, prompts, params, n, given, scored=scored)
     for choice in generation.choices if nothing else ():
         choice.finish = "length"
     return CompletionScript(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
@@ -238,9 +242,10 @@ class ChatScript(ChoiceScript):
             return None
 
         def token(token_id: int, logprob: float) -> Object:
-            text = self.generation.service.token_text(token_id)
-            written = None if "\ufffd" in text else list(text.encode())  # of a part of a character they are unknown
-            return {"token": text, "logprob": logprob, "bytes": written}
+            service = self.generation.service
+            text = service.token_text(token_id)
+            part = part_of_character(service.tokenizer, token_id) if "\ufffd" in text else text.encode()
+            return {"token": text, "logprob": logprob, "bytes": None if part is None else list(part)}
 
         content = [
             token(each.id, each.logprob) | {"top_logprobs": [token(*top) for top in each.top]} for each in scores
@@ -253,5 +258,5 @@ def _reasoning(text: str) -> Object:
     return {"reasoning_content": text, "reasoning": text}
 
 
-async def chat(service: Service, given: Object) -> Script:
-    return ChatScript(await chat_generation(service, given), given)
+def chat(service: Service, given: Object) -> Script:
+    return ChatScript(chat_generation(service, given), given)

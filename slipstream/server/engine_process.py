@@ -21,6 +21,7 @@ from typing import Any
 
 from slipstream.engine.messages import Load, Report, Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
+from slipstream.host.turns import short_turns
 from slipstream.server.service import EngineFacts
 
 log = logging.getLogger("slipstream")
@@ -123,6 +124,7 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
     """The life of the engine's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    short_turns()
     try:
         target, draft, options = model()
         from slipstream.engine.engine_thread import EngineThread

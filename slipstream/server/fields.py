@@ -1,7 +1,7 @@
 """The fields of requests: one table for all endpoints.
 
-Each field in it is supported, or refused by name; any other field is refused, too. `null` and neutral values are
-ignored.
+Each field in it is supported, has no effect, or is refused by name; any other field is refused, too. `null` and
+neutral values are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,9 @@ from typing import Any
 from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
+from slipstream.engine.request_checks import MOST_PREDICTED
 from slipstream.errors import ParameterError, RequestError, did_you_mean
-from slipstream.server.api_error import ApiError
+from slipstream.server.api_error import ApiError, has_no_effect
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = ENDPOINTS = ("completions", "chat", "responses", "messages")
 BOTH = (COMPLETIONS, CHAT)
@@ -21,7 +22,8 @@ REQUIRED = {COMPLETIONS: ["prompt"], CHAT: ["messages"], RESPONSES: ["input"], M
 """Fields that each request has to have."""
 SPECULATION = ("enabled", "draft_tokens", "rule")
 """Members of the field."""
-MOST_STOPS = 64
+MOST_STOPS, LONGEST_STOP = 64, 1024
+MOST_WORDS, LONGEST_WORD, MOST_STOP_IDS = 4096, 64, 4096
 MOST_TOP_LOGPROBS = 20
 
 
@@ -31,9 +33,11 @@ class Field:
     these have the same name for the same thing.
 
     sampling  the field of `SamplingParams` that it sets; "" for others.
-    refused   why it is refused; "" if it is honoured.
+    refused   why it is refused; "" if it is not.
+    ignored   it has no effect, which the log says once.
     unset     neutral values, besides null.
     schema    JSON schema, for /docs.
+    most      most entries of a list; longest: of each of them, in characters or ids. 0: no such bound.
     """
 
     name: str
@@ -43,6 +47,9 @@ class Field:
     sampling: str = ""
     refused: str = ""
     unset: tuple[Any, ...] = ()
+    ignored: bool = False
+    most: int = 0
+    longest: int = 0
 
 
 _NUMBER, _INTEGER, _BOOLEAN, _STRING = ({"type": kind} for kind in ("number", "integer", "boolean", "string"))
@@ -53,16 +60,22 @@ _OBJECTS = {"type": "array", "items": _OBJECT}
 
 
 def _sampling(
-    name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, unset: tuple[Any, ...] = ()
+    name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, **more: Any
 ) -> Field:
-    return Field(name, text, schema, where, sampling=name, unset=unset)
+    return Field(name, text, schema, where, sampling=name, **more)
 
 
 def _refused(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
     return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
 
 
+def _ignored(names: str, *where: str) -> list[Field]:
+    return [Field(name, "Has no effect.", where=where, ignored=True) for name in names.split()]
+
+
 _TEXT_OR_OBJECTS = {"anyOf": [_STRING, _OBJECTS]}
+_STOP_SIZES: dict[str, Any] = {"most": MOST_STOPS, "longest": LONGEST_STOP}
+_STOPS = f"Up to {MOST_STOPS} texts, each of up to {LONGEST_STOP:,} characters; the text ends before them."
 
 FIELDS = (
     Field("model", "Name of the model, as /v1/models lists it.", _STRING),
@@ -86,24 +99,24 @@ FIELDS = (
     *(_sampling(name, known.help, _NUMBER) for name, known in declared(SamplingParams).items()
       if known.effect in DISTRIBUTION and known.help and name not in ("temperature", "top_k", "min_tokens")),
     _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
-    _sampling("bad_words", "Texts or token ids that may not appear.", {"type": "array"}),
+    _sampling("bad_words", f"Up to {MOST_WORDS:,} texts or lists of token ids that may not appear, each of up to "
+              f"{LONGEST_WORD} characters or ids.", {"type": "array"}, most=MOST_WORDS, longest=LONGEST_WORD),
     _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
     _sampling("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER, BOTH),
     Field("max_completion_tokens", "The same, under its newer name.", _INTEGER, BOTH, sampling="max_tokens"),
     Field("max_output_tokens", "Most output tokens. Default: the rest of the context.", _INTEGER, (RESPONSES,)),
     Field("max_tokens", "Most output tokens. Required.", _INTEGER, (MESSAGES,)),
-    _sampling("stop", f"Up to {MOST_STOPS} texts; the text ends before them.", {"anyOf": [_STRING, _STRINGS]},
-              (*BOTH, RESPONSES)),
-    Field("stop_sequences", "The text ends before any of these.", _STRINGS, (MESSAGES,), unset=([],)),
-    _sampling("stop_token_ids", "Ids that end the text.", _IDS),
+    _sampling("stop", _STOPS, {"anyOf": [_STRING, _STRINGS]}, (*BOTH, RESPONSES), **_STOP_SIZES),
+    Field("stop_sequences", _STOPS, _STRINGS, (MESSAGES,), unset=([],), **_STOP_SIZES),
+    _sampling("stop_token_ids", f"Up to {MOST_STOP_IDS:,} ids that end the text.", _IDS, most=MOST_STOP_IDS),
     _sampling("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
     _sampling("seed", "Draws the same random numbers again, under `coupled` or with fixed draft lengths.", _INTEGER),
     Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}, BOTH),
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
     Field("response_format", "text, json_object or json_schema.", _OBJECT, BOTH, unset=({"type": "text"},)),
     Field("text", "format: text, json_object or json_schema.", _OBJECT, (RESPONSES,)),
-    Field("output_config", "format: json_schema; effort: a value that the model's chat template reads.", _OBJECT,
-          (MESSAGES,), unset=({},)),
+    Field("output_config", "format: json_schema; effort: a value for the model's chat template, if it reads it.",
+          _OBJECT, (MESSAGES,), unset=({},)),
     Field("tools", "Functions that the answer may call: name, description, parameters.", _OBJECTS, (CHAT,),
           unset=([],)),
     Field("tools", "Functions that the answer may call.", _OBJECTS, (RESPONSES,), unset=([],)),
@@ -116,16 +129,21 @@ FIELDS = (
     Field("chat_template_kwargs", "Values that the model's chat template reads, such as enable_thinking.", _OBJECT,
           CHATS, unset=({},)),
     Field("reasoning_effort", "The same, for this one value.", _STRING, (CHAT,)),
-    Field("reasoning", "effort: a value that the model's chat template reads.", _OBJECT, (RESPONSES,), unset=({},)),
+    Field("reasoning", "effort: a value for the model's chat template, if it reads it.", _OBJECT, (RESPONSES,),
+          unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
     Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
-    Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
+    Field("prediction", f"Text that the answer is expected to hold, up to {MOST_PREDICTED:,} characters: draft tokens "
+          "are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
-    Field("user", "Has no effect.", _STRING, (*BOTH, RESPONSES)),
-    Field("safety_identifier", "Has no effect.", _STRING, (*BOTH, RESPONSES)),
+    Field("thinking", "enabled or disabled: a value of enable_thinking, where the model's chat template reads it.",
+          _OBJECT, (MESSAGES,)),
     Field("metadata", "Has no effect.", _OBJECT),
-    Field("prompt_cache_key", "Has no effect.", {}, (RESPONSES,)),
-    Field("cache_control", "Has no effect: prompts are cached anyway.", _OBJECT, (MESSAGES,)),
+    *_ignored("user safety_identifier prompt_cache_key prompt_cache_retention", *BOTH, RESPONSES),
+    *_ignored("verbosity", CHAT),
+    *_ignored("include client_metadata", RESPONSES),
+    *_ignored("context_management", RESPONSES, MESSAGES),
+    *_ignored("cache_control", MESSAGES),
     *_refused("best_of", "choices are not ranked: use n", (COMPLETIONS,), (1,)),
     *_refused("suffix", "the model continues a text, it does not fill gaps", (COMPLETIONS,), ("",)),
     *_refused("use_beam_search", "the server does not search beams: see LLM.beam_search", BOTH, (False,)),
@@ -146,16 +164,13 @@ FIELDS = (
     *_refused("chat_template", "the template is that of the model", (CHAT,)),
     *_refused("modalities", "the model reads and writes text", (CHAT,), (["text"],)),
     *_refused("audio web_search_options", "the model reads and writes text", (CHAT,)),
-    *_refused("verbosity", "the model has no such setting", (CHAT,)),
     *_refused("previous_response_id conversation prompt", "nothing is stored: send the whole input", (RESPONSES,)),
     *_refused("background", "nothing is stored", (RESPONSES,), (False,)),
-    *_refused("include", "there is nothing to include", (RESPONSES,), ([],)),
     *_refused("top_logprobs", "log-probabilities are part of chats", (RESPONSES,), (0,)),
     *_refused("truncation", "prompts are not cut: shorten the input", (RESPONSES,), ("disabled",)),
     *_refused("max_tool_calls", "tools are not run here", (RESPONSES,)),
-    *_refused("thinking", "use chat_template_kwargs", (MESSAGES,), ({"type": "disabled"}, {"type": "adaptive"})),
     *_refused("service_tier", "there is one tier", (MESSAGES,), ("auto", "standard_only")),
-    *_refused("container mcp_servers context_management", "tools are not run here", (MESSAGES,), ([],)),
+    *_refused("container mcp_servers", "tools are not run here", (MESSAGES,), ([],)),
     *_refused("speed inference_geo", "there is one engine", (MESSAGES,), ("standard",)),
 )  # fmt: skip
 
@@ -185,8 +200,23 @@ def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
             continue
         if known[name].refused:
             raise ApiError(400, f"{name} is not supported: {known[name].refused}", name, "unsupported_field")
+        if known[name].ignored:
+            has_no_effect(f"the field {name}")
+            continue
+        _check_size(known[name], value)
         given[name] = value
     return given
+
+
+def _check_size(field: Field, value: Any) -> None:
+    entries = value if isinstance(value, list) else [value]
+    longest = max((len(each) for each in entries if isinstance(each, (str, list))), default=0)
+    for size, most, what in (
+        (len(entries), field.most, "entries"),
+        (longest, field.longest, "characters or ids in one of them"),
+    ):
+        if most and size > most:
+            raise ApiError(400, f"{field.name} has {size:,} {what}, at most {most:,} are allowed", field.name)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -258,8 +288,6 @@ def sampling_params(
             longest,
             "context_length_exceeded",
         )
-    if len(values.get("stop", ())) > MOST_STOPS:
-        raise ApiError(400, f"stop holds {len(values['stop'])} texts, at most {MOST_STOPS} are allowed", "stop")
     values["logprobs"] = _logprobs(given, where)
     values["structured"] = _structured(given)
     speculation = members(given, "speculation", SPECULATION)

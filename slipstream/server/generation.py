@@ -76,7 +76,7 @@ class Part:
     finish: str | None
 
 
-async def generation_of(
+def generation_of(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
@@ -84,7 +84,7 @@ async def generation_of(
         text = predicted_text(given.get("prediction"))
     except PromptError as fault:
         raise ApiError(400, str(fault), "prediction") from fault
-    prediction = await asyncio.to_thread(service.checks.prediction, text)
+    prediction = service.checks.prediction(text)
     rule = members(given, "speculation", SPECULATION).get("rule")
     return Generation(service, prompts, params, n, rule, prediction, **more)
 
@@ -121,6 +121,7 @@ class Generation:
         self.first_token: float | None = None
         """When it came, in seconds of `time.monotonic`."""
         self._predicted, self._marked = bool(prediction), reply is not None
+        self._places = asyncio.Semaphore(max(1, service.facts.max_batch - 1))  # one is left to other requests
         self.arrived = time.monotonic()
 
     @property
@@ -195,17 +196,19 @@ class Generation:
             structured=Structured(tokens=prompt[1:]),
         )  # fmt: skip
         scores: list[TokenLogprob] = []
-        async with aclosing(self.service.streams.follow(Ask(prompt[:1], given, prediction=prompt))) as updates:
+        ask = Ask(prompt[:1], given, prediction=prompt)
+        async with self._places, aclosing(self.service.streams.follow(ask)) as updates:
             async for update in updates:
                 scores += update.logprobs or ()
         return scores
 
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
-        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop), self._marked)
+        metrics = self.service.metrics
+        text = self.service.text_stream(tuple(self.params.stop), choice.ask.ids, self._marked)
         reason, last, first = "abort", 0.0, 0.0
         started = began = 0.0
         try:
-            async with aclosing(self.service.streams.follow(choice.ask)) as updates:
+            async with self._places, aclosing(self.service.streams.follow(choice.ask)) as updates:
                 async for update in updates:
                     now = time.monotonic()
                     if last:

@@ -1,12 +1,12 @@
 """`/v1/messages`: the form of Anthropic's Messages."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from slipstream.server.api_error import ApiError
+from slipstream.core.strict import parse_json
+from slipstream.server.api_error import ApiError, without
 from slipstream.server.chat_requests import conversation, renamed, translated
 from slipstream.server.fields import MESSAGES, fields_of, flag, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
@@ -18,21 +18,23 @@ NAMES = {
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice",
     "response_format": "output_config",
-    "reasoning_effort": "output_config",
 }
-_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template_kwargs")
+_COUNTED = (
+    "model", "messages", "system", "tools", "tool_choice", "chat_template_kwargs", "thinking", "output_config",
+    "context_management", "cache_control",
+)  # fmt: skip
 COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
 """Fields of a request for the number of tokens."""
 
 
-async def message(service: Service, given: Object) -> Script:
-    return await translated(service, given, MESSAGES, chat_of, MessageScript, NAMES)
+def message(service: Service, given: Object) -> Script:
+    return translated(service, given, MESSAGES, chat_of, MessageScript, NAMES)
 
 
-async def token_count(service: Service, given: Object) -> int:
+def token_count(service: Service, given: Object) -> int:
     """Tokens of a conversation. Raises ApiError 400."""
     try:
-        return len((await asyncio.to_thread(conversation, service, chat_of(given))).ids)
+        return len(conversation(service, chat_of(given)).ids)
     except ApiError as fault:
         raise renamed(fault, NAMES) from fault
 
@@ -43,8 +45,16 @@ def chat_of(given: Object) -> Object:
     system = [{"role": "system", "content": plain_text(given["system"], "system")}] if "system" in given else []
     body["messages"] = system + _messages(given.get("messages"))
     output = members(given, "output_config", ("format", "effort"))
-    if "effort" in output:
-        body["reasoning_effort"] = output["effort"]
+    body["hints"] = {"reasoning_effort": output["effort"]} if "effort" in output else {}
+    thinking = members(given, "thinking", ("type", "budget_tokens", "display"))
+    if (kind := without(thinking, "thinking", "budget_tokens", "display").get("type", "adaptive")) not in (
+        "enabled",
+        "disabled",
+        "adaptive",
+    ):
+        raise ApiError(400, f"thinking.type is {kind!r}, must be enabled, disabled or adaptive", "thinking.type")
+    if kind != "adaptive":
+        body["hints"]["enable_thinking"] = kind == "enabled"
     if "format" in output:
         wanted = members(output, "format", ("type", "schema"))
         schema = {"json_schema": {"schema": wanted["schema"]}} if "schema" in wanted else {}
@@ -64,11 +74,13 @@ def chat_of(given: Object) -> Object:
     return body
 
 
+_TOOL_HINTS = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
+
+
 def _tool(tool: Any, where: str) -> Object:
-    asked = object_of(tool, where)
-    asked.pop("cache_control", None)
-    if asked.pop("type", "custom") != "custom":
-        raise ApiError(400, f"{where}.type must be custom: other tools are not supported", f"{where}.type")
+    asked = without(object_of(tool, where), "tools", *_TOOL_HINTS)
+    if (kind := asked.pop("type", "custom")) != "custom":
+        return {"type": kind}
     if "input_schema" in asked:
         asked["parameters"] = asked.pop("input_schema")
     return {"type": "function", "function": asked}
@@ -87,8 +99,8 @@ def _message(message: Any, where: str) -> list[Object]:
     """One message, or several: results of tools are messages of their own."""
     asked = object_of(message, where)
     role, content = asked.get("role"), asked.get("content")
-    if role not in ("user", "assistant"):
-        raise ApiError(400, f"{where}.role is {role!r}, must be user or assistant", f"{where}.role")
+    if role not in ("user", "assistant", "system"):
+        raise ApiError(400, f"{where}.role is {role!r}, must be user, assistant or system", f"{where}.role")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list):
         raise ApiError(400, f"{where}.content is {content!r}, must be text or a list of blocks", f"{where}.content")
@@ -187,6 +199,6 @@ _DELTAS = {
 def _input(text: str) -> Any:
     """The arguments of a call; of what is no JSON, because it was cut, the text."""
     try:
-        return json.loads(text or "{}")
+        return parse_json(text or "{}")
     except ValueError:
         return {"INVALID_JSON": text}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence as Seq
+from collections.abc import Callable, Generator, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
@@ -42,12 +43,15 @@ class Call:
     arguments: str = ""
 
 
-class _NoCall(Exception):
+class NoCall(Exception):
     """The text that was read since `begin` is no call."""
 
 
 class Reply:
-    """functions   names of those that may be called; read: the coroutine that reads content and calls.
+    """Tells the parts of a text apart as it comes.
+
+    functions   name -> JSON schema of the arguments, for functions that may be called.
+    read        the coroutine that reads content and calls.
     reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
     most_calls  further ones are left out.
     id_length   of the ids of calls; 0: as OpenAI writes them.
@@ -55,7 +59,7 @@ class Reply:
 
     def __init__(
         self,
-        functions: Collection[str] = (),
+        functions: Mapping[str, Any] | None = None,
         read: Callable[[Reply], Reading] | None = None,
         reasoning: tuple[str, str] | None = None,
         inside: bool = False,
@@ -64,11 +68,11 @@ class Reply:
     ):
         self.content = self.reasoning = ""
         self.calls: list[Call] = []
-        self.functions = functions
+        self.functions = functions or {}
         self._most_calls, self._id_length = most_calls, id_length
         self._deltas: list[Delta] = []
         self._back: deque[str] = deque()  # characters that are to be read again
-        self._raw: list[str] = []  # what was read since `begin`
+        self.raw: list[str] = []  # what was read since `begin`
         self._ended = False
         self.started = 0  # calls
         self._reading = self._all(read or plain, reasoning, inside) if read or reasoning else None
@@ -114,14 +118,14 @@ class Reply:
         else:
             char = "" if self._ended else (yield)
         if char:
-            self._raw.append(char)
+            self.raw.append(char)
         return char
 
     def unread(self, text: str | Seq[str]) -> None:
         """Characters that were read last are to be read again."""
         self._back.extendleft(reversed(text))
         if text:
-            del self._raw[-len(text) :]
+            del self.raw[-len(text) :]
 
     def skip_space(self) -> Reading:
         """The next character that is no white space."""
@@ -138,7 +142,7 @@ class Reply:
 
     def begin(self, text: str = "") -> None:
         """What is read from here on may have to be read again, or shown; `text` was read before and belongs to it."""
-        self._raw = list(text)
+        self.raw = list(text)
 
     def emit(self, kind: str, text: str, index: int = 0) -> None:
         if kind in (CALL, ARGUMENTS) and self._most_calls is not None and index >= self._most_calls:
@@ -149,9 +153,9 @@ class Reply:
         elif text:
             self._deltas.append(Delta(kind, text, index))
 
-    def until(self, marker: str, kind: str) -> Reading:
-        """Report text up to the marker. That is returned with the white space before it, neither of them reported; at
-        the end of the text "" is. White space at its end is not reported after a call."""
+    def until(self, kind: str, *markers: str) -> Reading:
+        """Report text up to one of the markers, and return it with the white space before it, neither of them reported;
+        "" at the end of the text. White space at its end is not reported after a call."""
         waiting = ""
         while True:
             self.begin()
@@ -161,17 +165,37 @@ class Reply:
                     self.emit(kind, waiting)
                 return ""
             waiting += char
-            while not marker.startswith(waiting.lstrip()):
+            while not any(marker.startswith(waiting.lstrip()) for marker in markers):
                 self.emit(kind, waiting[0])
                 waiting = waiting[1:]
-            if waiting.lstrip() == marker:
+            if waiting.lstrip() in markers:
                 return waiting
+
+    def text(
+        self, *ends: str, heard: Callable[[str], None] | None = None, most: int | None = None
+    ) -> Generator[None, str, tuple[str, str]]:
+        """Read text up to one of `ends`, and return both. heard: called with each part of the text as it is certain,
+        which is then not returned. Raises NoCall if there is no end, or more than `most` characters before it."""
+        text = ""
+        while True:
+            char = yield from self.next()
+            if not char or (most is not None and len(text) > most):
+                raise NoCall
+            text += char
+            end = next((each for each in ends if text.endswith(each)), "")
+            if heard is not None:
+                held = max(n for each in ends for n in range(len(each)) if text.endswith(each[:n]))
+                certain = len(text) - (len(end) or held)
+                heard(text[:certain])
+                text = text[certain:]
+            if end:
+                return text.removesuffix(end), end
 
     def ahead(self) -> Reading:
         """The next character that is no white space; all of it is read again."""
         self.begin()
         char = yield from self.skip_space()
-        self.unread(self._raw)
+        self.unread(self.raw)
         return char
 
     def pass_over(self, text: str) -> Reading:
@@ -180,7 +204,7 @@ class Reply:
         char = yield from self.skip_space()
         for wanted in text:
             if char != wanted:
-                self.unread(self._raw)
+                self.unread(self.raw)
                 return ""
             char = yield from self.next()
         self.unread(char)
@@ -192,7 +216,7 @@ class Reply:
         if not inside and not (yield from self.pass_over(begin)):
             return ""
         yield from self.peek()
-        if (yield from self.until(end, REASONING)):
+        if (yield from self.until(REASONING, end)):
             yield from self.peek()
         return ""
 
@@ -205,16 +229,16 @@ class Reply:
         calls = self.started
         try:
             yield from call()
-        except _NoCall:
+        except NoCall:
             if self.started == calls:
-                self.emit(CONTENT, "".join(self._raw))
+                self.emit(CONTENT, "".join(self.raw))
                 return False
         return True
 
     def start(self, name: object) -> None:
-        """Report a call. Raises _NoCall for a function that was not declared."""
+        """Report a call. Raises NoCall for a function that was not declared."""
         if not isinstance(name, str) or name not in self.functions:
-            raise _NoCall
+            raise NoCall
         self.started += 1
         self.emit(CALL, name, self.started - 1)
 
@@ -222,43 +246,46 @@ class Reply:
         self.emit(ARGUMENTS, text, self.started - 1)
 
     def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
-        """One JSON value, as it is written. heard: called with each of its characters. Raises _NoCall."""
+        """Read one JSON value, or the arguments of a Python call in parentheses, as it is written. heard: called with
+        each of its characters. Raises NoCall."""
         char = yield from self.skip_space()
         if not char:
-            raise _NoCall
-        text, open_, quoted, escaped = [char], "", False, False
+            raise NoCall
+        text, open_, quoted, escaped = [char], "", "", False
         heard(char)
         while True:
             if quoted:
-                quoted, escaped = escaped or char != '"', not escaped and char == "\\"
-            elif char == '"':
-                quoted = True
+                quoted, escaped = quoted if escaped or char != quoted else "", not escaped and char == "\\"
+            elif char in "\"'":
+                quoted = char
             elif char in _CLOSED_BY:
                 open_ += _CLOSED_BY[char]
             elif char in _CLOSED_BY.values():
                 if not open_.endswith(char):
-                    raise _NoCall
+                    raise NoCall
                 open_ = open_[:-1]
             done = not quoted and not open_
-            if done and text[0] in '{["':
+            if done and text[0] in "{[(\"'":
                 return "".join(text)
             char = yield from self.next()
             if done and (not char or char in ",:}] \t\r\n"):  # the end of a number or a word
                 self.unread(char)
                 return "".join(text)
             if not char:
-                raise _NoCall
+                raise NoCall
             text.append(char)
             heard(char)
 
     def expect(self, wanted: str) -> Reading:
-        """Read a character, and the white space before it. Raises _NoCall."""
-        if (yield from self.skip_space()) != wanted:
-            raise _NoCall
+        """Read a text, and the white space before it. Raises NoCall."""
+        self.unread((yield from self.skip_space()))
+        for each in wanted:
+            if (yield from self.next()) != each:
+                raise NoCall
         return wanted
 
     def arguments(self, name: object) -> Reading:
-        """Report a call, and its arguments as they come. Raises _NoCall."""
+        """Report a call, and its arguments as they come. Raises NoCall."""
         if (yield from self.peek()) == "{":
             self.start(name)
             return (yield from self.value(self.write))
@@ -274,10 +301,10 @@ class Reply:
         char = yield from self.skip_space()
         while char != "}":
             self.unread(char)
-            key = _loaded((yield from self.value()))
+            key = loaded((yield from self.value()))
             yield from self.expect(":")
             if key == "name" and name is None:
-                name = _loaded((yield from self.value()))
+                name = loaded((yield from self.value()))
             elif key not in ("arguments", "parameters") or started:
                 yield from self.value()
             elif name is None:
@@ -289,55 +316,37 @@ class Reply:
             if char == ",":
                 char = yield from self.skip_space()
             elif char != "}":
-                raise _NoCall
+                raise NoCall
         if not started:
             self.start(name)
             self.write(before)
         return ""
 
-    def named_call(self) -> Reading:
-        """NAME{...}, or NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between. Raises _NoCall."""
-        text = ""
-        while not text.endswith("{"):
-            char = yield from self.next()
-            if not char or len(text) > MOST_NAME:
-                raise _NoCall
-            text += char
-        self.unread("{")
-        return (yield from self.arguments(text[:-1].split("[")[0].strip()))
 
-    def array(self, before: str) -> Reading:
-        """The calls in a JSON array, which follows `before`."""
-
-        def first() -> Reading:
-            yield from self.expect("[")
-            return (yield from self.member_call())
-
-        more = yield from self.attempt(first, before)
-        while more and (yield from self.pass_over(",")):
-            more = yield from self.attempt(self.member_call, "")
-        return (yield from self.pass_over("]")) if more else ""
+_CLOSED_BY = {"{": "}", "[": "]", "(": ")"}
 
 
-_CLOSED_BY = {"{": "}", "[": "]"}
-
-
-def _loaded(text: str) -> object:
+def loaded(text: str) -> Any:
+    """The value of JSON. Raises NoCall."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=no_number)
     except (ValueError, RecursionError) as fault:
-        raise _NoCall from fault
+        raise NoCall from fault
+
+
+def no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _object_text(text: str) -> str:
     """Arguments as the text of a JSON object. Some models write that text as a JSON string."""
-    written = _loaded(text)
+    written = loaded(text)
     if isinstance(written, str):
-        text, written = written, _loaded(written)
+        text, written = written, loaded(written)
     if written is None:
         return "{}"
     if not isinstance(written, dict):
-        raise _NoCall
+        raise NoCall
     return text
 
 

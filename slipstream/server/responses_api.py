@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from slipstream.server.api_error import ApiError
+from slipstream.server.api_error import ApiError, without
 from slipstream.server.chat_requests import translated
 from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
@@ -16,14 +16,13 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "response_format": "text",
-    "reasoning_effort": "reasoning",
 }
 TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
-async def response(service: Service, given: Object) -> Script:
-    return await translated(service, given, RESPONSES, chat_of, ResponseScript, NAMES)
+def response(service: Service, given: Object) -> Script:
+    return translated(service, given, RESPONSES, chat_of, ResponseScript, NAMES)
 
 
 def chat_of(given: Object) -> Object:
@@ -31,9 +30,10 @@ def chat_of(given: Object) -> Object:
     body = passed_on(given, RESPONSES, max_output_tokens="max_tokens")
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
     body["messages"] = messages + _messages(given["input"])
-    if "effort" in (reasoning := members(given, "reasoning", ("effort",))):
-        body["reasoning_effort"] = reasoning["effort"]
-    wanted = members(given, "text", ("format",)).get("format")
+    reasoning = members(given, "reasoning", ("effort", "summary", "generate_summary"))
+    if "effort" in without(reasoning, "reasoning", "summary", "generate_summary"):
+        body["hints"] = {"reasoning_effort": reasoning["effort"]}
+    wanted = without(members(given, "text", ("format", "verbosity")), "text", "verbosity").get("format")
     if wanted is not None:
         asked = object_of(wanted, "text.format")
         kind = asked.pop("type", None)

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from slipstream.server.api_error import ApiError, api_error
 from slipstream.server.fields import REQUIRED, Field, body_schema, fields_of, flag, given_fields
 from slipstream.server.generation import Choice, Generation, Part
-from slipstream.server.reply import ARGUMENTS, CALL, Call
+from slipstream.server.reply import ARGUMENTS, CALL, Call, no_number
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
@@ -128,9 +128,9 @@ def endpoint(
     where: str,
     path: str,
     summary: str,
-    script: Callable[[Service, Object], Awaitable[Script]],
+    script: Callable[[Service, Object], Script],
 ) -> None:
-    """The route of an endpoint. where: as in `Field`; script: from the fields that are set.
+    """The route of an endpoint. where: as in `Field`; script: from the fields that are set, called in a thread.
 
     The answer is one body, or a stream that begins with the first token. Everything that is wrong before the first
     token is raised, and has a status of its own."""
@@ -140,13 +140,13 @@ def endpoint(
     async def create(request: Request) -> Response:
         given = await request_fields(request, service, known)
         streamed = flag(given, "stream")
-        writer = await script(service, given)
+        writer = await asyncio.to_thread(script, service, given)  # a long text takes a while
         generation = writer.generation
         if service.keys:
             generation.key = given_key(request.scope)
         if not streamed:
             await while_connected(request.receive, _hear_all(writer))
-            return JSONResponse(writer.whole())
+            return await asyncio.to_thread(lambda: JSONResponse(writer.whole()))
         parts = generation.parts()
         first = await while_connected(request.receive, _first(parts))
         # The parts are closed even if no event is asked for: a generator around them passes that on only once begun.
@@ -173,7 +173,7 @@ async def _events(script: Script, first: Part, rest: AsyncGenerator[Part, None])
             yield event({"type": name} | data if name else data, name)
 
     try:
-        for each in written(chain(script.begun(), script.added(first))):
+        for each in await asyncio.to_thread(list, written(chain(script.begun(), script.added(first)))):
             yield each
         async for part in rest:
             for each in written(script.added(part)):
@@ -253,6 +253,8 @@ async def _gone(receive: Receive) -> None:
 
 MOST_DEPTH = 64
 """Most nested lists and objects."""
+FEW_BYTES = 1 << 16
+"""A larger body is read in a thread."""
 
 
 async def request_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
@@ -275,8 +277,12 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
         read += chunk
         if len(read) > most:
             raise _too_large(most)
+    return await asyncio.to_thread(_object, read) if len(read) > FEW_BYTES else _object(read)
+
+
+def _object(read: bytearray) -> dict[str, Any]:
     try:
-        body = json.loads(read.decode("utf-8"), parse_constant=_refuse)
+        body = json.loads(read.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as fault:
         raise ApiError(400, f"the body is not JSON in UTF-8: {fault}", code="invalid_json") from fault
     if not isinstance(body, dict):
@@ -289,10 +295,6 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
 
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _check(field: str, value: Any, depth: int = 0) -> None:

@@ -1,7 +1,7 @@
 """`Service`: what the endpoints share: the model's facts, its tokenizer, the engine's streams, and the limits."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
@@ -11,7 +11,7 @@ from slipstream.core.encoder import Encoder
 from slipstream.engine.messages import Streams
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import PromptError
-from slipstream.models.text import TextStream, decoder_keeping, decoder_of, stray_byte
+from slipstream.models.text import TextStream, decoder_keeping, decoder_of, stray_byte, token_text_of
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
 from slipstream.server.server_metrics import PREFIX, ServerMetrics
@@ -95,6 +95,8 @@ class Service:
         self._stray = stray_byte(tokenizer)
         self.text = decoder_of(tokenizer)
         """Makes the text of ids, without special tokens."""
+        self.token_text = token_text_of(tokenizer)
+        """Makes the text of one token."""
         self._marked = decoder_keeping(tokenizer, self.replies.markers) if self.replies.markers else self.text
 
     @staticmethod
@@ -145,10 +147,7 @@ class Service:
         code = "context_length_exceeded" if "context" in fault.what else "invalid_prompt"
         return ApiError(400, str(fault), field, code)
 
-    def text_stream(self, stop: tuple[str, ...], marked: bool = False) -> TextStream:
-        """What turns the tokens of one choice into text. marked: with the special tokens that a reply must see."""
-        return TextStream(self._marked if marked else self.text, stop, self._stray)
-
-    def token_text(self, token: int) -> str:
-        """The text of one token, special ones included; U+FFFD for a part of a character."""
-        return str(self.tokenizer.decode([token]))
+    def text_stream(self, stop: tuple[str, ...], prompt: Seq[int] = (), marked: bool = False) -> TextStream:
+        """Make the stream that turns the tokens of one choice into text. prompt: ids of its prompt; marked: with the
+        special tokens that a reply must see."""
+        return TextStream(self._marked if marked else self.text, stop, self._stray, self.checks.before(prompt))

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from slipstream.errors import EngineError, ParameterError
+from slipstream.host.turns import short_turns
 from slipstream.server.service import Service
 
 SENT = 1.0
@@ -49,6 +50,7 @@ class Server(uvicorn.Server):
             )
         )
         self._service, self._grace = service, grace
+        short_turns()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

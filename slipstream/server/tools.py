@@ -7,7 +7,8 @@ from typing import Any
 
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
-from slipstream.server.api_error import ApiError
+from slipstream.grammar.json_schemas import rebuilt
+from slipstream.server.api_error import ApiError, has_no_effect
 from slipstream.server.fields import flag, members, object_of
 
 MOST_TOOLS = 128
@@ -28,8 +29,9 @@ class ToolUse:
     strict: frozenset[str] = frozenset()
 
     @property
-    def functions(self) -> frozenset[str]:
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def functions(self) -> dict[str, Any]:
+        """Function -> JSON schema of its arguments."""
+        return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
 
     @property
     def structured(self) -> Structured | None:
@@ -88,41 +90,39 @@ SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", 
 _OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 
-_VALUES = {"const", "enum", "default", "examples"}
-"""Keywords of a schema that hold values and no schemas."""
-_NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
-"""Those that hold schemas by names."""
-
 
 def _moved(schema: Any, to: int) -> Any:
     """A schema whose references to its own parts hold where it is a definition of another. One with an `$id` has
     references of its own."""
-    if isinstance(schema, list):
-        return [_moved(each, to) for each in schema]
-    if not isinstance(schema, dict) or "$id" in schema:
-        return schema
-    inner: dict[str, Any] = {}
-    for key, each in schema.items():
-        if key == "$ref" and isinstance(each, str) and each.startswith("#"):
-            inner[key] = f"#/$defs/{to}{each[1:]}"
-        elif key in _NAMED and isinstance(each, dict):
-            inner[key] = {name: _moved(one, to) for name, one in each.items()}
-        else:
-            inner[key] = each if key in _VALUES else _moved(each, to)
-    return inner
+
+    def moved(part: dict[str, Any]) -> dict[str, Any] | None:
+        if "$id" in part:
+            return None
+        if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
+            return part | {"$ref": f"#/$defs/{to}{reference[1:]}"}
+        return part
+
+    return rebuilt(schema, moved)
 
 
 def tool_use(given: Mapping[str, Any]) -> ToolUse:
-    """The tools of a request for a chat. The choice "none" leaves them out. Raises ApiError 400."""
+    """The tools of a request for a chat. The choice "none" leaves them out, and so are tools that are no functions.
+    Raises ApiError 400."""
     tools = given.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} functions", "tools")
-    checked = {}
+    checked, strict = {}, set()
     for i, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            has_no_effect(f"a tool of the type {kind[:40]!r}")  # it would have to run here
+            continue
         function = _function(tool, f"tools[{i}]")
         if function["name"] in checked:
             raise ApiError(400, f"tools has two functions {function['name']!r}", f"tools[{i}].function.name")
         checked[function["name"]] = {"type": "function", "function": function}
+        if tool["function"].get("strict"):
+            strict.add(function["name"])
     parallel = "parallel_tool_calls" not in given or flag(given, "parallel_tool_calls")
     choice = given.get("tool_choice", "auto")
     if choice == "none":
@@ -130,8 +130,7 @@ def tool_use(given: Mapping[str, Any]) -> ToolUse:
     if choice in ("auto", "required"):
         if choice == "required" and not checked:
             raise ApiError(400, "tool_choice is 'required', but there are no tools", "tool_choice")
-        strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
-        return ToolUse(tuple(checked.values()), choice, parallel, strict)
+        return ToolUse(tuple(checked.values()), choice, parallel, frozenset(strict))
     name = _named(choice)
     if name not in checked:
         raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", "tool_choice")

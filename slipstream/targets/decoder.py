@@ -283,7 +283,7 @@ class DescribedDecoder(Described):
             warn_of_keys(place.name, read_header(place).metadata, own=True)
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
-        executor = chosen.executor(self.config, weights, settings)
+        executor = chosen.executor(weights.config, weights, settings)
         weights.unmap()
         return Decoder(executor, chunk, weights, place)
 

@@ -16,7 +16,7 @@ from slipstream.errors import CheckpointError, LoadError, SlipstreamError
 from slipstream.heads.mtp_names import mtp_layer_count
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.checkpoint import read_json, resolve, tensor_shapes
+from slipstream.models.checkpoint import read_config, resolve, tensor_shapes
 from slipstream.models.config import DecoderConfig, object_of
 from slipstream.models.facts import TokenMap, stored_bytes, token_map
 from slipstream.models.load_settings import LoadSettings
@@ -185,7 +185,7 @@ def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quanti
     reads among them; nothing of one that cannot be read: loading it says why."""
     try:
         folder = head_dir(kind, Path(target.checkpoint)) if checkpoint is None else resolve(checkpoint)
-        config, tensors = read_json(folder / "config.json"), tensor_shapes(folder)
+        config, tensors = read_config(folder), tensor_shapes(folder)
         layers = object_of(config, "transformer_layer_config") or config
         decoder = None if kind == "medusa" else DecoderConfig.from_dict({**layers, "model_type": "llama"})
     except SlipstreamError:

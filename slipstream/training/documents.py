@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.strict import parse_json
 from slipstream.errors import DataError, did_you_mean
 
 TEXT = frozenset({
@@ -147,7 +148,7 @@ def _records(path: Path, key: str) -> Iterator[Document]:
 
 def _parsed(text: str, path: Path, first_line: int, fix: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as fault:
         raise DataError(f"{path}, line {first_line + fault.lineno - 1}: not JSON ({fault.msg})", fix=fix) from fault
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from slipstream.errors import TrainingError
+from slipstream.errors import TrainingError, reading
 from slipstream.training.schedule import Progress
 
 Optimisers = dict[str, torch.optim.Optimizer]
@@ -104,12 +104,12 @@ def read_state(path: Path) -> dict[str, Any]:
     """The JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
     if not path.is_file():
         raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
-    try:
-        with safe_open(path, framework="pt") as file:
-            state: dict[str, Any] = json.loads(file.metadata()["state"])
-            recorded, _ = state["progress"], state["run"]
-    except (SafetensorError, KeyError, TypeError, ValueError) as fault:
-        raise TrainingError(f"{path} is not a checkpoint of a run ({fault})", fix="choose another --out") from fault
+    with (
+        reading(f"{path} is not a checkpoint of a run", "choose another --out", TrainingError),
+        safe_open(path, framework="pt") as file,
+    ):
+        state: dict[str, Any] = json.loads(file.metadata()["state"])
+        recorded, _ = state["progress"], state["run"]
     check_progress(path, recorded)
     return state
 

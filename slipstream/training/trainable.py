@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.errors import LoadError, ParameterError, TrainingError, UnsupportedModelError
+from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, reading
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer
 from slipstream.models.text import tokenizer_of
@@ -88,10 +88,8 @@ def load_trainable(checkpoint: str | Path) -> TrainableModel:
     from transformers import AutoModelForCausalLM
 
     folder = resolve(checkpoint)
-    try:
+    with reading(f"transformers cannot load {folder} for training", "see whether transformers alone loads it"):
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as fault:
-        raise LoadError(f"transformers cannot load {folder} for training ({fault})") from fault
     return TrainableModel(lm)
 
 

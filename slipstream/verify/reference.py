@@ -109,8 +109,10 @@ def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
     """Whether the last of these tokens completes a stop string that counts."""
     if not seq.params.stop or len(output) < seq.params.min_tokens or seq.decode is None:
         return False
-    text, before = seq.decode(output), seq.decode(output[:-1]).rstrip("\ufffd")
-    return any(string in text[max(0, len(before) + 1 - len(string)) :] for string in seq.params.stop)
+    asked = seq.tokens[: seq.prompt]
+    texts = [seq.decode([*asked, *ids]).rstrip("\ufffd") for ids in ((), output[:-1], output)]
+    begin, before, text = len(texts[0]), len(texts[1]), texts[2]
+    return any(string in text[max(begin, before + 1 - len(string)) :] for string in seq.params.stop)
 
 
 def wrong_logprob(logits: np.ndarray, token: int, said: TokenLogprob, noise: float) -> str | None:

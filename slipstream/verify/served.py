@@ -10,10 +10,14 @@ sampling parameters, and the comparison is between two samples:
               n-grams of up to three tokens, in which whole texts change sides (exact, whatever the dependence within
               a text).
 
+A server that drafts nothing passes every comparison, so its counters are read before and after each check; with fewer
+draft tokens than in `verification` the check is "not tested".
+
 As in `verification`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
 p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -22,20 +26,23 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.bench.counters import Counters
 from slipstream.bench.endpoint import Answer, Endpoint
+from slipstream.bench.load_client import LoadClient
 from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.text_ends import common_beginning
+from slipstream.errors import ParameterError
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.report_verify import short, verdict
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
-from slipstream.verify.verification import SAME
+from slipstream.verify.verification import FEWEST_DRAFTED, SAME, UNTESTED
 
 BLIND_TO = (
-    "What this comparison cannot see: whether the server drafts at all (its own metrics say so); a fault that both "
-    "servers share; biases too small for this many samples; other prompts, sampling parameters and loads."
+    "What this comparison cannot see: whose tokens were drafted, if others use the server, too; faults of both; "
+    "biases too small for this many samples; other prompts, sampling parameters and loads."
 )
 UNJUDGED = "differs; without logprobs it cannot be judged"
 NGRAMS = 3
@@ -75,25 +82,61 @@ def verify_served(
     out: str | Path | None = None, advance: Callable[[], None] = lambda: None,
 ) -> Result:  # fmt: skip
     """Compares `served`, which speculates, with `reference`. prompts: (name, text) of each. Writes the result to `out`
-    after each check. Raises ServedError if a server cannot be reached or refuses."""
+    after each check. Raises ServedError if a server cannot be reached or refuses, ParameterError if both are one."""
+    one, other = (place.base_url.rstrip("/").replace("//localhost", "//127.0.0.1") for place in (served, reference))
+    if one == other:
+        raise ParameterError(f"{one} would be compared with itself", fix="start a second server without speculation")
     served, reference = served.resolved(), reference.resolved()
     places = {"served": served.base_url, "reference": reference.base_url}
     models = {"served_model": served.model, "reference_model": reference.model}
     about = conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
     result = Result("verify-served", places | models | asdict(config), about)
     data: dict[str, Any] = {"greedy": [], "sampled": []}
+    coverage: dict[str, dict[str, Any]] = {}
 
     def collect() -> dict[str, Any]:
-        return data | {"verdict": BUG if any(row["verdict"] == BUG for rows in data.values() for row in rows) else "ok"}
+        said = [row["verdict"] for rows in (*data.values(), coverage.values()) for row in rows]
+        return {"verdict": next((each for each in (BUG, UNTESTED) if each in said), "ok"), "coverage": coverage, **data}
 
     with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
-        data["greedy"] = _greedy(served, reference, prompts, config, pool, advance)
-        save()
-        data["sampled"] = _sampled(served, reference, prompts, config, pool, advance)
-        save()
+        before = [counters_of(place) for place in (served, reference)]
+        for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sampled, "distribution")):
+            data[check] = compare(served, reference, prompts, config, pool, advance)
+            after = [counters_of(place) for place in (served, reference)]
+            (drafted, accepted), (shared, _) = map(drafted_since, before, after)
+            tested = "not known" if drafted is None else "tested" if drafted >= FEWEST_DRAFTED[fewest] else UNTESTED
+            coverage[check] = {"drafted": drafted, "accepted": accepted, "reference": shared, "verdict": tested}
+            if shared:
+                result.warnings.append(
+                    f"{check}: the reference drafted {shared:.0f} tokens: shared faults are not seen"
+                )
+            if drafted and not accepted:
+                result.warnings.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
+            before = after
+            save()
     if any(row["verdict"] == UNJUDGED for row in data["greedy"]):
         result.warnings.append("a server gives no logprobs: where greedy texts part, rounding and a bug look the same")
     return result
+
+
+def counters_of(place: Endpoint) -> Counters | None:
+    """The server's counters; None if it shows none that are known."""
+
+    async def read() -> Counters | None:
+        async with LoadClient(place, place.timeout) as client:
+            return await client.counters()
+
+    return asyncio.run(read())
+
+
+def drafted_since(before: Counters | None, after: Counters | None) -> tuple[float | None, float | None]:
+    """How many tokens were drafted (drafts, if they are not counted by token), and accepted; None: not known."""
+    if before is None or after is None:
+        return None, None
+    seen = after.since(before).as_dict()
+    if seen["drafts"] is None and (seen["server"] == "llamacpp" or seen["accept_length"]):
+        return None, None
+    return seen["draft_tokens"] or seen["drafts"] or 0.0, seen["accepted_tokens"]
 
 
 def _greedy(
@@ -227,11 +270,17 @@ def _lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
     what = f"{settings['served']} and {settings['reference']}"
     if data["verdict"] == "BUG":
         return Alarm(f"BUG: {what} do not give the same output.")
+    coverage = data.get("coverage", {})  # results of earlier versions have none
+    if data["verdict"] == UNTESTED:
+        few = [f"{row['drafted']:.0f} ({name})" for name, row in coverage.items() if row["verdict"] == UNTESTED]
+        return Alarm(f"Not tested: {settings['served']} drafted too few tokens: {', '.join(few)}.")
+    known = [row["drafted"] for row in coverage.values() if row["drafted"] is not None]
+    drafts = f"{sum(known):.0f} tokens were drafted" if known else "whether anything was drafted is not known"
     same = sum(row["verdict"] == "identical" for row in data["greedy"])
     return (
         f"No difference found between {what} that rounding does not explain: {same} of {len(data['greedy'])} greedy "
         f"texts identical, {len(data['sampled'])} prompts sampled {settings['samples']} times each (false-alarm "
-        f"probability {settings['level']:g})."
+        f"probability {settings['level']:g}); {drafts}."
     )
 
 

@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,19 @@ def steps(prompts: PromptSet, config: VerifyConfig, draft_tokens: int) -> int:
     of_texts = n * (1 + len(passes(draft_tokens, n)))
     of_check = {"greedy": of_texts, "coupled": of_texts, "distribution": 6 * config.texts}
     return 2 * n + sum(of_check[name] for name in set(config.checks))
+
+
+def seconds(llm: LLM, prompts: PromptSet, config: VerifyConfig) -> float:
+    """Roughly how long `verify` takes: decodes one text without the drafter, and counts all texts in that time."""
+    drafter, n, tokens = llm.drafter, len(prompts.prompts), config.params.max_tokens
+    began = perf_counter()
+    (seq,) = texts(llm, None, [Request("", prompts.prompts[0].ids, config.greedy)], lambda: None)
+    took = (perf_counter() - began) / len(seq.output) * tokens
+    llm.use(drafter)
+    short = min(1.0, panel_requests.SHORT / tokens)  # requests of a panel; see `_compare` and `_look`
+    pair, sampled = 11 * n + 232 * short, config.texts * (6 + 26 * short) + config.reach / tokens
+    each = {"greedy": pair, "coupled": pair, "distribution": sampled}
+    return took * (3 * n + sum(each[name] for name in set(config.checks)))
 
 
 def verify(

@@ -31,7 +31,7 @@ def test_figures_and_invariants(bench_result):
         assert sum(c["stats"]["tokens"] for c in arm["categories"].values()) == stats["tokens"]
         assert sum(f["shares"].values()) == pytest.approx(1)
         e = f["speedup"]
-        assert e["low"] <= e["value"] <= e["high"]
+        assert (e["note"], stats["accepted"]) == ("no draft accepted", 0) or e["low"] <= e["value"] <= e["high"]
         assert f["tokens_per_second"]["value"] > 0
         assert f["first_token_seconds"] > 0
         assert [len(row) for row in arm["cells"]["seconds"]] == [3, 3, 3]

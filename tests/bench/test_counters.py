@@ -1,6 +1,7 @@
 """The counters of each server, from texts as it writes them, are those of our definitions.
 
-`metrics/vllm.txt` and `slipstream.txt` were recorded, `sglang.txt` and `llamacpp.txt` written as their sources do.
+`metrics/slipstream.txt` was recorded, and so was `vllm.txt` but for its histograms. These, `sglang.txt` and
+`llamacpp.txt` are written as their sources do.
 """
 
 import re
@@ -29,6 +30,7 @@ def test_sglang_engines_are_added_priorities_are_not_and_accepted_tokens_follow_
         "server": "sglang", "drafts": 200, "accepted_tokens": 510 - 200 - 10, "output_tokens": 510, "requests": 10,
         "preemptions": 1, "prefix_queries": 1000, "prefix_hits": 400, "running": 7, "waiting": 1, "kv_usage": 0.35,
         "mean_acceptance_length": 2.5, "tokens_per_step": pytest.approx(510 / 210),
+        "accept_length": 2.5, "engines": 2, "models": ["m"],
     }  # fmt: skip
 
 
@@ -37,13 +39,14 @@ def test_llama_server_counts_cached_prompt_tokens_apart_and_tells_no_kv_usage_an
         "server": "llamacpp", "drafts": 100, "draft_tokens": 400, "accepted_tokens": 150, "output_tokens": 260,
         "accepted_at": [0.7, 0.5, 0.25, 0.05], "prefix_queries": 4000, "prefix_hits": 954, "running": 2, "waiting": 1,
         "acceptance_rate": 0.375, "mean_acceptance_length": 2.5, "tokens_per_step": pytest.approx(260 / 110),
+        "engines": 1, "models": [],
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("server", ["vllm", "slipstream"])
 def test_vllm_and_slipstream_report_everything_and_the_figures_agree(server: str) -> None:
     counters = known(server)
-    assert counters.keys() >= NAMES.keys()
+    assert counters.keys() >= {name for name in NAMES if name_of(name, server)}
     assert 0 < counters["accepted_tokens"] < counters["draft_tokens"]
     assert counters["requests"] > 0
     assert counters["accepted_at"] == sorted(counters["accepted_at"], reverse=True)
@@ -52,8 +55,9 @@ def test_vllm_and_slipstream_report_everything_and_the_figures_agree(server: str
 
 
 def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server_with_any_prefix() -> None:
-    collected = ServerMetrics("m").registry.collect()
+    collected = list(ServerMetrics("m").registry.collect())
     exported = {each.name + ("_total" if each.type == "counter" else "") for each in collected}
+    exported |= {f"{each.name}_sum" for each in collected if each.type == "histogram"} | {"slipstream:"}
     assert {f"slipstream:{name_of(quantity, 'slipstream')}" for quantity in NAMES} <= exported
     counters = read_counters(ServerMetrics("m", "vllm").text().decode())
     assert counters.server == "slipstream"
@@ -69,6 +73,15 @@ def test_growth_leaves_out_what_was_before_and_what_holds_now_stays() -> None:
     assert total([after.since(before), grown]) == grown + grown
     assert (grown + grown).values["accepted_at 1"] == 24
     assert total([grown, None]) is total([]) is None
+
+
+@pytest.mark.parametrize("more", [{"drafts": 9}, {"began": 2.0}, {"drafts": 9, "began": 2.0}])
+def test_one_counter_that_fell_or_another_start_of_the_process_is_a_restart_of_all(more: dict) -> None:
+    """Else some counters would be counted from the restart, and others from before it."""
+    before = Counters("vllm", {"drafts": 10, "output_tokens": 100, "began": 1.0})
+    after = Counters("vllm", {"drafts": 30, "output_tokens": 120, "began": 1.0} | more)
+    assert after.restarted(before)
+    assert after.since(before) == after
 
 
 def test_positions_that_no_draft_reached_have_a_rate_of_zero() -> None:

@@ -136,6 +136,17 @@ def test_without_drafts_it_is_plain_decoding_and_has_no_interval(llm):
     assert runs[1].speedup([1, 2]).note == "no drafts"
 
 
+def test_a_gain_without_an_accepted_token_is_chance_and_a_loss_is_one(llm):
+    """Drafts that are all rejected cost time, and save none."""
+    runs = line_up(pair(llm), PROMPTS[:3])
+    rejected = SpecStats(tokens=10, steps=10, proposed=20)
+    runs[0].cells = [[cell(1.18, 10)] * 3] * 3
+    runs[1].cells = [[replace(cell(1.0, 10), stats=rejected)] * 3] * 3
+    assert runs[1].speedup() == Estimate(pytest.approx(1.18), None, None, "no draft accepted")
+    runs[1].cells = [[replace(cell(2.0, 10), stats=rejected)] * 3] * 3
+    assert runs[1].speedup().high < 1
+
+
 def test_an_unfinished_round_does_not_count(llm):
     runs = line_up(pair(llm), PROMPTS[:2])
     runs[0].cells = [[cell(1, 10)] * 2, [cell(1, 10)]]

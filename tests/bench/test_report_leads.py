@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.bench.estimates import CHANCE
 from slipstream.bench.report_bench import lead
 
 UNSURE = "Not statistically significant: the 95% interval includes 1."
@@ -13,10 +14,11 @@ def arm(value: float, low: float | None, high: float | None, note: str = "", lab
     gain = {"value": value, "low": low, "high": high, "note": note}
     return {
         "label": label, "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1,
-        "overall": {"speedup": gain, "stats": {"proposed": 0 if note == "no drafts" else 9}},
+        "overall": {"speedup": gain, "stats": {"accepted": 0 if note in CHANCE else 9}},
     }  # fmt: skip
 
 
+REJECTED = arm(1.18, None, None, "no draft accepted", "suffix")
 SILENT = arm(1.07, None, None, "no drafts", "silent")
 LEADS = {
     "a loss": ([arm(0.05, 0.04, 0.06), arm(0.07, 0.06, 0.08)],
@@ -26,7 +28,10 @@ LEADS = {
     "an unsure loss": ([arm(0.9, 0.8, 1.1)], (UNSURE,), ()),
     "what drafted nothing beside a gain": ([SILENT, arm(1.02, 1.01, 1.03, label="drafting")],
                                            ("Fastest: drafting",), ("silent",)),
-    "what drafted nothing": ([SILENT], ("Nothing was drafted: this is plain decoding",), ()),
+    "what drafted nothing": ([SILENT], ("No drafter is faster", "Nothing was drafted: this is plain decoding",), ()),
+    "what was never accepted": ([REJECTED, SILENT], ("No drafter is faster than plain decoding. Measured: suffix",
+                                                     "No draft token was accepted"), ("Fastest",)),
+    "what was never accepted beside a loss": ([REJECTED, arm(0.9, 0.8, 0.95)], ("The least slow one: x",), ("suffix",)),
     "few passes": ([arm(1.2, None, None, "few passes")],
                    ("1.20x (few passes) over plain decoding. Not enough passes",), ()),
     "few prompts": ([arm(1.2, None, None, "few prompts")], ("raise --prompts",), ()),

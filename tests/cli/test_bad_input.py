@@ -25,6 +25,10 @@ FILES = {
     "unknown_drafter.json": '{"drafter": "ngrm"}',
     "list.json": '["ngram"]',
     "cut.json": "{",
+    "deep.json": "[" * 100_000,
+    "deep.jsonl": "[" * 100_000,
+    "number.json": "[" + "9" * 5_000 + "]",
+    "half.json": '{"target": "\\ud800"}',
     "map.json": '{"device_map": {"model": "cpu"}}',
 }
 """Files in the folder that a command runs in, besides `result.json` and `forecast.json`."""
@@ -61,6 +65,13 @@ TABLE: list[tuple[str, str]] = [
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
     ("generate x {pair} --kv-dtype float16", "Fix: drop kv_dtype"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
+    *(
+        (
+            f"serve -m /nonexistent --api-key '{key}'",
+            "an API key is empty, or holds a space, a line break or what is not",
+        )
+        for key in ("", "key\n", "a key", "clé")
+    ),
     ("serve -m /nonexistent", "'/nonexistent' is not a folder and not a hub id"),
     ("train draft -m /nonexistent --data x.txt --budget-tokens 9", "'/nonexistent' is not a folder and not a hub id"),
     # generate: parameters, refused before anything is loaded
@@ -83,6 +94,9 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --config unknown_drafter.json", "did you mean 'ngram'"),
     ("generate x --config list.json", "is not a JSON object"),
     ("generate x --config cut.json", "is not JSON"),
+    ("generate x --config deep.json", "is not JSON"),
+    ("generate x --config number.json", "is not JSON"),
+    ("generate x --config half.json", "the target is no UTF-8 text"),
     ("generate x --config nowhere.json", "cannot be read"),
     ("generate x --config map.json", "map.json: device_map is a JSON object"),
     # info, drafters, lists of simulate
@@ -98,6 +112,7 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --pairs --json", "--pairs and --json are given"),
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
+    ("bench deep.jsonl {pair}", "deep.jsonl, line 1, is not JSON"),
     ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "named twice"),
     (
         "bench prompts.jsonl {pair} --drafter ngram --drafter model -o max_ngram=3",
@@ -128,6 +143,8 @@ TABLE: list[tuple[str, str]] = [
     ("verify prompts.jsonl {pair} --level 2", "level is 2.0"),
     # report
     ("report nowhere.json", "cannot be read"),
+    ("report deep.json", "is not JSON"),
+    ("report number.json", "is not JSON"),
     ("report old_result.json", "has format version 0, this Slipstream reads version 2"),
     ("report forecast.json", "there is no report for a result of kind 'forecast'"),
     ("report result.json -o nowhere/x.html", "does not exist"),
@@ -162,6 +179,7 @@ TABLE: list[tuple[str, str]] = [
     # train
     ("train medusa --budget-tokens 9", "no training data was given"),
     ("train medusa --data x.txt --budget-tokens 9", "'x.txt' does not exist"),
+    ("train medusa --data deep.jsonl --budget-tokens 9", "deep.jsonl, line 1: not JSON"),
     ("train medusa --data x.txt", "exactly one budget"),
     (f"train medusa {BUDGET} --heads 0", "heads is 0"),
     (f"train eagle3 {BUDGET} --optimiser moun", "did you mean 'muon'"),

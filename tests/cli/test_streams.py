@@ -1,6 +1,7 @@
 """Standard streams that are closed, full, cut off, or in another encoding."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,9 @@ def test_chats_go_on_after_lines_that_are_not_utf8_and_such_arguments_are_refuse
     for option in ("stop", "regex", "choice"):
         said = cli("generate", "x", "-m", "/nonexistent", f"--{option}", broken).said
         assert f"{option} is no UTF-8 text: it has byte 0xe9 at character 3" in said
-    assert "the conversation is no UTF-8 text" in cli("chat", *pair, "--system", broken, stdin="for\n").said
+    for arguments in ("serve --host", "serve --api-key", "serve --served-model-name", "trace", "chat --system"):
+        said = cli(*arguments.split(), broken, "-m", "/nonexistent", code=2).said
+        assert re.search(r"error: the \w+ is no UTF-8 text: it has byte 0xe9 at character 3", said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -66,3 +69,21 @@ def test_output_that_is_closed_or_not_read_to_its_end_is_no_bug() -> None:
 def test_characters_that_the_output_cannot_have_are_escaped() -> None:
     done = in_shell("slipstream drafters --json; slipstream simulate --help", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> None:
+    """The first import of the command sends the signal."""
+    script = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "slipstream.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from slipstream.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -12,6 +12,7 @@ QUICK = ["-n", "4", "--texts", "2", "--reach", "0", "--seed", "1", "-k", "3"]
 def test_the_report_for_people(cli, report, pair, texts, tmp_path):
     out = tmp_path / "r.json"
     result = cli("verify", texts, *pair, *QUICK, "--out", out, code=0)
+    assert re.search(r"this takes about \d+(\.\d)? (s|min|h), by the speed of its first text", result.err)
     for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's distribution",
                  "No bug found in model, K=3, rule rejection: ", "bias",
                  "What this run cannot see"):  # fmt: skip

@@ -79,6 +79,34 @@ def test_every_run_ends_where_plain_decoding_ends() -> None:
     assert ended > 500
 
 
+def test_special_tokens_within_a_stop_string_and_its_prompt_do_not_hide_or_complete_it() -> None:
+    seq = Sequence([0], SamplingParams(stop=("aab",)), decode=decode)
+    draft, verdict = halt(seq, [0, *[EOS] * 40, 0, *[STOP_ID] * 40, 1, 4])
+    assert len(verdict.run(draft, 0)) == 83
+    draft, verdict = halt(Sequence([0], SamplingParams(stop=("aab",)), decode=decode), [0, 1, 4])
+    assert verdict.run(draft, 0) == [0, 1, 4], "the first character is the prompt's"
+
+
+def test_a_step_that_is_repeated_after_a_fault_stops_at_the_same_place() -> None:
+    seq = Sequence([0], SamplingParams(stop=("abab",)), decode=decode)
+    seq.tokens.append(0)
+    for _ in range(2):
+        draft, verdict = halt(seq, [1, 0, 1, 1])
+        assert (verdict.run(draft, 0), verdict.finish) == ([1, 0, 1], ["stop"])
+
+
+def test_a_token_is_decoded_with_few_others_however_long_stop_strings_are() -> None:
+    longest = 0
+
+    def counted(ids: Seq[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return decode(ids)
+
+    halt(Sequence([0] * 500, SamplingParams(stop=("ab" * 5000, "c" * 9000), max_tokens=999), decode=counted), [1] * 400)
+    assert longest <= 16
+
+
 def sequence(params: SamplingParams, stop_ids: Seq[int] = (), **kwargs: int) -> Sequence:
     return Sequence([0], params, frozenset(stop_ids), **kwargs)
 

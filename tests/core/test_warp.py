@@ -177,6 +177,23 @@ def test_bad_words_span_prompt_and_output(prompt: list[int], output: list[int]) 
         assert probs.argmax(-1).item() == 0, f"{prompt} + {output} may not be continued by 2"
 
 
+def test_bad_words_are_looked_up_and_not_compared_one_by_one() -> None:
+    compared = 0
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    words = [*((i % 50, i) for i in range(50, 4050)), *((i, 7, i) for i in range(50))]
+    probs = warp(torch.zeros(1, 4050), SamplingParams(1.0, bad_words=words), [3], [[Counted(7), Counted(7)]])
+    assert (probs[0] == 0).nonzero().flatten().tolist() == list(range(7, 4050, 50))
+    assert compared < 10
+
+
 def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:
     seq = Sequence([7, 8])
     seq.tokens += [5]

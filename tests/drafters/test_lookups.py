@@ -3,6 +3,7 @@ memory, and what n-grams match and forget."""
 
 import functools
 import gc
+import itertools
 import random
 import sys
 from collections import Counter, defaultdict
@@ -16,6 +17,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.drafters.lookups import MOST_INDEXED
 from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramStore
 from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
 from tests.drafters.makers import LOOKUPS
@@ -56,6 +58,18 @@ def test_a_draft_ends_where_a_token_is_less_likely_than_a_row_costs(name: str, r
         assert CASES[name].make(ToyTarget(128), row_cost=row_cost).propose([seq], [Budget(64)]).ids == following
         drafter, priced = CASES[name].make(ToyTarget(128), row_cost=0.7), Budget(64, (row_cost,))
         assert drafter.propose([seq], [priced]).ids == following
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_a_step_indexes_few_tokens_of_a_long_prediction_and_drafts_from_them(name: str) -> None:
+    text = np.random.default_rng(0).permutation(5000).tolist()
+    drafter, seq = CASES[name].make(ToyTarget(5000), row_cost=0.0), Sequence([9, 9], prediction=text)
+    known = [0]
+    for _ in range(20):
+        assert drafter.propose([seq], [Budget(8)]).ids == text[len(seq.output) :][:8]
+        seq.tokens.append(text[len(seq.output)])
+        known.append(drafter._states[seq.id].indexed)
+    assert max(after - before for before, after in itertools.pairwise(known)) == MOST_INDEXED
 
 
 def test_other_requests_teach_only_sequences_whose_rows_have_a_measured_cost() -> None:

@@ -55,7 +55,8 @@ def nested(depth: int) -> dict[str, Any]:
     [
         ({"type": "strin"}, "Invalid type: strin, at #."),
         ({"properties": {"a": {}, "q": {"type": "strin"}}}, "Invalid type: strin, at #/properties/q."),
-        ({"type": "array", "items": {"format": "nope"}}, "Unknown format: nope, at #/items."),
+        ({"type": "array", "items": {"type": "strin"}}, "Invalid type: strin, at #/items."),
+        ({"propertyNames": {"minLength": 2}}, "propertyNames"),
         ({"anyOf": [{"type": "string"}, {"not": {}}]}, 'Unimplemented keys: ["not"], at #/anyOf/1.'),
         ({"properties": {"a/b~c": {"uniqueItems": True}}}, "at #/properties/a~1b~0c."),
         ({"properties": {"a": {"$ref": "#/$defs/x"}}}, "Pointer '/$defs/x' does not exist, at #/properties/a."),

@@ -1,5 +1,6 @@
 """DFlash heads on the native backend against those on torch (tests/drafters/test_dflash.py recomputes these)."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -148,8 +149,10 @@ def test_a_head_beside_a_native_target_reads_its_tables_and_has_its_own_weights_
 
 
 def test_weights_need_the_memory_of_their_bits_and_those_of_16_bits_are_exact() -> None:
-    head = made(**WIDE | {"width": 64})
+    """Rows are as long as the groups of every format, which a shorter row is padded to; processors differ in them."""
     formats = [LoadSettings(quantize=name).weight_format for name in (None, "w8a16", "w8a8", "w4a8")]
+    whole = math.lcm(*(form.group or form.step for form in formats if form is not None))
+    head = made(**WIDE | dict.fromkeys(("width", "target_hidden", "markov_rank"), whole))
     sizes = [NativeDFlash(head, None, form)._layout.nbytes for form in formats]
     for parameter in head.parameters():
         parameter.copy_(parameter.bfloat16())

@@ -3,6 +3,7 @@ of the real runner is replayed. `make test-vllm` runs the real one."""
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -87,10 +88,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return stubs
 
 
-def config(most: int = 8, world: int = 1, **settings: Any) -> Any:
+def config(most: int = 8, world: int = 1, hybrid: bool = False, device: str = "cpu", **settings: Any) -> Any:
     """A `VllmConfig`."""
     return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=CONTEXT, get_vocab_size=lambda: VOCAB),
+        model_config=SimpleNamespace(max_model_len=CONTEXT, get_vocab_size=lambda: VOCAB, is_hybrid=hybrid),
+        device_config=SimpleNamespace(device_type=device),
         parallel_config=SimpleNamespace(world_size=world),
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
         additional_config={"slipstream": {"lengths": "full", **settings}},
@@ -222,9 +224,22 @@ def test_settings_that_cannot_be_honoured_are_refused(vllm, settings, words):
 
 def test_a_vllm_without_the_runner_is_refused_with_the_versions_that_have_it(vllm: SimpleNamespace) -> None:
     del vllm.runner.propose_draft_token_ids
-    with pytest.raises(ParameterError, match=r"0\.32") as raised:
+    with pytest.raises(ParameterError, match=r"0\.33") as raised:
         plugin.Proposer(config())
     assert plugin.VERSIONS in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "hybrid", "device", "refused"),
+    [("0.32.0", True, "cpu", True), ("0.29.1+cpu", True, "cpu", True), ("0.33.0", True, "cpu", False),
+     ("0.32.0", True, "cuda", False), ("0.32.0", False, "cpu", False)],
+)  # fmt: skip
+def test_hybrid_models_are_refused_where_a_short_draft_would_end_the_engine(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str, hybrid: bool, device: str, refused: bool
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
+    with pytest.raises(ParameterError, match="hybrid model on a CPU") if refused else nullcontext():
+        plugin.Proposer(config(hybrid=hybrid, device=device))
 
 
 def test_the_server_hands_predictions_on(vllm: SimpleNamespace) -> None:

@@ -5,10 +5,11 @@ import random
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.core.text_ends import REPLACEMENT, Decode, begun_at_end, text_after
 from slipstream.errors import LoadError, PromptError
-from slipstream.models.text import REPLACEMENT, Decode, TextStream, decoder_of, load_tokenizer, stray_byte
+from slipstream.models.text import TextStream, decoder_of, load_tokenizer, stray_byte, token_text_of
 from tests.checkpoints import Tiny, clone
-from tests.models.tokenizer_kinds import sentencepiece
+from tests.models.tokenizer_kinds import byte_level, sentencepiece, unigram, wordpiece
 
 TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # übergrößenträger 😀\r\n\x00end"
 
@@ -145,3 +146,55 @@ def test_pieces_add_up_to_the_text_where_bytes_are_no_text(seed):
         shown += "".join(piece.text for piece in stream.take())
         assert decode(ids).startswith(shown)
     assert shown + "".join(piece.text for piece in stream.finish(None)) == decode(ids)
+
+
+@pytest.mark.parametrize("kind", [byte_level, sentencepiece, unigram, wordpiece])
+def test_an_output_reads_as_in_the_text_with_its_prompt(kind):
+    """Also behind and between special tokens, which write nothing."""
+    tokenizer, rng = kind(), random.Random(0)
+    decode, ids = decoder_of(tokenizer), tokenizer.encode("the first name and the second café  text ☃ it's", None)
+    ids = [token for id_ in ids for token in [id_, *[tokenizer.all_special_ids[-1]] * rng.choice((0, 0, 1, 12))]]
+    for cut in range(len(ids)):
+        prompt, output = ids[:cut], ids[cut:]
+        complete = next(n for n in range(cut, -1, -1) if not decode(ids[:n]).endswith(REPLACEMENT))
+        wanted = decode(ids)[len(decode(ids[:complete])) :]
+        stream = TextStream(decode, ("never",), stray_byte(tokenizer), prompt)
+        pieces = [piece for part in chunks(rng, output) for piece in stream.add(part, [False] * len(part), False)]
+        assert "".join(piece.text for piece in [*pieces, *stream.finish(None)]) == wanted
+        assert text_after(decode, prompt, output) == wanted
+
+
+def test_the_text_of_a_token_has_its_space():
+    text, ids = token_text_of(sentencepiece()), sentencepiece().encode("the first name", add_special_tokens=False)
+    assert "".join(map(text, ids)) == " the first name"
+    assert [text(sentencepiece().convert_tokens_to_ids(token)) for token in ("</s>", "<0xE2>")] == ["</s>", REPLACEMENT]
+
+
+def test_what_may_begin_a_stop_string_is_looked_for_in_proportion_to_the_text(tokenizer, decode):
+    """And not to the length of the stop strings."""
+    looked = 0
+
+    class Counted(str):
+        def __getitem__(self, at):
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(at)
+
+        def startswith(self, *given):
+            nonlocal looked
+            looked += 1
+            return super().startswith(*given)
+
+    ids = tokenizer.encode(TEXT)
+    stop = [Counted("return " + end * 10_000) for end in "ab"]
+    assert "".join(streamed(decode, [[i] for i in ids], stop)) == TEXT
+    assert looked < 4 * len(stop) * len(ids)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_text_is_held_back_as_long_as_it_may_become_a_stop_string(seed):
+    rng = random.Random(seed)
+    for _ in range(200):
+        text, stop = ("".join(rng.choices("ab", k=rng.randint(0, 9))) for _ in range(2))
+        stop += "b"
+        assert begun_at_end(text, stop) == max(n for n in range(len(stop)) if text.endswith(stop[:n]))

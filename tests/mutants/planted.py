@@ -50,12 +50,13 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
             ("probs < params.min_p * probs.amax(-1, keepdim=True)",
              "probs < params.min_p * probs.amax(-1, keepdim=True).clamp(min=0.5)"),
         "presence counts each occurrence": ("count.clamp(max=1)", "count"),
-        "repetition penalty forgets the prompt": ("for t in (*prompt, *output) if", "for t in output if"),
+        "repetition penalty forgets the prompt": ("for t in prompt.union(output) if", "for t in set(output) if"),
         "min_tokens holds for one token more":
             ("len(output) < params.min_tokens:", "len(output) <= params.min_tokens:"),
         "bad words are compared with the beginning":
-            ("list(recent[len(recent) - len(head) :]) == head", "list(recent[: len(head)]) == head"),
-        "a bias reaches the first row only": ("x[:, ids[:known]] +=", "x[:1, ids[:known]] +="),
+            ("ends.get(tuple(recent))", "ends.get(tuple([*prompt, *output][:length]))"),
+        "a bias reaches the first row only":
+            ("x[:, torch.from_numpy(ids[:known])] +=", "x[:1, torch.from_numpy(ids[:known])] +="),
     },
     ("core.warp", (*WARP, *STEP)): {
         "the second request is not looked at": ("for s in seqs[1:]):", "for s in seqs[2:]):"),
@@ -111,9 +112,10 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
         "a stop id ends only the end of a step":
             ("if token in seq.stop_ids:", "if token in seq.stop_ids and i == len(run) - 1:"),
         "one token above max_tokens": ("len(seq.tokens) + i + 1 >= seq.limit", "len(seq.tokens) + i >= seq.limit"),
-        "a stop string is looked for in the whole step": ("[*seq.output, *run[: i + 1]]", "[*seq.output, *run]"),
+        "a stop string is looked for in the whole step":
+            ("return search.add(run[i])", "return next(filter(None, map(search.add, run[i:])), None)"),
         "min_tokens counts steps for stop strings":
-            ("len(seq.output) + i + 1 >= seq.params.min_tokens", "len(seq.output) + 1 >= seq.params.min_tokens"),
+            ("seq.prompt + i + 1 >= seq.params.min_tokens", "seq.prompt + 1 >= seq.params.min_tokens"),
     },
     # random numbers
     ("core.dice", (*RULES, "core/test_random.py", *STEP)): {

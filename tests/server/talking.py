@@ -1,12 +1,17 @@
-"""Tokenizers with chat templates that take tools and reasoning, for a model that was trained on neither: what it says
-is forced by a form."""
+"""Tokenizers with chat templates that take tools and reasoning, for models that were trained on neither: what they say
+is forced by a form, or by a `WritingTarget`."""
 
 import shutil
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.models.text import load_tokenizer
 from slipstream.zoo import target_dir
+from tests.targets.toy import ToyTarget
 
 TEMPLATE = """
 {%- if tools %}<|user|>
@@ -41,3 +46,20 @@ def talking_tokenizer(folder: Path, template: str = TEMPLATE) -> Any:
         shutil.copy(target_dir() / name, folder)
     (folder / "chat_template.jinja").write_text(template)
     return load_tokenizer(folder)
+
+
+class WritingTarget(ToyTarget):
+    """Its next token is that of `text` (ids) at the position of the output, and `eos` behind it; where that may not
+    follow, the most likely one of a toy target."""
+
+    def __init__(self, text: Seq[int], vocab: int, eos: int):
+        super().__init__(vocab, order=1, sharpness=1.0, eos_ids=(eos,))
+        self.text = [*text, eos]
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        out = super().run(seqs, draft, taps)
+        for b, seq in enumerate(seqs):
+            depths = [0, *(draft.depths[i] for i in draft.nodes(b))]
+            for row, depth in enumerate(depths, start=draft.splits[b] + b):
+                out.logits[row, self.text[min(len(seq.output) + depth, len(self.text) - 1)]] += 40
+        return out

@@ -63,6 +63,11 @@ NAN, INF = float("nan"), float("inf")
     + [(None, {"logit_bias": {"5000": 1}}), (None, {"stop_token_ids": [4096]})]
     + [("stop", {"stop": value}) for value in ("", [""], ["a"] * 10_000, 5, [5], {}, {"a": 1})]
     + [("stop_token_ids", {"stop_token_ids": {}}), ("bad_words", {"bad_words": {"a": 1}})]
+    + [("stop", {"stop": value}) for value in ("a" * 100_000, ["a", "b" * 1025])]
+    + [("bad_words", {"bad_words": value}) for value in ([[5]] * 5000, [[5] * 65], "a" * 65)]
+    + [("stop_token_ids", {"stop_token_ids": [5] * 5000})]
+    + [("prediction", {"prediction": {"type": "content", "content": "a" * 600_000}})]
+    + [("max_tokens", {"max_tokens": ["a"] * 10_000})]
     + [("logprobs", {"logprobs": value}) for value in (-1, 21, 1.5, True)]
     + [("seed", {"seed": value}) for value in (1.5, "1", [])]
     + [("stream", {"stream": "yes"}), ("echo", {"echo": 1})]
@@ -86,6 +91,7 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(host, param, fields)
     sent = json.dumps({"prompt": "def f(", "max_tokens": 4} | fields)
     answered = host.http.post(PATH, content=sent, headers={"Content-Type": "application/json"})
     message = refused(answered, 400)
+    assert len(message) < 3000
     if param is not None:
         assert answered.json()["error"]["param"] == param, message
 
@@ -94,7 +100,7 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(host, param, fields)
     "messages",
     [
         None, [], "hi", {}, [5], [{}], [{"role": "user", "content": 5}], [{"role": "king", "content": "hi"}],
-        [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "user", "content": "hi", "name": "Ann"}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
         [{"role": "tool", "content": "hi"}], [{"role": "user", "content": "a " * 3000}],
     ],
 )  # fmt: skip

@@ -1,9 +1,13 @@
 """`/v1/completions` gives the texts of `LLM.generate`, whole and as streams."""
 
+from dataclasses import replace
+
 import pytest
 
 from slipstream import LLM, SamplingParams
-from tests.server.hosting import Host
+from tests.checkpoints import EXACT, Tiny
+from tests.models.tokenizer_kinds import sentencepiece
+from tests.server.hosting import Host, hosted
 
 PATH = "/v1/completions"
 PROMPTS = ["def add(a, b):\n", "class Stack:\n    def push(self"]
@@ -156,3 +160,24 @@ def test_tokens_and_texts_are_converted(host: Host, pair: LLM) -> None:
     chat = [{"role": "user", "content": "hi"}]
     assert host.post("/tokenize", messages=chat).json()["tokens"] == pair.chat_prompt("hi")
     assert host.post("/detokenize", tokens=[-1]).status_code == 400
+
+
+def test_a_completion_keeps_the_space_of_its_first_word(tiny: Tiny) -> None:
+    """Of a tokenizer that drops the space at the beginning of a text, as that of Llama 2; also where a stop string
+    begins with it, and in the text of tokens."""
+    llm = LLM(tiny.target, **EXACT, tokenizer=sentencepiece(320), draft_tokens=4)
+    name = next(each for each in llm.tokenizer.convert_ids_to_tokens(range(259, 320)) if each[0] == "▁" and each[1:])
+    token, word = llm.tokenizer.convert_tokens_to_ids(name), " " + name[1:]
+    asked = SamplingParams(max_tokens=2, logit_bias={token: 100.0})
+    assert llm.generate(["first name"], asked)[0].text == word * 2
+    assert "".join(chunk.text for chunk in llm.stream("first name", asked)) == word * 2
+    assert llm.generate(["first name"], replace(asked, stop=[word]))[0].text == ""
+    body = {"prompt": "first name", "max_tokens": 2, "temperature": 0, "logit_bias": {str(token): 100}, "logprobs": 1}
+    with hosted(llm) as host:
+        whole = host.post(PATH, **body).json()["choices"][0]
+        assert whole["text"] == "".join(part["text"] for part in host.parts(PATH, **body)) == word * 2
+        assert whole["logprobs"]["tokens"] == [word] * 2
+        echoed = host.post(PATH, **body, echo=True).json()["choices"][0]
+        assert echoed["text"] == "first name" + word * 2
+        assert "".join(echoed["logprobs"]["tokens"]) == "<s> first name" + word * 2
+        assert host.post(PATH, **body, stop=word).json()["choices"][0]["text"] == ""

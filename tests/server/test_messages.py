@@ -92,14 +92,14 @@ def test_errors_are_those_of_the_client(talker: Host, client: Any) -> None:
     ("part", "fields"),
     [
         ("max_tokens", {"max_tokens": None}), ("messages", {"messages": []}),
-        ("messages[0].role", {"messages": [{"role": "system", "content": "hi"}]}),
+        ("messages[0].role", {"messages": [{"role": "king", "content": "hi"}]}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
         ("assistant", {"messages": [*USER, {"role": "assistant", "content": "The"}]}),
         ("tool_choice.type", {"tools": FUNCTIONS, "tool_choice": {"type": "some"}}),
-        ("tools[0].type", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
+        ("tools[0]", {"tools": [{"name": "a b"}]}),
         ("disable_parallel_tool_use", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
-        ("output_config", {"output_config": {"effort": "low"}}), ("system", {"system": [{"type": "image"}]}),
-        ("n", {"n": 2}), ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+        ("output_config", {"output_config": {"mood": "low"}}), ("system", {"system": [{"type": "image"}]}),
+        ("n", {"n": 2}), ("thinking", {"thinking": {"type": "long"}}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, part: str, fields: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from slipstream import LLM
 from slipstream.errors import ParameterError
-from slipstream.server.reply_format import FORMATS, THINK, ReplyFormat
+from slipstream.server.call_formats import FORMATS
+from slipstream.server.reply_format import THINK, ReplyFormat
 from tests.server.hosting import Host, hosted
 from tests.server.talking import CALL, TOOLS, USER, talking_tokenizer
 
@@ -32,7 +33,7 @@ def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(talker: Host) -> 
 
 def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_path: Any) -> None:
     """The end of its "reasoning" is a colon, which this model writes soon."""
-    replies = ReplyFormat(FORMATS[0], ("<think>", ":"))
+    replies = ReplyFormat(FORMATS[-1], ("<think>", ":"))
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path), replies=replies) as host:
         body = {
             "messages": USER, "max_tokens": 300, "frequency_penalty": 2, "seed": 3,

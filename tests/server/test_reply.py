@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from slipstream.server.call_formats import FORCED, FORMATS
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING, Delta, Reply
-from slipstream.server.reply_format import FORCED, FORMATS
 
 READS = {form.name: form.read for form in FORMATS} | FORCED
 TAGS = ("<think>", "</think>")
@@ -16,7 +16,7 @@ TAGS = ("<think>", "</think>")
 
 def read(text: str, form: str = "", cuts: Any = (), think: bool = False, inside: bool = False) -> Reply:
     """The reply of a text that arrives in pieces, whose deltas are checked against it."""
-    functions = ("add",) if form == "named" else ("add", "now")
+    functions: dict[str, Any] = {"add": {}} if form == "named" else {"add": {}, "now": {}}
     reply = Reply(functions, READS.get(form), TAGS if think else None, inside)
     edges = [0, *sorted(cuts), len(text)]
     deltas: list[Delta] = []
@@ -102,7 +102,7 @@ def test_reasoning_is_told_apart(text: str, inside: bool, reasoning: str, conten
 def test_calls_within_the_reasoning_are_reasoning_and_further_ones_left_out_where_one_is_allowed() -> None:
     reply = read(f"<think><tool_call>{NOW}</tool_call></think><tool_call>{ADD}</tool_call>", "hermes", think=True)
     assert shown(reply) == (f"<tool_call>{NOW}</tool_call>", "", [("add", ARGS)])
-    reply = Reply(("add", "now"), READS["hermes"], most_calls=1)
+    reply = Reply({"add": {}, "now": {}}, READS["hermes"], most_calls=1)
     reply.add(f"<tool_call>{ADD}</tool_call><tool_call>{NOW}</tool_call>", True)
     assert [call.name for call in reply.calls] == ["add"]
 
@@ -114,7 +114,10 @@ def test_ids_of_calls_differ_and_arguments_are_the_json_that_was_written() -> No
 
 
 PIECES = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", ADD, NOW, "add",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=", "add>", "<parameter=a>", "</parameter>",
+    "</function>", "<arg_key>", "</arg_key><arg_value>", "</arg_value>", "call:add{", '<|"|>', "<tool_call|>",
+    "add(a='b')", "<|message|>", "<|channel|>analysis", "to=functions.add",
+    "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", ADD, NOW, "add",
     '{"name": "add", ', '"arguments": ', ARGS, "{", "}", "[", "]", ",", ";", '"', "\\", " ", "\n", "<", "é", "word",
 ]  # fmt: skip
 

@@ -78,8 +78,8 @@ def test_forms_and_forced_calls(openai: Any) -> None:
         ("input[0].content", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         ("input[0].role", {"input": [{"role": "king", "content": "hi"}]}),
         ("max_output_tokens", {"max_output_tokens": -1}), ("max_output_tokens", {"max_output_tokens": 10**6}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}), ("reasoning", {"reasoning": {"effort": "low"}}),
-        ("text", {"text": {"format": {"type": "xml"}}}), ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("tools[0].type", {"tools": [{"name": "weather"}]}), ("reasoning.budget", {"reasoning": {"budget": 5}}),
+        ("text", {"text": {"format": {"type": "xml"}}}), ("text.mood", {"text": {"mood": "low"}}),
         ("temperature", {"temperature": -1}), ("n", {"n": 2}),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """`strict` where the model decides whether it calls: text is free, and the arguments of calls meet their schemas."""
 
 import json
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,13 +9,9 @@ import jsonschema
 import pytest
 
 from slipstream import LLM
-from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
-from slipstream.core.target import TargetOut
 from slipstream.server.reply_format import ReplyFormat
 from tests.server.hosting import Host, hosted, refused
-from tests.server.talking import PARAMETERS, TOOLS, USER, talking_tokenizer
-from tests.targets.toy import ToyTarget
+from tests.server.talking import PARAMETERS, TOOLS, USER, WritingTarget, talking_tokenizer
 
 PATH, V, EOS = "/v1/chat/completions", 4096, 0
 WRONG = '{"city": "Paris", "days": 40, "sure": true}'
@@ -27,23 +23,6 @@ TEXTS = {
     "mistral": f'I look.[TOOL_CALLS] [{{"name": "weather", "arguments": {WRONG}}}]',
     "mistral, newer": f"[TOOL_CALLS]weather[ARGS]{WRONG}",
 }
-
-
-class WritingTarget(ToyTarget):
-    """Its next token is that of `text` (ids) at the position of the output, and `eos` behind it; where that may not
-    follow, the most likely one of a toy target."""
-
-    def __init__(self, text: Seq[int], vocab: int, eos: int):
-        super().__init__(vocab, order=1, sharpness=1.0, eos_ids=(eos,))
-        self.text = [*text, eos]
-
-    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
-        out = super().run(seqs, draft, taps)
-        for b, seq in enumerate(seqs):
-            depths = [0, *(draft.depths[i] for i in draft.nodes(b))]
-            for row, depth in enumerate(depths, start=draft.splits[b] + b):
-                out.logits[row, self.text[min(len(seq.output) + depth, len(self.text) - 1)]] += 40
-        return out
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,8 @@ def test_a_required_call_has_valid_arguments(openai: Any, stream: bool, parallel
     [
         ("tools", {"tools": "weather"}),
         ("tools", {"tools": TOOLS * 100}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].type", {"tools": [{"name": "weather"}]}),
+        ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
         ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
         ("function.returns", {"tools": [{"type": "function", "function": {"name": "a", "returns": {}}}]}),
         ("tools[2].function.name", {"tools": [*TOOLS, TOOLS[0]]}),

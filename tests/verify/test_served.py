@@ -13,13 +13,14 @@ import pytest
 from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.cli.main import main
 from slipstream.cli.report import section
-from slipstream.errors import ServedError
+from slipstream.errors import ParameterError, ServedError
 from slipstream.verify.served import ServedConfig, judged, noise_between, permutation_test, requests_of, verify_served
 
 LETTERS = "abcdefgh"
 TABLE = np.random.default_rng(5).normal(size=(len(LETTERS), len(LETTERS)))
 PROMPTS = [("one", "ab"), ("two", "hc"), ("three", "dd")]
 SMALL = ServedConfig(tokens=24, samples=80, length=6, clients=2)
+TINY = ServedConfig(tokens=4, samples=5, length=2, clients=1)
 
 Sampler = Callable[[np.ndarray, float, np.random.Generator], int]
 
@@ -51,12 +52,23 @@ def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs
 def serve() -> Iterator[Callable[..., Endpoint]]:
     running = []
 
-    def start(choose: Sampler = sampled, rounding: float = 0.0, logprobs: bool = True, code: int = 200) -> Endpoint:
+    def start(
+        choose: Sampler = sampled, rounding: float = 0.0, logprobs: bool = True, code: int = 200, page: str = ""
+    ) -> Endpoint:
+        """page: its /metrics, with {n} for the number of requests so far."""
+        asks = []
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if self.path == "/metrics" and page:
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(page.replace("{n}", str(len(asks))).encode())
+                    return
                 self.reply({"data": [{"id": "letters"}]})
 
             def do_POST(self) -> None:
+                asks.append(1)
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 assert asked["model"] == "letters"
                 self.reply(completion(asked, choose, rounding, logprobs))
@@ -99,6 +111,45 @@ def test_equal_servers_pass(serve):
     assert {row["verdict"] for row in result.data["greedy"]} == {"identical"}
     assert len(calls) == requests_of(3, SMALL)
     assert "3 of 3 greedy texts identical" in str(section(result).lead)
+
+
+VLLM = "vllm:generation_tokens_total {n}00\n"
+DRAFTS = VLLM + "".join(f"vllm:spec_decode_num_{name}_total {{n}}0\n" for name in ("drafts", "draft_tokens"))
+ACCEPTS = DRAFTS + "vllm:spec_decode_num_accepted_tokens_total {n}\n"
+SGLANG = "sglang:generation_tokens_total {n}00\nsglang:num_requests_total {n}\nsglang:spec_accept_length {accept}\n"
+COVERED = {
+    "drafts": (ACCEPTS, "ok", "tokens were drafted"),
+    "no page": ("", "ok", "whether anything was drafted is not known"),
+    "vLLM, plain": (VLLM, "not tested", "drafted too few tokens: 0 (greedy), 0 (sampled)"),
+    "vLLM, drafts seldom": (VLLM + "vllm:spec_decode_num_draft_tokens_total 9\nvllm:spec_decode_num_drafts_total 9\n",
+                            "not tested", "drafted too few tokens"),
+    "SGLang, plain": (SGLANG.replace("{accept}", "0"), "not tested", "drafted too few tokens"),
+    "SGLang": (SGLANG.replace("{accept}", "2") + "sglang:spec_verify_calls_total {n}0\n", "ok", "tokens were drafted"),
+    "an old llama-server": ("llamacpp:tokens_predicted_total {n}00\n", "ok", "drafted is not known"),
+    "Slipstream, plain": ("slipstream:spec_decode_num_drafts_total 0\nslipstream:request_generation_tokens_sum {n}\n",
+                          "not tested", "drafted too few tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_a_server_that_drafts_nothing_is_not_called_equal(serve, name):
+    page, verdict, said = COVERED[name]
+    result = verify_served(serve(page=page), serve(), PROMPTS, TINY)
+    assert result.data["verdict"] == verdict
+    assert said in section(result).lead
+
+
+def test_a_reference_that_drafts_and_drafts_that_are_all_rejected_are_named(serve):
+    result = verify_served(serve(page=DRAFTS), serve(page=ACCEPTS), PROMPTS, TINY)
+    assert "greedy: the reference drafted 60 tokens: shared faults are not seen" in result.warnings
+    assert "sampled: no draft token was accepted, so acceptance itself was not tested" in result.warnings
+
+
+def test_a_server_is_not_compared_with_itself(serve):
+    place = serve()
+    again = Endpoint(place.base_url.replace("127.0.0.1", "localhost") + "/")
+    with pytest.raises(ParameterError, match="would be compared with itself"):
+        verify_served(place, again, PROMPTS, SMALL)
 
 
 def test_a_wrong_greedy_token_is_a_bug(serve):
@@ -202,6 +253,10 @@ def test_the_command_compares_servers(serve, capsys, tmp_path):
         main(["verify", str(file), *places, *quick, "--out", str(tmp_path / "r.json")])
     assert left.value.code == 0
     assert "2 of 2 greedy texts identical" in " ".join(capsys.readouterr().out.split())
+    idle = ["--base-url", serve(page=VLLM).base_url, *places[2:]]
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(file), *idle, *quick])
+    assert left.value.code == 1
     for more, said in (
         (places[:2], "one of --base-url and --against is missing"),
         ([*places, "--drafter", "ngram"], "drafter would be ignored"),

@@ -60,7 +60,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kept:
-    """A captured pass. `replay` runs it; `taps` then hold the residual stream after some layers (-1: after the norm)."""
+    """A captured pass. `replay` runs it; `taps` then hold the residual stream after layers (-1: after the norm)."""
 
     taps: Mapping[int, Tensor]
     replay: Callable[[], None]

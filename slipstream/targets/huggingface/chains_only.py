@@ -27,9 +27,6 @@ from slipstream.targets.huggingface.rollback import RollbackCache
 _LAG = 16
 """Most accepted tokens that are read again with the next ones, where states were put back."""
 
-_CACHES = ("past_key_values", "cache_params")
-"""What models call the argument that takes their cache."""
-
 
 class ChainsOnly:
     """parts: the model; shape: of it; chunk: most tokens of a prompt in one forward.
@@ -53,7 +50,7 @@ class ChainsOnly:
         self._runtime, self._head_host = runtime, head_host
         self._takes = set(inspect.signature(parts.module.forward).parameters)
         self._few_rows = FewRows(parts.module)
-        self._cache_name = next((name for name in _CACHES if name in self._takes), "")
+        self._cache_name = parts.cache_name
         if not self._cache_name:
             raise UnsupportedModelError(
                 f"a {shape.model_type!r} model takes no cache of transformers",

@@ -51,7 +51,7 @@ class PackedAnswers(PackedModule):
             "decoder_input_ids": one.tokens[None],
             "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # or some models count the cache's tokens
             "encoder_outputs": self._sources.output(one.cross.hidden),
-            "past_key_values": EncoderDecoderCache(self._cache, self._cross_cache),
+            self._cache_name: EncoderDecoderCache(self._cache, self._cross_cache),
         }
         if "decoder_position_ids" in self._takes:
             given["decoder_position_ids"] = one.positions[None]

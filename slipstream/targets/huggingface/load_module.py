@@ -13,8 +13,10 @@ import torch
 
 from slipstream.backends.table import resolve
 from slipstream.core.target import Target
-from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
-from slipstream.models.checkpoint import read_json, resolve as resolve_folder, weight_files
+from slipstream.errors import CheckpointError, ParameterError, UnsupportedModelError, reading
+from slipstream.models.checkpoint import few, read_config, resolve as resolve_folder
+from slipstream.models.config import object_of
+from slipstream.models.facts import stored_bytes
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.module_shape import ModelShape, shape_in, unknown_architecture
@@ -58,7 +60,7 @@ class DescribedModule(Described):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         folder = resolve_folder(checkpoint)
-        config, trusted = read_json(folder / "config.json"), settings.trust_remote_code
+        config, trusted = read_config(folder), settings.trust_remote_code
         _check_code(config, checkpoint, trusted, settings.role)
         if settings.lora is not None and config.get("quantization_config"):
             raise UnsupportedModelError(
@@ -67,7 +69,13 @@ class DescribedModule(Described):
                 fix="give the checkpoint that it was quantised from",
             )
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        weight_files(folder)  # names missing shards and pickles
+        held = sum(stored_bytes(folder).values())  # names missing shards and pickles
+        if not trusted and self.config.parameters > 8 * held:
+            raise CheckpointError(
+                f"config.json of {folder} describes {self.config.parameters:,} weights, the files hold {held:,} bytes",
+                why="transformers would take memory for all of them before it looks",
+                fix="take both from the same checkpoint",
+            )
         local = Path(checkpoint).expanduser().is_dir() or not trusted  # the code of a hub id is not in `folder`
         module = _loaded(folder if local else checkpoint, settings.dtype, trusted, settings.device_map)
         if settings.device_map is None and ModuleParts(module).device != settings.device:
@@ -110,8 +118,8 @@ def _check_code(config: Mapping[str, Any], checkpoint: str | Path, trust_remote_
     """Raise UnsupportedModelError for a checkpoint that needs code of its own, unless that is trusted."""
     from transformers import CONFIG_MAPPING
 
-    kind, code = config.get("model_type"), config.get("auto_map")
-    if kind in CONFIG_MAPPING or (code and trust_remote_code):
+    kind, code = config.get("model_type"), object_of(config, "auto_map")
+    if (isinstance(kind, str) and kind in CONFIG_MAPPING) or (code and trust_remote_code):
         return
     if not code:
         raise unknown_architecture(kind)
@@ -122,7 +130,7 @@ def _check_code(config: Mapping[str, Any], checkpoint: str | Path, trust_remote_
         "does not hold for its draft"
     )
     raise UnsupportedModelError(
-        f"the {role} {str(checkpoint)!r} brings its own Python code ({', '.join(map(str, dict(code).values()))})",
+        f"the {role} {str(checkpoint)!r} brings its own Python code ({', '.join(map(str, code.values()))})",
         why="code of a checkpoint can do anything that you can",
         fix=allow,
     )
@@ -131,9 +139,19 @@ def _check_code(config: Mapping[str, Any], checkpoint: str | Path, trust_remote_
 def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: Any) -> Any:
     """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.quantizers import AutoHfQuantizer
 
-    try:
+    fix = "check that transformers loads it; a quantised checkpoint needs its library, and a device_map accelerate"
+    with reading(f"transformers cannot load {str(checkpoint)!r}", fix):
         config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=trust_remote_code)
+        text = config.get_text_config(decoder=True)
+        quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+        if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
+            raise UnsupportedModelError(
+                f"{str(checkpoint)!r} is quantised by {quantised['quant_method']!r}",
+                why="transformers does not know it, and would leave out the scales of the weights",
+                fix="use the unquantised checkpoint, or one in a format that transformers knows",
+            )
         auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         loaded: Any = auto.from_pretrained(
             str(checkpoint),
@@ -143,12 +161,6 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
             output_loading_info=True,
             device_map=device_map,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as fault:
-        raise LoadError(
-            f"transformers cannot load {str(checkpoint)!r}: {type(fault).__name__}: {str(fault).partition(chr(10))[0]}",
-            fix="check that transformers alone loads it; a quantised checkpoint needs its library, "
-            "and a device_map accelerate",
-        ) from fault
     module, report = loaded
     lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if lost:
@@ -157,6 +169,17 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
             why="transformers would fill them with random numbers",
             fix="download the checkpoint again, or correct config.json",
         )
+    unused = sorted(map(str, report["unexpected_keys"]))
+    modules = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
+    beside = [name for name in unused if name.rpartition(".")[0] in modules]  # a scale, a bias
+    if beside and quantised is None:  # else they may be notes of the library
+        raise CheckpointError(
+            f"{checkpoint} holds {len(beside)} tensors beside weights that the model has no place for: {few(beside)}",
+            why="leaving them out would run another model than the one that was trained",
+            fix="correct config.json (a bias that it denies, a quantisation?)",
+        )
+    if unused:
+        log.warning(f"{checkpoint} holds {len(unused)} tensors that transformers does not use: {few(unused)}")
     if dtype == torch.float64:
         module.config._experts_implementation = "eager"  # the grouped kernels do not support it
     return module.eval()

@@ -5,13 +5,15 @@ Models differ in names and not in structure: a decoder holds a list of layers, a
 taking their place for one pass, so nothing of the model's own code is repeated here.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from slipstream.errors import TargetError
 
@@ -31,6 +33,19 @@ class ModuleParts:
         lists = (part for part in self.decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == size)
         self.layers: list[nn.Module] = list(next(lists, ()))
         self._tuples = False  # whether layers return the residual stream in a tuple, as the last hooked pass has shown
+
+    @property
+    def cache_name(self) -> str:
+        """The argument of the model's forward that takes a `Cache`, whose name changes with models and versions; "" if
+        there is none. Its annotation says it. Older models say tuples of tensors at the library's own name for it."""
+        for name, given in inspect.signature(self.module.forward).parameters.items():
+            kinds = get_args(given.annotation) or (given.annotation,)
+            if any(isinstance(kind, type) and issubclass(kind, Cache) for kind in kinds):
+                return name
+            old = any(kind is inspect.Parameter.empty or get_origin(kind) in (tuple, list) for kind in kinds)
+            if name == ALL_CACHE_NAMES[0] and old:
+                return name
+        return ""
 
     @property
     def cache_config(self) -> Any:

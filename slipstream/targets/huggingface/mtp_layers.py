@@ -23,7 +23,7 @@ from transformers.modeling_layers import MtpModel
 
 from slipstream.backends.torch.torch_paged import SPREAD
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
-from slipstream.errors import ConfigError, UnsupportedModelError
+from slipstream.errors import ConfigError, UnsupportedModelError, reading
 from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors, without_layers
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.checkpoint import resolve
@@ -238,14 +238,9 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded
     stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
     place = next(module.get_decoder().layers[-1].parameters()).device
-    try:
+    fix = "download the checkpoint again, or use another drafter"
+    with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError):  # tensors missing, mostly
         model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as fault:  # tensors missing, mostly
-        raise ConfigError(
-            f"transformers cannot build the MTP layers of {folder}: {str(fault)[:400]}",
-            why="config.json and the weights must say the same",
-            fix="download the checkpoint again, or use another drafter",
-        ) from fault
     for name, parameter in model.layers.named_parameters():
         check_finite(f"{name} of the MTP layers in {folder}", parameter)
     return model

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
@@ -85,6 +86,7 @@ class PackedModule(PackedLayers):
         self.device = parts.device
         self.slices = False
         self._takes = set(inspect.signature(parts.module.forward).parameters)
+        self._cache_name = parts.cache_name or ALL_CACHE_NAMES[0]  # which a model may hand on without naming it
         self._few_rows = FewRows(parts.module)
         self._cache = PackedCache(shape.layers)
         super().__init__(ModuleBlocks(shape.layers), kv_blocks, SPREAD)
@@ -146,7 +148,7 @@ class PackedModule(PackedLayers):
     def _inputs(self, one: PackedPass) -> dict[str, Any]:
         return {
             "input_ids": one.tokens[None],
-            "past_key_values": self._cache,
+            self._cache_name: self._cache,
             "position_ids": one.positions[None],  # [1, M]
         }
 

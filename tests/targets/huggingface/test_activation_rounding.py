@@ -1,11 +1,13 @@
 """Models that round their activations are taken, and faults of theirs are still found."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
 import torch
+from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from slipstream import LLM, SamplingParams
@@ -73,8 +75,10 @@ def forget(module: Any) -> None:
     """Let it be called without the cache that it is given."""
     own = module.forward
 
-    def forward(input_ids: Any = None, past_key_values: Any = None, position_ids: Any = None, **more: Any) -> Any:
-        return own(input_ids=input_ids, position_ids=position_ids, **(more | {"use_cache": False}))
+    @functools.wraps(own)
+    def forward(**given: Any) -> Any:
+        kept = {name: value for name, value in given.items() if not isinstance(value, Cache)}
+        return own(**(kept | {"use_cache": False}))
 
     module.forward = forward
 

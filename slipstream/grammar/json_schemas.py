@@ -1,0 +1,94 @@
+"""Reads JSON schemas without compiling them: their parts, and the kinds that a value may have."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+DEFINITIONS = ("$defs", "definitions")
+KINDS: dict[str, tuple[type, ...]] = {
+    "null": (type(None),), "boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
+_VALUES = {"const", "enum", "default", "examples"}
+"""Keywords that hold values and no schemas."""
+_NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
+"""Keywords that hold schemas by names."""
+_MOST_REFERENCES = 20
+
+
+def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
+    """Return the schema with `change` applied to each of its parts. None leaves a part, and all within it, as it is."""
+    if isinstance(schema, list):
+        return [rebuilt(each, change) for each in schema]
+    if not isinstance(schema, dict) or (changed := change(schema)) is None:
+        return schema
+    inner: dict[str, Any] = {}
+    for key, each in changed.items():
+        if key in _NAMED and isinstance(each, dict):
+            inner[key] = {name: rebuilt(one, change) for name, one in each.items()}
+        else:
+            inner[key] = each if key in _VALUES else rebuilt(each, change)
+    return inner
+
+
+def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
+    """Express `propertyNames` by other keywords, if it asks for text, a pattern, or one of several names."""
+    names = {} if part.get("propertyNames") is True else part.get("propertyNames")
+    if not isinstance(names, dict):
+        return part
+    asked = names.keys() - {"type", "title", "description"}
+    others = {key: value for key, value in part.items() if key != "propertyNames"}
+    if not asked and names.get("type", "string") == "string":
+        return others
+    listed = names.get("enum", [names.get("const")])
+    one_of = "|".join(re.escape(str(name)) for name in listed) if isinstance(listed, list) else ""
+    pattern = names.get("pattern", f"^({one_of})$")
+    known = asked in ({"pattern"}, {"enum"}, {"const"}) and isinstance(pattern, str) and isinstance(listed, list)
+    if not known or "properties" in part or "patternProperties" in part:
+        return part
+    values = others.pop("additionalProperties", True)
+    return {**others, "patternProperties": {pattern: values}, "additionalProperties": False}
+
+
+def is_kind(value: Any, kinds: Collection[str]) -> bool:
+    """Return whether a JSON value has one of these kinds. A boolean is no number."""
+    return any(isinstance(value, KINDS[kind]) for kind in kinds if isinstance(value, bool) == (kind == "boolean"))
+
+
+def value_kinds(schema: Any, key: str | None) -> set[str]:
+    """Return the kinds that a member of an object may have. key: None for a member that the schema does not name."""
+    named = followed(schema, schema)
+    named = named if isinstance(named, Mapping) else {}
+    properties, more = named.get("properties"), named.get("additionalProperties")
+    return _kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, {})
+
+
+def _kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
+    """Return the kinds of a part. known: kinds of parts by their `id`, so that each part is read once."""
+    part = followed(part, root)
+    if not isinstance(part, Mapping):
+        return set(KINDS)
+    if id(part) not in known:
+        kinds = known[id(part)] = set(KINDS)  # of a part that refers to itself
+        if isinstance(given := part.get("type"), (str, list)):
+            kinds = kinds & ({given} if isinstance(given, str) else {each for each in given if isinstance(each, str)})
+        if isinstance(values := [part["const"]] if "const" in part else part.get("enum"), list):
+            kinds = {kind for kind in kinds if any(is_kind(value, (kind,)) for value in values)}
+        for several in ("anyOf", "oneOf", "allOf"):
+            if isinstance(choices := part.get(several), list) and choices:
+                each = [_kinds(choice, root, known) for choice in choices]
+                kinds = kinds & (each[0].intersection(*each) if several == "allOf" else each[0].union(*each))
+        known[id(part)] = kinds or set(KINDS)
+    return known[id(part)]
+
+
+def followed(part: Any, root: Any) -> Any:
+    """Return the part to which the references of a part lead within the document."""
+    for _ in range(_MOST_REFERENCES):
+        reference = part.get("$ref") if isinstance(part, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            break
+        part = root
+        for name in reference[1:].split("/")[1:]:
+            part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part

@@ -1,0 +1,34 @@
+"""`ReadKeys`: a config.json that knows which of its keys were read, so that no other is dropped without a word."""
+
+import re
+from typing import Any
+
+_WITHOUT_EFFECT = re.compile(
+    "_.*|architectures|(attention|attn|embd|resid)_(dropout|pdrop)|(bos|pad|sep|unk)_token_id|(torch_)?dtype|"
+    "finetuning_task|id2label|initializer_range|is_llama_config|label2id|max_length|max_window_layers|n_ctx|num_labels|"
+    "pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict|(output_)?router_.*|summary_.*|"
+    r"task_specific_params|transformers(\.js_config|_version)|unsloth_.*|use_cache"
+)
+"""Keys of training, of other tasks and of the file itself. Which others are known follows from what is read."""
+
+
+class ReadKeys(dict[str, Any]):
+    """An object of it that is read in this way, too, is a `ReadKeys` itself."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def unread(self) -> list[str]:
+        """Keys that were not read and may have an effect: none that is null, false, zero or empty."""
+        own = [key for key in self.keys() - self._read if self[key] and not _WITHOUT_EFFECT.fullmatch(key)]
+        inner = {name: each.unread() for name, each in self.items() if isinstance(each, ReadKeys)}
+        return sorted(own) + [f"{name}.{key}" for name, keys in inner.items() for key in keys]

@@ -1,0 +1,180 @@
+"""Reads arguments of calls that are not written as a JSON object, and makes grammars of such arguments."""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.structured import Structured
+from slipstream.errors import ParameterError
+from slipstream.grammar.compiler import check_structured
+from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, followed, is_kind, value_kinds
+from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, loaded
+from slipstream.server.tools import SPACING
+
+TEXT = {"string"}
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""}
+"""How Python writes values of a kind, besides JSON."""
+_ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
+
+
+def json_symbol(schema: Mapping[str, Any]) -> str:
+    """Write values that meet a schema as a symbol of a grammar."""
+    return f"%json {json.dumps({**schema, **SPACING})}"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Says how arguments are written one by one: `before`, a key, one of `text` or of `other`, a value, an end.
+
+    text, other  what stands before a value that is text as it is, or JSON, and the end of such a value. If both are
+                 the same, the schema says what a value is. text[1] is empty: all values are JSON.
+    lines        each value has a line of its own.
+    separator    stands between two arguments; "": white space may.
+    sorts        arguments are written in the order of their keys, as the template writes them.
+    """
+
+    before: str
+    text: tuple[tuple[str, ...], str]
+    other: tuple[tuple[str, ...], str]
+    lines: bool = False
+    separator: str = ""
+    sorts: bool = False
+
+    def read(self, reply: Reply, name: str) -> Reading:
+        """Report a call, and its arguments as JSON as they come. Raises NoCall."""
+        reply.start(name)
+        separator = "{"
+        while (yield from reply.pass_over(self.before)):
+            key, after = yield from reply.text(*self.text[0], *self.other[0], most=MOST_NAME)
+            if self.lines and (char := (yield from reply.next())) != "\n":
+                reply.unread(char)
+            kinds = value_kinds(reply.functions[name], key := key.strip())
+            if self.text != self.other:
+                kinds = TEXT if after in self.text[0] else kinds
+            end = self.text[1] if kinds == TEXT else self.other[1]
+            ends = (f"\n{end}", end) if self.lines else (end,)
+            reply.write(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            if kinds == TEXT:
+                reply.write('"')
+                yield from reply.text(*ends, heard=lambda part: reply.write(json.dumps(part, ensure_ascii=False)[1:-1]))
+                reply.write('"')
+            else:
+                reply.write(_typed((yield from reply.text(*ends))[0], kinds))
+        reply.write("}" if separator != "{" else "{}")
+        return ""
+
+    def rules(self, name: str, schema: Mapping[str, Any], symbol: Callable[[str], str]) -> list[str]:
+        """Return the grammar of arguments that meet a schema: rules, the first of which is `name`."""
+        check_structured(Structured(json_schema=schema))
+        line, parts, rules = "\n" if self.lines else "", list[tuple[str, str]](), list[str]()
+        _only(schema.keys() - _ANNOTATIONS, {"properties", "required", "additionalProperties", *DEFINITIONS, "$schema"})
+        more = schema.get("additionalProperties", True)
+        properties = schema.get("properties", {None: more} if more is not False else {})
+        _only(schema.get("required", ()), properties, "requires")
+        if self.separator:
+            _only((key for key in properties if key is not None and not key.isidentifier()), (), "names")
+        for key, value in sorted(properties.items()) if self.sorts else properties.items():
+            kinds, value = value_kinds(schema, key), followed(value, schema)
+            value, rule = value if isinstance(value, Mapping) else {}, f"{name}_{len(parts)}"
+            is_text = self.text[1] != "" and (kinds == TEXT or (key is None and kinds == set(KINDS)))
+            after, end = self.text if is_text else self.other
+            written = "/[A-Za-z_][A-Za-z0-9_]{0,63}/" if key is None else json.dumps(key)
+            begin = f"{symbol(self.before)} {written} ({' | '.join(symbol(each + line) for each in after)})"
+            if is_text:
+                rules += [f"{rule}: {begin} {rule}v", _text_rule(f"{rule}v", value, line + end, symbol)]
+            else:
+                also = "" if value.keys() - _ANNOTATIONS or self.sorts else _ALSO.get("".join(kinds), "")
+                shared = {each: schema[each] for each in DEFINITIONS if each in schema}
+                rules.append(f"{rule}: {begin} ({json_symbol({**value, **shared})}{also}) {symbol(line + end)}")
+            parts.append((rule, "" if key in schema.get("required", ()) else "*" if key is None else "?"))
+        separator = f"{json.dumps(self.separator) if self.separator else ''} SPACE?"
+        return [f"{name}: {_sequence(parts, separator)}", *rules]
+
+
+def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
+    """Write parts in this order. Each is (rule, how often it may be there: "" for once, "?" or "*")."""
+    tails, heads = [f"({separator} {rule}){often}" for rule, often in parts], list[str]()
+    for i, (rule, often) in enumerate(parts):
+        heads.append(" ".join([rule, *tails[i + (often != "*") :]]))
+        if not often:
+            return f"SPACE? ({' | '.join(heads)})"
+    return f"(SPACE? ({' | '.join(heads)}))?" if heads else "SPACE?"
+
+
+def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[[str], str]) -> str:
+    """Write the rule of a text that meets a schema, and of the end behind it."""
+    _only(schema.keys() - _ANNOTATIONS, {"enum", "const", "pattern", "minLength", "maxLength"})
+    if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:
+        return f"{name}: ({' | '.join(json.dumps(each) for each in values)}) {symbol(end)}"
+    form = f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
+    if pattern := schema.get("pattern", "").replace("/", "\\/"):
+        first, last = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if pattern.endswith("$") else "(?s:.*)")
+        form += f" & /{first}({pattern.removeprefix('^').removesuffix('$')}){last}/"
+    head, *special = re.split(r"(\(\S.*? \| <\[\d+\]>\))", symbol(end), maxsplit=1)
+    if not special:
+        return f"{name}[suffix={json.dumps(end)}]: {name.upper()}\n{name.upper()}: {form}"
+    # A special token ends the text, so the text may not hold the same end spelled with other tokens.
+    written = re.escape(end).replace("\n", "n").replace("/", "\\/")
+    return f"{name}: {name.upper()} {''.join(special)}\n{name.upper()}: ({form} & ~/(?s:.*{written}.*)/) {head}"
+
+
+def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> None:
+    """Raise ParameterError for keywords that a grammar of this form does not enforce."""
+    for name in names:
+        if name not in known:
+            raise ParameterError(
+                f"a strict function's schema {has} {name}, which cannot be enforced as this model writes calls",
+                fix="leave it out, or ask for the call by tool_choice",
+            )
+
+
+def _typed(text: str, kinds: Collection[str]) -> str:
+    """Return a value of one of these kinds as JSON; a text that cannot be read as one stays a text."""
+    plain = text.strip()
+    try:
+        value = loaded(_WORDS.get(plain, plain))
+    except NoCall:
+        return json.dumps(text, ensure_ascii=False)
+    return json.dumps(value if is_kind(value, kinds) else text, ensure_ascii=False)
+
+
+def python_arguments(text: str) -> str:
+    """Return the arguments of a Python call, (a=1, b='c'), as JSON. Raises NoCall."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # texts with a backslash, as paths
+            call = ast.parse(source := f"f{text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NoCall
+        return json.dumps({str(each.arg): _python(ast.get_source_segment(source, each.value) or "")
+                           for each in call.keywords}, ensure_ascii=False, allow_nan=False)  # fmt: skip
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as fault:
+        raise NoCall from fault
+
+
+def _python(text: str) -> Any:
+    """Return the value of a literal of JSON or of Python."""
+    try:
+        return loaded(text)
+    except NoCall:
+        return ast.literal_eval(text)
+
+
+_GEMMA_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([^\W\d][\w.$-]*)(?=\s*:)')
+
+
+def gemma_arguments(text: str, quote: str) -> str:
+    """Return the arguments of Gemma's calls, {a:1,b:<|"|>c<|"|>}, as JSON. Raises NoCall."""
+    parts = text.split(quote)
+    parts[::2] = [_GEMMA_KEY.sub(lambda key: json.dumps(key[1]) if key[1] else key[0], part) for part in parts[::2]]
+    parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
+    value = loaded("".join(parts))
+    if not isinstance(value, dict):
+        raise NoCall
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,314 @@
+"""`FORMATS`: how models write calls of tools. Each format has a coroutine that reads calls, and a grammar.
+
+A grammar is for `strict` tools where the model decides whether it calls: the text around the calls is free (see
+`Trigger`), and their arguments meet their schemas. What is read as a call has to begin with a trigger of the
+grammar: else a model could call past the schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from slipstream.core.structured import Structured, Trigger
+from slipstream.server.call_arguments import Pairs, gemma_arguments, json_symbol, python_arguments
+from slipstream.server.reply import CONTENT, MOST_NAME, REASONING, NoCall, Reading, Reply, plain
+from slipstream.server.tools import call_schema, calls_schema
+
+SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
+"""Not more: small models go on with white space without end."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Describes the calls that a grammar allows.
+
+    schemas    function -> JSON schema of its arguments.
+    parallel   True if there may be several calls.
+    special    special token -> its id, for tokens that occur in calls.
+    reasoning  see `Trigger`.
+    """
+
+    schemas: Mapping[str, Any]
+    parallel: bool
+    special: Mapping[str, int]
+    reasoning: Seq[str] | None
+
+    def symbol(self, text: str) -> str:
+        """Write a text in the grammar. A special token in it may be spelled by other tokens, too."""
+        parts = re.split(f"({'|'.join(map(re.escape, self.special)) or '$^'})", text)
+        ids = [(json.dumps(part), self.special.get(part)) for part in parts if part]
+        return " ".join(literal if token is None else f"({literal} | <[{token}]>)" for literal, token in ids)
+
+    def grammar(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
+        """Return the form of a text with calls of these rules, which begin with a trigger."""
+        trigger = Trigger(triggers, first, self.parallel and not first, self.reasoning)
+        return Structured(grammar="\n".join([*rules, SPACE]), trigger=trigger)
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """Says how models of one kind write calls: one of `begin`, calls in a row, `end`. Here a call is
+    {"name": ..., "arguments": {...}}; subclasses have other ones.
+
+    begin      texts that begin calls. One that is `opening` stands for a model that leaves out the first.
+    opening    begins a call of several in a row; separator: stands between two calls.
+    listed     the calls are a list in brackets.
+    first      character with which an answer begins that is a call even without `begin`; other answers are text.
+    arguments  the key of the arguments.
+    signs      texts of a chat template that describes this format and writes no calls itself.
+    id_length  length of the ids of calls, if templates of the kind check it; 0: any.
+    final      begins the answer proper, in a format that also has the reasoning before it.
+    """
+
+    name: str
+    begin: tuple[str, ...]
+    end: str = ""
+    opening: str = ""
+    separator: str = ""
+    listed: bool = False
+    first: str = ""
+    arguments: str = "arguments"
+    signs: tuple[str, ...] = ()
+    id_length: int = 0
+    final: str = ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts around calls and their parts; special tokens in them are kept."""
+        return (*self.begin, self.end, self.opening)
+
+    def read(self, reply: Reply) -> Reading:
+        """Read content and calls."""
+        if self.first:
+            for begin in self.begin:
+                yield from reply.pass_over(begin)
+            if (yield from reply.ahead()) == self.first:
+                yield from self.calls(reply, "")
+            return (yield from plain(reply))
+        while marker := (yield from reply.until(CONTENT, *self.begin)):
+            yield from self.calls(reply, marker)
+        return ""
+
+    def calls(self, reply: Reply, before: str) -> Reading:
+        """Read calls in a row, which `before` began."""
+
+        def begun() -> Reading:
+            if self.listed:
+                yield from reply.expect("[")
+            if self.opening and before.strip() != self.opening:
+                yield from reply.expect(self.opening)
+            return (yield from self.call(reply))
+
+        more = yield from reply.attempt(begun, before)
+        between = self.separator or self.opening
+        while more and between and (yield from reply.pass_over(between)):
+            more = yield from reply.attempt(partial(self.call, reply), self.opening)
+        for end in ("]" if self.listed else "", self.end):
+            if more and end:
+                yield from reply.pass_over(end)
+        return ""
+
+    def call(self, reply: Reply) -> Reading:
+        """Read one call, after `opening`. Raises NoCall."""
+        return (yield from reply.member_call())
+
+    def strict(self, calls: Calls) -> Structured:
+        """Return the form of a text whose calls meet their schemas."""
+        between = f"SPACE? {calls.symbol(self.separator)} SPACE?" if self.separator else "SPACE?"
+        row = f"call ({between} call)*" if calls.parallel and (self.separator or self.opening) else "call"
+        row = f'"[" SPACE? {row} SPACE? "]"' if self.listed else row
+        end = f"SPACE? {calls.symbol(self.end)}" if self.end else ""
+        starts = [row] if self.first else []
+        starts += [f"{json.dumps(text)} SPACE? {row} {end}" for text in self.begin if text != self.opening]
+        starts += ["call"] if self.opening in self.begin else []
+        triggers = (*self.begin, self.first) if self.first else self.begin
+        return calls.grammar([f"start: {' | '.join(starts)}", *self.rules(calls)], *triggers, first=bool(self.first))
+
+    def rules(self, calls: Calls) -> list[str]:
+        """Return the grammar of a call, with its opening."""
+        call, shared = call_schema(calls.schemas, self.arguments)
+        return [f"call: {json_symbol(call | {'$defs': shared})}"]
+
+
+LIST = ToolFormat("list", (), separator=",", listed=True, first="[")
+
+
+@dataclass(frozen=True)
+class NamedFormat(ToolFormat):
+    """A call is `opening`, its name, `between`, the arguments as an object of JSON or as `pairs`, and `close`."""
+
+    between: str = ""
+    close: str = ""
+    pairs: Pairs | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        pairs = self.pairs
+        inner = () if pairs is None else (pairs.before, *pairs.text[0], pairs.text[1], *pairs.other[0], pairs.other[1])
+        return (*super().markers, self.between, self.close, *inner)
+
+    def call(self, reply: Reply) -> Reading:
+        ends = (self.between,) if self.between or self.pairs is None else (self.pairs.before, self.end)
+        name, end = yield from reply.text(*ends, most=MOST_NAME)
+        if end != self.between:
+            reply.unread(end)
+        name = name.strip()
+        if name not in reply.functions:
+            raise NoCall
+        yield from self.values(reply, name)
+        return (yield from reply.pass_over(self.close)) if self.close else ""
+
+    def values(self, reply: Reply, name: str) -> Reading:
+        """Report the call, and read its arguments."""
+        return (yield from reply.arguments(name) if self.pairs is None else self.pairs.read(reply, name))
+
+    def rules(self, calls: Calls) -> list[str]:
+        symbol, more = calls.symbol, list[str]()
+        for i, (name, schema) in enumerate(calls.schemas.items()):
+            values = (
+                self.pairs.rules(f"a{i}", schema, symbol) if self.pairs else [f"a{i}: SPACE? {json_symbol(schema)}"]
+            )
+            begin = f"{symbol(self.opening)} {json.dumps(name)} SPACE? {symbol(self.between)}"
+            parts = [begin, f"a{i} SPACE?", symbol(self.close)]
+            more += [f"f{i}: {' '.join(parts)}", *values]
+        return [f"call: {' | '.join(f'f{i}' for i in range(len(calls.schemas)))}", *more]
+
+
+class PythonFormat(NamedFormat):
+    """A call is NAME(a=1, b='c')."""
+
+    def values(self, reply: Reply, name: str) -> Reading:
+        reply.unread(self.between)
+        arguments = python_arguments((yield from reply.value()))
+        reply.start(name)
+        reply.write(arguments)
+        return arguments
+
+
+class GemmaFormat(NamedFormat):
+    """A call is NAME{a:1,b:<|"|>c<|"|>}."""
+
+    def values(self, reply: Reply, name: str) -> Reading:
+        text, end = yield from reply.text(self.end)
+        reply.unread(end)
+        assert self.pairs is not None
+        arguments = gemma_arguments("{" + text, self.pairs.text[1])
+        reply.start(name)
+        reply.write(arguments)
+        return text
+
+
+class MistralFormat(NamedFormat):
+    """An array of calls, or one call NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between."""
+
+    def calls(self, reply: Reply, before: str) -> Reading:
+        as_list = (yield from reply.ahead()) == "["
+        return (yield from LIST.calls(reply, before) if as_list else super().calls(reply, before))
+
+    def call(self, reply: Reply) -> Reading:
+        text, end = yield from reply.text("{", most=MOST_NAME)
+        reply.unread(end)
+        return (yield from reply.arguments(text.split("[")[0].strip()))
+
+    def strict(self, calls: Calls) -> Structured:
+        named = f"({calls.symbol('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)? {calls.symbol('[ARGS]')}? SPACE?"
+        each = [f"{json.dumps(name)} {named} {json_symbol(schema)}" for name, schema in calls.schemas.items()]
+        start = f"start: {json.dumps(self.begin[0])} SPACE? (array | named)"
+        array = f"array: {json_symbol(calls_schema(calls.schemas, 'arguments', calls.parallel))}"
+        return calls.grammar([start, array, f"named: {' | '.join(each)}"], *self.begin)
+
+
+class HarmonyFormat(ToolFormat):
+    """Messages in channels, as gpt-oss writes them: a header, <|message|>, a text, and what ends it. The header names
+    the channel (analysis is the reasoning), and of a call the function."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", self.end)
+
+    def read(self, reply: Reply, answer: Callable[[Reply], Reading] | None = None) -> Reading:
+        """answer: reads the final channel instead, to the end of the text."""
+        while True:
+            reply.begin()
+            try:
+                header, _ = yield from reply.text("<|message|>", most=MOST_NAME)
+            except NoCall:
+                reply.unread(reply.raw)
+                return (yield from plain(reply))
+            called = _RECIPIENT.search(header)
+            if called and (yield from reply.attempt(partial(reply.arguments, called[1]), "")):
+                yield from reply.pass_over(self.end)
+                continue
+            if answer is not None and "final" in header:
+                return (yield from answer(reply))
+            kind = REASONING if "analysis" in header else CONTENT
+            if not (yield from reply.until(kind, "<|end|>", self.end)):
+                return ""
+
+    def strict(self, calls: Calls) -> Structured:
+        json_is = f'(" json" | " "? {calls.symbol("<|constrain|>")} "json")?'
+        header = f'({calls.symbol("<|channel|>")} "commentary")? {json_is} {calls.symbol("<|message|>")}'
+        each = [f"{json.dumps(name)} head {json_symbol(schema)}" for name, schema in calls.schemas.items()]
+        start = f"start: {json.dumps(self.begin[0])} ({' | '.join(each)}) SPACE? {calls.symbol(self.end)}"
+        return calls.grammar([start, f"head: {header}"], *self.begin)
+
+
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+
+
+def _named(reply: Reply) -> Reading:
+    (name,) = reply.functions
+    yield from reply.attempt(lambda: reply.arguments(name), "")
+    return (yield from plain(reply))
+
+
+def _elements(key: str, after: str, end: str, lines: bool = False) -> Pairs:
+    return Pairs(key, ((after,), end), ((after,), end), lines)
+
+
+_GLM = (("</arg_key>\n<arg_value>", "</arg_key><arg_value>"), "</arg_value>")
+_DSML = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
+_DSML_PAIRS = Pairs(_DSML[0], (('" string="true">',), _DSML[1]), (('" string="false">',), _DSML[1]))
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+_QWEN = _elements("<parameter=", ">", "</parameter>", lines=True)
+
+FORMATS: tuple[ToolFormat, ...] = (
+    HarmonyFormat("harmony", ("to=functions.",), "<|call|>", final="<|channel|>final<|message|>"),
+    NamedFormat("seed", ("<seed:tool_call>",), "</seed:tool_call>", "<function=", signs=("<seed:tool_call>",),
+                between=">", close="</function>", pairs=_elements("<parameter=", ">", "</parameter>")),
+    NamedFormat("qwen", ("<tool_call>", "<function="), "</tool_call>", "<function=",
+                signs=("<function=", "<parameter="), between=">", close="</function>", pairs=_QWEN),
+    NamedFormat("glm", ("<tool_call>",), "</tool_call>", signs=("<arg_key>",), pairs=Pairs("<arg_key>", _GLM, _GLM)),
+    NamedFormat("minimax", ("<minimax:tool_call>",), "</minimax:tool_call>", signs=("<minimax:tool_call>",),
+                opening='<invoke name="', between='">', close="</invoke>",
+                pairs=_elements('<parameter name="', '">', "</parameter>")),
+    *(NamedFormat(f"deepseek-{name}", (f"<｜DSML｜{calls}>",), f"</｜DSML｜{calls}>", '<｜DSML｜invoke name="',
+                  signs=(f"<｜DSML｜{calls}>",), between='">', close="</｜DSML｜invoke>", pairs=_DSML_PAIRS)
+      for name, calls in (("v3.2", "function_calls"), ("v4", "tool_calls"))),
+    NamedFormat("deepseek", _DEEPSEEK[:1], "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                signs=(_DEEPSEEK[0], "```json"), between="```json", close="```<｜tool▁call▁end｜>"),
+    NamedFormat("deepseek-v3.1", _DEEPSEEK, "<｜tool▁calls▁end｜>", _DEEPSEEK[1], signs=_DEEPSEEK[:1],
+                between="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>"),
+    GemmaFormat("gemma", ("<|tool_call>call:",), "<tool_call|>", signs=("<|tool_call>",), between="{", close="}",
+                pairs=Pairs("", ((':<|"|>',), '<|"|>'), ((":",), ""), separator=",", sorts=True)),
+    PythonFormat("lfm2", ("<|tool_call_start|>",), "<|tool_call_end|>", separator=",", listed=True, between="(",
+                 close=")", signs=("<|tool_list_start|>",), pairs=Pairs("", ((), ""), (("=",), ""), separator=",")),
+    PythonFormat("pythonic", ("<|python_start|>",), "<|python_end|>", separator=",", listed=True, first="[",
+                 between="(", close=")", pairs=Pairs("", ((), ""), (("=",), ""), separator=",")),
+    ToolFormat("granite", ("<|tool_call|>",), separator=",", listed=True, signs=("<|tool_call|>",)),
+    ToolFormat("nemotron", ("<TOOLCALL>",), "</TOOLCALL>", separator=",", listed=True, signs=("<TOOLCALL>",)),
+    MistralFormat("mistral", ("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), between="[ARGS]", close="[CALL_ID]",
+                  id_length=9),
+    ToolFormat("llama", ("<|python_tag|>",), separator=";", first="{", arguments="parameters",
+               signs=("ipython", '"parameters"')),
+    ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),
+)  # fmt: skip
+"""What models write of their own accord. A format stands before those whose signs are among its own."""
+
+FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _named}
+"""What a grammar makes them write, by the choice of a `ToolUse`: an array of calls, or arguments of one function."""
