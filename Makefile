@@ -12,7 +12,7 @@ WHEEL := build/wheel
 # where the environment says no, else each of some hundred processes that tests start compiles the package again.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test check lint types tests quick-tests test-vllm soak install gguf wheel-check clean
+.PHONY: demo test check lint types tests quick-tests test-vllm test-arm soak install gguf wheel-check clean
 
 demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
@@ -38,6 +38,10 @@ quick-tests: $(READY)
 # With the real vLLM, which `make vllm` installs; some minutes.
 test-vllm: $(READY) .venv-vllm/.ready
 	$(TEST_ENV) $(BIN)/pytest tests/vllm
+
+# Native tests on an emulated Arm processor: as root on Debian, about half an hour the first time (tests/arm.sh).
+test-arm:
+	sh tests/arm.sh build/arm $(ARM)
 
 # Ten minutes of too much load, with clients that leave.
 soak: $(READY)
