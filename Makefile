@@ -21,7 +21,7 @@ AVX2_ENV := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=$(
 NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products,\
 	tests/backends/native/test_$(name).py) tests/heads
 
-.PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm soak install gguf wheel-check clean
+.PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm test-arm soak install gguf wheel-check clean
 
 demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
@@ -68,6 +68,10 @@ $(LATEST)/bin/pip $(OLDEST)/bin/pip:
 # With the real vLLM, which `make vllm` installs; some minutes.
 test-vllm: $(READY) .venv-vllm/.ready
 	$(TEST_ENV) $(BIN)/pytest tests/vllm
+
+# Native tests on an emulated Arm processor: as root on Debian, an hour or more the first time (tests/arm.sh).
+test-arm:
+	sh tests/arm.sh build/arm $(ARM)
 
 # Ten minutes of too much load, with clients that leave.
 soak: $(READY)

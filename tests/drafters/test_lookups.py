@@ -66,7 +66,7 @@ def test_a_step_indexes_few_tokens_of_a_long_prediction_and_drafts_from_them(nam
     drafter, seq = CASES[name].make(ToyTarget(5000), row_cost=0.0), Sequence([9, 9], prediction=text)
     known = [0]
     for _ in range(20):
-        assert drafter.propose([seq], [8]).ids == text[len(seq.output) :][:8]
+        assert drafter.propose([seq], [Budget(8)]).ids == text[len(seq.output) :][:8]
         seq.tokens.append(text[len(seq.output)])
         known.append(drafter._states[seq.id].indexed)
     assert max(after - before for before, after in itertools.pairwise(known)) == MOST_INDEXED

@@ -3,11 +3,19 @@
 import functools
 import platform
 
-from llvmlite.binding import get_host_cpu_features
+from llvmlite import binding
 from numba import config
+from numba.core.codegen import get_host_cpu_features
 
 PANEL = 16
 """Number of outputs of a matrix that are stored together: one vector of 16 floats, or several smaller vectors."""
+
+_ARM_CODE = {
+    "dotprod": "declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>) define i32 @f(<16 x i8> %a) {"
+    "%b = sext <16 x i8> %a to <16 x i32> %c = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %b) ret i32 %c }",
+    "bf16": "define bfloat @f(float %a) { %b = fptrunc float %a to bfloat ret bfloat %b }",
+}
+"""Feature -> code that LLVM compiles to an instruction of that feature where it may."""
 
 
 @functools.cache
@@ -15,7 +23,19 @@ def has(feature: str) -> bool:
     """Whether the processor has a feature, by LLVM's name, such as "avx512vnni". NUMBA_CPU_FEATURES ("+avx2,+fma,...")
     names those of the processor that Numba compiles for, if it is not this one."""
     chosen = config.CPU_FEATURES  # type: ignore[attr-defined]
-    return bool(get_host_cpu_features().get(feature)) if chosen is None else f"+{feature}" in chosen.split(",")
+    features = get_host_cpu_features() if chosen is None else chosen
+    return f"+{feature}" in features.split(",") or (is_arm() and feature in _ARM_CODE and _implied(feature, features))
+
+
+def _implied(feature: str, features: str) -> bool:
+    """Whether the name of the Arm processor that Numba compiles for implies a feature. On Linux LLVM lists few features
+    of Arm and derives the others from that name without listing them: the code that it generates shows them."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    name = config.CPU_NAME or binding.get_host_cpu_name()  # type: ignore[attr-defined]
+    machine = binding.Target.from_default_triple().create_target_machine(cpu=name, features=features)
+    code = machine.emit_assembly(binding.parse_assembly(_ARM_CODE[feature]))
+    return {"dotprod": "sdot", "bf16": "bfcvt"}[feature] in code
 
 
 is_arm = functools.cache(lambda: platform.machine().lower() in ("arm64", "aarch64"))
