@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from benchmarks.architectures.table import PAGE
-from benchmarks.markdown import rows
+from slipstream.cli.table_forms import markdown_rows
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.models.config import FAMILIES
 from slipstream.models.weight_formats import QUANTISATIONS
@@ -115,7 +115,7 @@ Beam search drafts nothing ([why](commands.md#beam-search)).
 
 
 def _table(heads: list[str], body: list[list[str]]) -> str:
-    return rows(heads, body, range(len(heads)))
+    return markdown_rows(heads, body, range(len(heads)))
 
 
 def _code(names: Iterable[str]) -> str:
