@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from benchmarks.architectures.table import PAGE
-from benchmarks.markdown import rows
+from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.models.config import FAMILIES
 from slipstream.models.weight_formats import QUANTISATIONS
