@@ -1,4 +1,4 @@
-"""Plots of results as SVG, for a file or inline in the colours of a page. One drawing serves every screen: it is about
+"""Draw plots of results as SVG, for a file or for a page in its colours. One drawing serves every screen: it is about
 as wide as a phone, and a page scales it. Colours are those of Okabe and Ito (2008), distinguishable with any colour
 vision; line styles and markers differ too.
 """

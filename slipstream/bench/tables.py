@@ -28,8 +28,9 @@ class Alarm(str):
 @dataclass(frozen=True)
 class Column:
     """name     heading.
-    unit     "%" (cells are shares), "x" (factors), "ms" (cells are seconds), "B" (bytes), or "" for plain numbers.
-    digits   after the point, of "ms" and plain numbers.
+    unit     "%" (cells are shares), "x" (factors), "ms" (cells are seconds), "B" (bytes), "g" (significant
+             digits), or "" for plain numbers.
+    digits   after the point, of "ms" and plain numbers; significant ones of "g".
     words    cells are text and aligned left; numbers are aligned right.
     """
 
@@ -185,5 +186,6 @@ FORMATS: Mapping[str, Callable[[float, int], str]] = {
     "x": lambda value, digits: times(value),
     "ms": lambda value, digits: f"{1e3 * value:.{digits}f}",
     "B": lambda value, digits: size(value),
+    "g": lambda value, digits: f"{value:.{digits}g}",
     "": lambda value, digits: f"{value:.{digits}f}",
 }

@@ -17,7 +17,6 @@ from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
-from slipstream.models.generation_defaults import shown
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, Prompt
@@ -43,6 +42,8 @@ def chat(
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     if llm.defaults.sampling:
+        from slipstream.models.generation_defaults import shown
+
         render.line(shown(llm.defaults.sampling))
     if sys.stdin.isatty():
         with suppress(ImportError):  # Windows: the console edits lines itself

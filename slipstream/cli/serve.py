@@ -23,7 +23,6 @@ from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
-from slipstream.models.generation_defaults import shown
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 from slipstream.zoo import checkpoint_of
@@ -131,6 +130,8 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             address = f"http://{server.host}:{listening.getsockname()[1]}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             if engine.facts.sampling:
+                from slipstream.models.generation_defaults import shown
+
                 render.line(shown(engine.facts.sampling))
             running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
             engine.ended = running.end

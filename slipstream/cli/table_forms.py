@@ -1,4 +1,4 @@
-"""Tables for a terminal, in Markdown and in HTML, with the same text in every cell; and results on a terminal."""
+"""Render tables for a terminal, in Markdown and in HTML, with the same text in each cell; print results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def render_html(table: Table) -> str:
 
 
 def render_markdown(table: Table) -> str:
+    """Render a table in Markdown; a cell of several lines becomes one."""
     left = [i for i, column in enumerate(table.columns) if column.words]
-    cells = [[text.replace("\n", ", ") for text in row] for row in table.texts()]  # a row of Markdown is a line
+    cells = [[text.replace("\n", ", ") for text in row] for row in table.texts()]
     return markdown_rows([column.heading for column in table.columns], cells, left)
 
 
@@ -59,7 +60,7 @@ def render_terminal(table: Table) -> RichTable:
 
 
 def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
-    """The heading, wrapped to the width of the widest cell or word."""
+    """Wrap a heading to the width of the widest cell or word."""
     widths = [len(line) for text in (*heading.split(), *cells) for line in text.splitlines()]
     return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
 
@@ -83,18 +84,15 @@ def fits(table: Table, console: Console) -> bool:
 
 
 def stacked(table: Table, console: Console) -> list[Table]:
-    """The table in parts that fit the terminal, each with the first columns of text, or the first column. A part that
-    is only one column wider than these is folded instead."""
-    count = len(table.columns)
-    first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), count))
-    parts, at = list[Table](), first
-    while at < count:
-        end = next(
-            (n for n in range(count, at + 1, -1) if fits(table.of([*range(first), *range(at, n)]), console)), at + 1
-        )
-        parts.append(table.of([*range(first), *range(at, end)]))
-        at = end
-    return parts or [table]
+    """Split a table into parts that fit the terminal, each with the first columns of text, or the first column. A part
+    that is only one column wider than these is folded instead."""
+    first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), len(table.columns)))
+    parts: list[list[int]] = [[]]
+    for i in range(first, len(table.columns)):
+        if parts[-1] and not fits(table.of([*range(first), *parts[-1], i]), console):
+            parts.append([])
+        parts[-1].append(i)
+    return [table.of([*range(first), *part]) for part in parts]
 
 
 def print_section(part: Section) -> None:

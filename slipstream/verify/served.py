@@ -287,11 +287,11 @@ def _lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
 def _greedy_table(rows: list[dict[str, Any]]) -> Table:
     cells = [
         [short(row["prompt"]), row["tokens"], "yes" if row["repeats"] else "no", row["position"],
-         None if row["margin"] is None else small(row["margin"]), verdict(row["verdict"])]
+         row["margin"], verdict(row["verdict"])]
         for row in rows
     ]  # fmt: skip
     columns = [words("prompt"), Column("tokens"), words("reference repeats"), Column("differs at token"),
-               Column("margin"), words("verdict")]  # fmt: skip
+               Column("margin", "g", 3), words("verdict")]  # fmt: skip
     return Table(
         "Greedy texts", columns, cells,
         f"Log-probabilities of shared beginnings differ by at most {small(rows[0]['noise'])} nats. A near-tie is a "
@@ -300,12 +300,8 @@ def _greedy_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _sampled_table(rows: list[dict[str, Any]], settings: dict[str, Any]) -> Table:
-    cells = []
-    for row in rows:
-        p = [None if row[name] is None else f"{row[name]:.2g}" for name in ("p", "second_p")]
-        cells.append([short(row["prompt"]), row["samples"], *p, verdict(row["verdict"])])
-    columns = [words("prompt"), Column("samples"), Column("p"), Column("p, again"),
-               words("verdict")]  # fmt: skip
+    cells = [[short(row["prompt"]), row["samples"], row["p"], row["second_p"], verdict(row["verdict"])] for row in rows]
+    columns = [words("prompt"), Column("samples"), Column("p", "g", 2), Column("p, again", "g", 2), words("verdict")]
     return Table(
         f"Sampled texts of {settings['length']} tokens", columns, cells,
         f"p: permutation test over whole texts, by their n-grams. Again: p-value on new samples, where the first was "
