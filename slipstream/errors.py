@@ -96,7 +96,7 @@ class DataError(TrainingError):
 
 
 @contextmanager
-def reading(what: str, fix: str, error: type[SlipstreamError] = LoadError) -> Iterator[None]:
+def reading(what: str, fix: str, error: type[SlipstreamError] = LoadError, why: str = "") -> Iterator[None]:
     """Raise `error` in place of any exception of a reader: hostile files break libraries in many ways. what: the
     failure, which the exception's own words follow."""
     try:
@@ -105,7 +105,7 @@ def reading(what: str, fix: str, error: type[SlipstreamError] = LoadError) -> It
         raise
     except Exception as fault:
         said = (str(fault).splitlines() or [""])[0][:300]
-        raise error(f"{what}: {type(fault).__name__}: {said}", fix=fix) from fault
+        raise error(f"{what}: {type(fault).__name__}: {said}", why=why, fix=fix) from fault
 
 
 def sentence(text: str) -> str:

@@ -238,8 +238,8 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded
     stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
     place = next(module.get_decoder().layers[-1].parameters()).device
-    fix = "download the checkpoint again, or use another drafter"
-    with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError):  # tensors missing, mostly
+    why, fix = "config.json and the weights must say the same", "download the checkpoint again, or use another drafter"
+    with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError, why):
         model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
     for name, parameter in model.layers.named_parameters():
         check_finite(f"{name} of the MTP layers in {folder}", parameter)
