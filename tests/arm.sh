@@ -43,7 +43,7 @@ for features in "" "+dotprod,+i8mm,+bf16"; do # without and with the dot product
 		mount --bind /sys "$root/sys"
 		mount --bind /dev/shm "$root/dev/shm"
 		exec chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root PYTHONPATH=/src:/site \
-			NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES="$features" NUMBA_CACHE_DIR="/root/kernels$features" \
+			NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES="$features" NUMBA_CACHE_DIR="/var/tmp/kernels$features" \
 			OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false \
 			python3 -c "import os, pytest, sys; os.chdir(\"/src\"); sys.exit(pytest.main(sys.argv[1:]))" "$@"
 	' sh "$root" "$site" "$features" "$@"

@@ -54,7 +54,7 @@ NOT_REPORTED = "not reported"
 
 
 def name_of(quantity: str, server: str) -> str:
-    """What a server calls it; "" if it does not report it."""
+    """Return the name of a quantity on the page of a server; "" if the server does not report it."""
     if server == "slipstream" and quantity in OF_SLIPSTREAM:
         return OF_SLIPSTREAM[quantity]
     return NAMES[quantity][{"sglang": 1, "llamacpp": 2}.get(server, 0)]
@@ -70,7 +70,7 @@ class Counters:
     models: tuple[str, ...] = ()
 
     def restarted(self, before: Counters) -> bool:
-        """Whether the server was started anew: at another time, or a counter fell."""
+        """Return True if the server was restarted since `before`: its start time differs, or a counter fell."""
         fell = (self.values.get(key, 0.0) < n for key, n in before.values.items() if key not in NOW)
         return self.values.get("began") != before.values.get("began") or any(fell)
 
@@ -121,8 +121,8 @@ def total(parts: Iterable[Counters | None]) -> Counters | None:
 
 
 def read_counters(text: str) -> Counters | None:
-    """The counters of a page in Prometheus's text format; None if it is not one of a known server. Those of several
-    engines are added, and of several models; the KV cache is that of the fullest."""
+    """Read the counters of a page in Prometheus's text format; None for an unknown server. Counters of several engines
+    or models are added. The KV cache is reported for the fullest engine."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError as fault:

@@ -52,8 +52,8 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
 
 def completed_stop(seq: Sequence, run: Seq[int], i: int) -> str | None:
     """Return the stop string that token `i` of `run`, which follows the output, completes, or None. A stop string that
-    was complete before (and did not count, because of min_tokens) has no effect. If several are completed: the one that
-    begins first, so that the text, cut before it, holds none of them."""
+    was complete before (and did not count, because of min_tokens) has no effect. If several are completed, the
+    first to begin counts, so that the text, cut before it, holds none of them."""
     assert seq.decode is not None, "stop strings need a tokenizer"
     search = seq.stop_search
     if search is None or len(search.text) != len(seq.tokens) - seq.prompt + i:  # at first, or a step is repeated

@@ -80,7 +80,7 @@ class StopSearch:
         self._end = ""  # of the text before
 
     def add(self, token: int) -> str | None:
-        """Add a token. Returns the stop string that it completes; of several, the one that begins first."""
+        """Add a token. Returns the stop string that it completes; if several, the first to begin."""
         known, whole = len(self._end), self._end + self.text.add(token)
         self._end = whole[max(0, len(whole) + 1 - self._longest) :]
         if len(whole) == known:

@@ -56,8 +56,7 @@ NOTHING = Continuation()
 
 @dataclass
 class LookupState(Generic[S]):
-    """State of one sequence. last: what the last draft was taken from; indexed: tokens of its text that are in the
-    store."""
+    """State of one sequence. last: the continuation that gave the last draft; indexed: tokens in the store."""
 
     seq: Sequence
     store: S

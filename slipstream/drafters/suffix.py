@@ -112,7 +112,7 @@ class SuffixDrafter(LookupDrafter[Store]):
     def _matches(
         self, state: LookupState[Store], drafted: Seq[int]
     ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
-        """The longest in the request's own store, and in that of finished requests."""
+        """Find the longest match in the request's own store, and the longest in the store of finished requests."""
         config = self.config
         tail = [*state.seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
         at_end = state.indexed == len(state.seq.readable) and not drafted

@@ -31,7 +31,7 @@ class Step:
 
 
 class TimedStep:
-    """What a step, or a call of several plain ones, took and gave: the difference of the counters before and after.
+    """Measures a step, or a call of several plain steps, by the difference of the counters before and after.
 
     seqs     requests that decode, at least one; lengths: their draft lengths.
     sharing  requests among which the time of the step is divided: these, and those whose prompts are read.
@@ -44,7 +44,7 @@ class TimedStep:
         self._seconds = dict(seqs[0].stats.seconds)
 
     def ended(self, draft: Draft | None) -> Step:
-        """Return the step, after it. draft: what was verified in it; None after several plain steps."""
+        """Return the step, after it has run. draft: the draft that was verified; None after several plain steps."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):
             nodes.append(seq.stats.proposed - proposed_before)

@@ -48,7 +48,7 @@ def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, A
 
 
 class Proposer:
-    """What vLLM makes: see the module. Raises ParameterError for settings that do not exist."""
+    """The object that vLLM creates: see the module. Raises ParameterError for settings that do not exist."""
 
     def __init__(self, vllm_config: Any):
         from vllm import __version__

@@ -46,7 +46,7 @@ def refusal(header: GgufHeader) -> str | None:
 
 
 def odd_heads(header: GgufHeader) -> str | None:
-    """What of the heads of one of our families llama.cpp does not run either: it ends the process."""
+    """Return the size of heads with which llama.cpp would end the process, in words; None if there is none."""
     heads = header.size("attention.head_count") or 1
     dim = header.size("attention.key_length") or header.size("embedding_length") // heads
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
@@ -57,7 +57,7 @@ def odd_heads(header: GgufHeader) -> str | None:
 
 
 def same_token(header: GgufHeader) -> str | None:
-    """What of the tokens llama.cpp does not read: two of them are the same, which ends the process."""
+    """Return the token that occurs twice, in words; None if there is none. llama.cpp ends the process for it."""
     counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # texts end there in C
     return next((f"{count} of its tokens are {text!r:.40}" for text, count in counts if text and count > 1), None)
 

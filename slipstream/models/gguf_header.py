@@ -76,7 +76,7 @@ class GgufHeader:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def size(self, key: str) -> int:
-        """As `setting`, for a size: of one for each layer, the largest; 0 if there is none."""
+        """Return a setting that is a size. Of a list by layer, return the largest; 0 if there is none."""
         value = self.setting(key)
         return max(value, default=0) if isinstance(value, list) else value or 0
 
@@ -304,7 +304,7 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
 
 
 def _rope(header: GgufHeader) -> dict[str, Any]:
-    """As in config.json. Without a type, a factor is that of linear scaling; 0 is no factor."""
+    """Return the rotary parameters in the form of config.json. A factor without a type means linear scaling."""
     kind = header.setting("rope.scaling.type", "linear")
     factor = header.setting("rope.scaling.factor", header.setting("rope.scale_linear")) or 1.0
     scaled = kind != "none" and (kind, factor) != ("linear", 1.0)

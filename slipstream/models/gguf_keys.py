@@ -1,7 +1,7 @@
 """The closed list of GGUF metadata: keys that have an effect, with the types of their values, and keys without one.
 
-Keys and texts of tokens are those that llama.cpp reads for our families (llama-model.cpp and llama-vocab.cpp of
-github.com/ggml-org/llama.cpp).
+The keys, and the texts of tokens, are taken from what llama.cpp reads for our families (llama-model.cpp and
+llama-vocab.cpp of github.com/ggml-org/llama.cpp).
 """
 
 import logging
@@ -67,7 +67,7 @@ llama.cpp's tokenizers."""
 
 
 def _check(key: str, architecture: str) -> Callable[[Any], bool] | None:
-    """Whether a value of a key is possible; None for a key that is not known."""
+    """Return the check of a key's value; None for an unknown key."""
     name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
     return next((check for known, check in _KEYS if re.fullmatch(known, name)), None)
 

@@ -53,7 +53,7 @@ BEHIND = "if this is a router, give the URL of one server behind it"
 def diagnose_served(
     counters: Mapping[str, Any] | None, c: float, measured: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The diagnosis from `Counters.as_dict`, None for a server that reports none; a pure function. c: cost of a draft
+    """Diagnose from `Counters.as_dict`; None: the server reports no counters. A pure function. c: cost of a draft
     token, in decode steps; measured: `own_steps` as a dictionary.
 
     cause, fix, reason, evidence  as in `diagnose`; reason: what was found, too.
@@ -125,7 +125,7 @@ def diagnose_served(
 
 
 def own_steps(parts: Seq[Counters]) -> Estimate | None:
-    """Speed-up against steps of the same server without drafts; None where the times of its steps do not tell it.
+    """Estimate the speed-up over steps of the same server without drafts; None if the step times do not tell it.
 
     parts: what the counters gained in each part of the time watched. By least squares, weighted by steps, the time of a
     step is a quadratic function of its draft tokens (the quadratic term widens the interval where rows are not equally
@@ -189,7 +189,7 @@ def judge(samples: Seq[Counters], c: float) -> dict[str, Any]:
 
 
 def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = None) -> Result:
-    """The diagnosis from what the counters of a server gain in so many seconds; nothing is sent. Raises ServedError."""
+    """Diagnose a server by watching its counters for some seconds. Sends no request. Raises ServedError."""
     result = Result(KIND, {"watch": seconds, "c": c}, conditions(None, servers=[place.described()["id"]]))
 
     async def read() -> list[Counters]:

@@ -197,7 +197,7 @@ _DELTAS = {
 
 
 def _input(text: str) -> Any:
-    """The arguments of a call; of what is no JSON, because it was cut, the text."""
+    """Parse the arguments of a call. Returns the text itself if it is no JSON because it was cut."""
     try:
         return parse_json(text or "{}")
     except ValueError:

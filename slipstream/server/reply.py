@@ -72,7 +72,7 @@ class Reply:
         self._most_calls, self._id_length = most_calls, id_length
         self._deltas: list[Delta] = []
         self._back: deque[str] = deque()  # characters that are to be read again
-        self.raw: list[str] = []  # what was read since `begin`
+        self.raw: list[str] = []  # characters read since `begin`
         self._ended = False
         self.started = 0  # calls
         self._reading = self._all(read or plain, reasoning, inside) if read or reasoning else None
@@ -141,7 +141,7 @@ class Reply:
         return char
 
     def begin(self, text: str = "") -> None:
-        """What is read from here on may have to be read again, or shown; `text` was read before and belongs to it."""
+        """Mark a place: characters from here on may have to be read again, or shown. `text` counts, too."""
         self.raw = list(text)
 
     def emit(self, kind: str, text: str, index: int = 0) -> None:

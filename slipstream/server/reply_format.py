@@ -46,7 +46,7 @@ class ReplyFormat:
 
     @staticmethod
     def of(tokenizer: Any, calls: str = AUTO, reasoning: str = AUTO) -> ReplyFormat:
-        """From what the checkpoint declares.
+        """Find the format from what the checkpoint declares.
 
         calls      name of one of `FORMATS`, "none", or "auto": see `recognised`.
         reasoning  two markers with a space between, "none", or "auto": those of `REASONING` that the template holds.
@@ -82,7 +82,7 @@ class ReplyFormat:
         return (*(self.calls.markers if self.calls else ()), *(self.reasoning or ()))
 
     def end_of_reasoning(self, prompt: str) -> str | None:
-        """What ends the reasoning with which the answer to this prompt begins; None if it does not begin so."""
+        """Return the marker that ends the reasoning at the start of the answer; None if the answer begins without."""
         if self.calls is not None and self.calls.final:
             return self.calls.final
         if self.reasoning is None or prompt.rstrip().endswith(self.reasoning[1]):

@@ -20,16 +20,16 @@ _ARM_CODE = {
 
 @functools.cache
 def has(feature: str) -> bool:
-    """Whether the processor has a feature, by LLVM's name, such as "avx512vnni". NUMBA_CPU_FEATURES ("+avx2,+fma,...")
-    names those of the processor that Numba compiles for, if it is not this one."""
+    """Return True if the processor has a feature, by LLVM's name, such as "avx512vnni". NUMBA_CPU_FEATURES
+    ("+avx2,+fma,...") names the features of another processor for which Numba compiles."""
     chosen = config.CPU_FEATURES  # type: ignore[attr-defined]
     features = get_host_cpu_features() if chosen is None else chosen
     return f"+{feature}" in features.split(",") or (is_arm() and feature in _ARM_CODE and _implied(feature, features))
 
 
 def _implied(feature: str, features: str) -> bool:
-    """Whether the name of the Arm processor that Numba compiles for implies a feature. On Linux LLVM lists few features
-    of Arm and derives the others from that name without listing them: the code that it generates shows them."""
+    """Return True if the name of the Arm processor for which Numba compiles implies a feature. On Linux LLVM lists few
+    features of Arm and derives the others from that name. The code that it generates shows them."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     name = config.CPU_NAME or binding.get_host_cpu_name()  # type: ignore[attr-defined]
