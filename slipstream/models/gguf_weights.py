@@ -51,9 +51,7 @@ class GgufTensors:
         for name, parts in names_in_file(config, by_name.keys()).items():
             tensor = by_name.pop(name, None)
             if tensor is None:
-                if (
-                    name.endswith(".bias") and config.model_type != "gpt2"
-                ):  # llama.cpp adds the stored ones
+                if name.endswith(".bias") and config.model_type != "gpt2":  # llama.cpp adds the stored ones
                     none = torch.zeros(self._shapes[parts[0]])
                     self.readers[parts[0]] = (f"no {name} in {header.path.name}", none.__getitem__)
                 else:
