@@ -18,8 +18,15 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from slipstream.targets.huggingface.module_parts import put_back
 from slipstream.targets.huggingface.packed_pass import current_pass
 
-_PAST = "past_key_values_length"
-"""What modules that embed positions call the argument that says how many tokens were before."""
+
+def argument_of_past(module: nn.Module) -> str | None:
+    """Return the name of the argument that tells a module how many tokens were before; None if it takes none. A module
+    that embeds positions has no parts, and one integer that is 0 by default. Its name differs between versions."""
+    if next(module.children(), None) is not None:
+        return None
+    each = inspect.signature(type(module).forward).parameters.values()
+    names = [argument.name for argument in each if type(argument.default) is int and argument.default == 0]
+    return names[0] if len(names) == 1 else None
 
 
 class PackedLayer(CacheLayerMixin):
@@ -91,23 +98,22 @@ class PackedPositions:
 
     def __init__(self, decoder: nn.Module, pad: int | None):
         self.pad = pad
-        self.modules = [
-            module for module in decoder.modules() if _PAST in inspect.signature(type(module).forward).parameters
-        ]
+        named = {module: argument_of_past(module) for module in decoder.modules()}
+        self.modules = {module: name for module, name in named.items() if name is not None}
 
     @contextmanager
     def given(self) -> Iterator[None]:
         """In this block, the modules embed the positions of the pass."""
         with ExitStack() as undo:
-            for module in self.modules:
+            for module, past in self.modules.items():
                 undo.callback(put_back, module, vars(module).get("forward"))
-                module.forward = partial(self._embedded, module.forward)
+                module.forward = partial(self._embedded, module.forward, past)
             yield
 
-    def _embedded(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def _embedded(self, original: Callable[..., Tensor], past: str, *args: Any, **kwargs: Any) -> Tensor:
         """Embeddings [M, d] or [1, M, d] by the module's own forward."""
         run, takes = current_pass(), inspect.signature(original)
-        given = takes.bind(*args, **kwargs).arguments | {_PAST: 0}
+        given = takes.bind(*args, **kwargs).arguments | {past: 0}
         if "position_ids" in takes.parameters:
             return original(**given | {"position_ids": run.positions})
         parts, rows = [], len(run.places)
@@ -116,7 +122,7 @@ class PackedPositions:
                 name: value[:, first:last] if isinstance(value, Tensor) and value.shape[:2] == (1, rows) else value
                 for name, value in given.items()
             }
-            parts.append(original(**part | {_PAST: int(run.positions[first])}))
+            parts.append(original(**part | {past: int(run.positions[first])}))
         return torch.cat(parts, 1)
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
