@@ -232,6 +232,15 @@ def unknown_ids(what: str) -> TargetError:
     )
 
 
+def not_finite() -> TargetError:
+    """Make the error of a call that draws tokens from hidden states that are infinite or NaN."""
+    return TargetError(
+        "the hidden states of a draft are not finite",
+        why="no token can be drawn from them",
+        fix="check the weights of the draft model or head",
+    )
+
+
 def check_slice(config: ModelShape, first: int, last: int, taps: Seq[int]) -> None:
     """Raise TargetError unless the model has layers first..last-1 and the taps are within them."""
     if not 0 <= first < last <= config.layers:

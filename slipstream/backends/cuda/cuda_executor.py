@@ -19,7 +19,7 @@ from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_ids, check_slice, check_steps
+from slipstream.models.executor import Batch, Output, check_ids, check_slice, check_steps, not_finite
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Weights
 
@@ -111,11 +111,7 @@ class CudaExecutor(TorchExecutor):
             ids, confidences = self._read(0, ran)
         if not np.isfinite(confidences[:, :count]).all():
             check_ids(batch.tokens, len(self.embedding))
-            raise TargetError(
-                "the hidden states of a draft are not finite",
-                why="no token can be drawn from them",
-                fix="check the weights of the draft model or head",
-            )
+            raise not_finite()
         drawn = torch.from_numpy(ids[:, :count].copy()) if tokens is None else tokens
         confidence = torch.from_numpy(confidences[:, :count].copy()) if sampling.worth is not None else None
         if exit is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,9 @@ import triton
 from torch import Tensor
 
 from slipstream.backends.cuda import kernels
+from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.backends.torch.torch_paged import TorchBlocks
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.config import DecoderConfig
 
 log = logging.getLogger("slipstream")
 
@@ -60,10 +60,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kept:
-    """A captured pass. `replay` runs it; `taps` then hold the residual stream after layers (-1: after the norm)."""
+    """A captured pass. After a replay, `taps` hold the residual stream after layers (-1: after the norm). Without a
+    graph, the kernels are launched one by one."""
 
     taps: Mapping[int, Tensor]
-    replay: Callable[[], None]
+    graph: torch.cuda.CUDAGraph | None
 
 
 @dataclass
@@ -87,11 +88,17 @@ class Inputs:
 
 
 class SmallPass:
-    """layers: of a `TorchExecutor`, as are embedding, norm and head."""
+    """Runs the weights of a `TorchExecutor`. Keeps the weights but not the executor: a cycle would hold both until it
+    is collected."""
 
-    def __init__(self, executor: Any, blocks: TorchBlocks):
-        config: DecoderConfig = executor.config
-        self.config, self.device, self.dtype, self._executor = config, executor.device, executor.dtype, executor
+    def __init__(self, executor: TorchExecutor, blocks: TorchBlocks):
+        config = executor.config
+        self.config, self.device, self.dtype = config, executor.device, executor.dtype
+        self._layers: list[Any]  # their MLPs are no mixtures: `missing_part` refuses these
+        self._layers, self._embedding, self._norm, self._head = (
+            executor.layers, executor.embedding, executor.final_norm, executor.head
+        )  # fmt: skip
+        self._frequencies, self._rope_factor = executor.frequencies, executor.rope_factor
         self._blocks, self.inputs = blocks, Inputs(executor.device)
         self.group = config.heads // config.kv_heads
         self.tile_rows = max(1, 16 // self.group)
@@ -138,7 +145,10 @@ class SmallPass:
         kept = self._graphs.get(shape)
         if kept is None:
             kept = self._graphs[shape] = self._capture(shape)
-        kept.replay()
+        if kept.graph is None:
+            self._launch(shape, kept.taps)
+        else:
+            kept.graph.replay()
         return kept
 
     def _capture(self, shape: Shape) -> Kept:
@@ -146,23 +156,19 @@ class SmallPass:
             tap: torch.empty(shape.rows, self.config.hidden_size, dtype=self.dtype, device=self.device)
             for tap in shape.taps
         }
-
-        def launch() -> None:
-            self._launch(shape, taps)
-
         if not self._capturing:
-            return Kept(taps, launch)
+            return Kept(taps, None)
         before = self.inputs.table.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            launch()  # compiles what was not compiled yet
+            self._launch(shape, taps)  # compiles what was not compiled yet
         torch.cuda.current_stream().wait_stream(stream)
         self.inputs.table.copy_(before)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
-                launch()
+                self._launch(shape, taps)
         except RuntimeError as error:
             self._capturing = False
             torch.cuda.synchronize()
@@ -170,26 +176,26 @@ class SmallPass:
                 "a decoding step cannot be captured as a CUDA graph (%s): its kernels are launched one by one, slower",
                 str(error).splitlines()[0],
             )
-            return Kept(taps, launch)
+            return Kept(taps, None)
         self._pool = graph.pool()
-        return Kept(taps, graph.replay)
+        return Kept(taps, graph)
 
     def _launch(self, shape: Shape, taps: Mapping[int, Tensor]) -> None:
         """Every kernel of a pass, in order."""
-        config, executor, rows, table = self.config, self._executor, shape.rows, self.inputs.table
+        config, rows, table = self.config, shape.rows, self.inputs.table
         width, heads, kv_heads = config.hidden_size, config.heads, config.kv_heads
         half = config.head_dim // 2
-        embedding, head_norm, head = executor.embedding, executor.final_norm, executor.head
+        embedding = self._embedding
         kernels.embed[(rows, triton.cdiv(width, 1024))](
             table, embedding, self.stream, len(embedding), width, BLOCK_WIDTH=1024
         )
         if 0 in taps:
             taps[0].copy_(self.stream[:rows])
-        for i, layer in enumerate(executor.layers[: shape.layers]):
+        for i, layer in enumerate(self._layers[: shape.layers]):
             cache = self._blocks.layers[i]
             self._multiply(rows, self.stream, layer.qkv, self._qkv, "store", layer.input_norm)
             kernels.rotate[(rows, triton.cdiv(heads + 2 * kv_heads, ROTATED))](
-                self._qkv, layer.q_norm, layer.k_norm, executor.frequencies, executor.rope_factor, table, self.tables,
+                self._qkv, layer.q_norm, layer.k_norm, self._frequencies, self._rope_factor, table, self.tables,
                 self._queries, cache, heads, kv_heads, cache.shape[2], self.tables.shape[1], config.norm_eps,
                 NORM=layer.q_norm is not None, HALF=half, HALF_PADDED=triton.next_power_of_2(half), HEADS=ROTATED,
                 num_warps=4,
@@ -202,9 +208,9 @@ class SmallPass:
                 taps[i + 1].copy_(self.stream[:rows])
         if -1 in taps:
             taps[-1].copy_(torch.nn.functional.rms_norm(
-                self.stream[:rows], (width,), head_norm.weight.float(), config.norm_eps
+                self.stream[:rows], (width,), self._norm.weight.float(), config.norm_eps
             ))  # fmt: skip
-        self._multiply(rows, self.stream, head, self.logits, "head", head_norm)
+        self._multiply(rows, self.stream, self._head, self.logits, "head", self._norm)
         kernels.choose[(rows,)](
             self._tops, self._sums, self._firsts, table, self._inverse,
             self.results[0, 0], self.results[0, 1].view(torch.float64), self._pieces,

@@ -16,7 +16,7 @@ from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, unknown_ids
+from slipstream.models.executor import Batch, not_finite, unknown_ids
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
@@ -231,11 +231,7 @@ def steps_that_ran(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | 
 def check_finite(status: int) -> None:
     """Raise TargetError if the hidden states that tokens are drawn from are not finite."""
     if status != FINE:
-        raise TargetError(
-            "the hidden states of a draft are not finite",
-            why="no token can be drawn from them",
-            fix="check the weights of the draft model or head",
-        )
+        raise not_finite()
 
 
 def as_int64(tokens: Tensor) -> np.ndarray:

@@ -91,8 +91,8 @@ class TorchPaged(PagedCache[S]):
     """A KV cache of tensors, for decoders and heads: see `PagedCache`."""
 
     def __init__(self, blocks: S, kv_blocks: int | None = None, spread: int = 0, ahead: int = 0):
-        self._calls = threading.RLock()
-        super().__init__(blocks, lambda: self._calls, kv_blocks, spread, ahead)
+        self._calls = calls = threading.RLock()  # not `self` in the function: a cycle would hold the weights
+        super().__init__(blocks, lambda: calls, kv_blocks, spread, ahead)
 
     def _reserve(self, batch: Batch, extra: int = 0) -> list[list[int]]:
         """Reserve the slots of each sequence's rows and `extra` slots after them. Returns their places, now

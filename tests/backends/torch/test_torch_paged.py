@@ -1,5 +1,7 @@
 """The KV cache of the torch backend: where it is read without a copy, and calls of several Python threads."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -88,3 +90,15 @@ def test_plain_layers_are_used_if_the_operators_are_missing(monkeypatch: pytest.
     linear = torch_executor.Linear(weight, bias, torch.device("cpu"))
     assert torch.equal(linear(x), F.linear(x, weight, bias))
     assert linear.nbytes == weight.nbytes + bias.nbytes
+
+
+def test_the_weights_are_freed_with_the_executor_and_not_first_when_cycles_are_collected() -> None:
+    model = executor()
+    model.forward(forest([(1, 0, ids(3), [])]))
+    freed = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert freed() is None
+    finally:
+        gc.enable()
