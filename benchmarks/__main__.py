@@ -21,7 +21,7 @@ from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
 from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 MEMORY_REPEATS = 3
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from benchmarks.prompts import SETS
 from slipstream import zoo
+from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import UnsupportedModelError
-from slipstream.models.text import load_tokenizer
-from slipstream.models.weight_formats import QUANTISED
 from slipstream.targets.decoder import Decoder
+from slipstream.tokens.text import load_tokenizer
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},

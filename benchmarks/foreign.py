@@ -36,8 +36,8 @@ from slipstream.bench.results import Result
 from slipstream.core.target import Target
 from slipstream.drafters.string_match import Writer, vocabularies, with_tokenizer
 from slipstream.llm import LLM
-from slipstream.models.text import load_tokenizer
 from slipstream.targets.describe import as_target
+from slipstream.tokens.text import load_tokenizer
 
 IDLE = 3
 """Layers that do nothing. With these, the draft model of the same tokenizer gains 1.5x or a little more."""

@@ -29,10 +29,10 @@ from slipstream import LLM, SamplingParams, zoo
 from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.prompts import load
 from slipstream.bench.provenance import commit, now, versions
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence as Text
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 
 SIZES = {"1.1B": (6, 12), "3B": (8, 22)}

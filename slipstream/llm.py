@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from slipstream.checkpoints.generation_defaults import generation_defaults
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence
@@ -39,12 +41,10 @@ from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
-from slipstream.models.generation_defaults import generation_defaults
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO
 from slipstream.targets.describe import describe, loaded
 from slipstream.targets.described import Described, check_memory
+from slipstream.tokens.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 
 log = logging.getLogger("slipstream")
 

@@ -20,10 +20,10 @@ from slipstream.core.target import Capabilities, Target
 from slipstream.errors import ParameterError
 from slipstream.integrations.custom_generation import prompts_of
 from slipstream.llm import LLM
-from slipstream.models.text import load_tokenizer
 from slipstream.settings import AUTO
 from slipstream.targets.describe import as_target
 from slipstream.targets.pair_check import check_pair
+from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import checkpoint_of
 
 

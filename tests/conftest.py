@@ -4,6 +4,7 @@ import functools
 import gc
 import logging
 import os
+import random
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from tests.bench.small_results import (
     tiny_llm as tiny_llm,
     trace_result as trace_result,
 )
-from tests.checkpoints import EXACT, Tiny, make_family, make_tiny
 from tests.durations import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -32,6 +32,7 @@ from tests.durations import (  # noqa: F401
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
+from tests.tiny_checkpoints import EXACT, Tiny, make_family, make_tiny
 
 if TYPE_CHECKING:
     from tests.targets.reference import Reference
@@ -46,6 +47,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         freeze_once()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operating system would give as seeds: other numbers in each test, the same ones in each run."""
+    monkeypatch.setattr("slipstream.core.random.randbits", random.Random(request.node.nodeid).getrandbits)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from slipstream import LLM, SamplingParams, Structured
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
 from slipstream.zoo import EMBEDDED, checkpoint_of
-from tests.checkpoints import Tiny
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import Tiny
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.table import Backend
+from slipstream.checkpoints import config as config_module
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.parameter_declaration import Effect, parameter
@@ -19,14 +20,13 @@ from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.registry import DrafterSpec, Needs
 from slipstream.errors import UnsupportedModelError
-from slipstream.models import config as config_module
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import make_family, rewrite
 from tests.core.exact import emitted_distribution, target_distribution
 from tests.core.worlds import Shape, random_world
 from tests.drafters.conformance import Case, Conformance
 from tests.targets.reference import Reference
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import make_family, rewrite
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from slipstream.cli.options import ModelOptions
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
-from tests.checkpoints import EXACT, Tiny
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import EXACT, Tiny
 
 PROMPTS = ["def add(", "for name in", "café"]
 

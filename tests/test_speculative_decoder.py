@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams, SpeculativeDecoder, load_model_pair
 from slipstream.errors import PairError, ParameterError
-from tests.checkpoints import EXACT, OTHER_TEXTS, Tiny, make_model, make_tokenizer
+from tests.tiny_checkpoints import EXACT, OTHER_TEXTS, Tiny, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="module")

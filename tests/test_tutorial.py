@@ -15,8 +15,8 @@ from benchmarks.tutorial_kit import WIDTH, Kit
 from slipstream import LLM, SamplingParams
 from slipstream.bench import measure
 from slipstream.bench.measure import Arm
+from slipstream.checkpoints.checkpoint import resolve
 from slipstream.cli.main import canonical, main, parser
-from slipstream.models.checkpoint import resolve
 
 ROOT = TUTORIAL.parents[1]
 TEXT = TUTORIAL.read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from benchmarks.architectures.table import PAGE
+from slipstream.checkpoints.config import FAMILIES
+from slipstream.checkpoints.weight_formats import QUANTISATIONS
 from slipstream.cli.table_forms import markdown_rows
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.models.config import FAMILIES
-from slipstream.models.weight_formats import QUANTISATIONS
 from slipstream.plan.support_matrix import cell
 from slipstream.settings import RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind

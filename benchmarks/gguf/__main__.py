@@ -30,7 +30,7 @@ from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends
 from slipstream.cli.table_forms import markdown_rows as rows
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 REQUEST, LENGTHS, ROWS = 80, (512, 2048), (1, 2, 4, 6, 8)
 WINDOW, ORDERLY = 512, 1.05

@@ -30,8 +30,8 @@ from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.cli.table_forms import markdown_rows as rows
-from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.models.text import load_tokenizer
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
+from slipstream.tokens.text import load_tokenizer
 
 TOKENS = 96
 SETTINGS = ((16, 0.75), (8, 0.5), (4, 0.5), (4, 0.25))

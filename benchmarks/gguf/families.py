@@ -34,12 +34,12 @@ from slipstream import zoo
 from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.cli.options import checked_length
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.drafters.draft_plan import WITH_HEAD
-from slipstream.models.config import DecoderConfig
-from slipstream.models.text import load_tokenizer
 from slipstream.settings import AUTO
+from slipstream.tokens.text import load_tokenizer
 
 TOKENS, LONGEST = 128, 1024
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -15,9 +15,9 @@ from benchmarks.derived_models import deeper, wider
 from benchmarks.gguf.lineup import GENAI, IK, SLIPSTREAM, Side
 from benchmarks.protocol import ROOT, THREADS, Worker
 from slipstream import zoo
-from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.models.weights import load_weights
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.weights import load_weights
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 
 IK_HOME = ROOT / ".venv-peer-ik"
 """What `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""

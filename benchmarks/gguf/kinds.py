@@ -29,14 +29,14 @@ from benchmarks.derived_models import larger
 from benchmarks.gguf.files import checkpoint
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
+from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.llamacpp_library import faults, llama_cpp
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.target import Target
-from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.models.gguf_header import read_header
-from slipstream.models.llamacpp_library import faults, llama_cpp
-from slipstream.models.text import load_tokenizer
 from slipstream.settings import LLAMACPP
 from slipstream.targets.describe import as_target
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
+from slipstream.tokens.text import load_tokenizer
 
 KINDS = {
     "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,

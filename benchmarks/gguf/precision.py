@@ -34,8 +34,8 @@ from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM
-from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.targets.describe import as_target
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 
 KINDS = ("f16", "q8_0", "q4_k_m")
 """The first is what the others are compared with."""

@@ -31,7 +31,7 @@ from benchmarks.session import Session
 from slipstream import zoo
 from slipstream.bench.estimates import mean
 from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 TOGETHER = 8
 """Texts at once."""

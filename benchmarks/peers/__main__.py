@@ -22,7 +22,7 @@ from benchmarks.session import Session
 from slipstream import zoo
 from slipstream.bench.plots import svg
 from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

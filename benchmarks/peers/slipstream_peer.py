@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.protocol import THREADS, serve, versions
 from slipstream import LLM, SamplingParams
-from slipstream.models.executor import Batch, Executor
+from slipstream.executor.executor import Batch, Executor
 
 models: dict[str, LLM] = {}
 loaded: dict[str, dict[str, Any]] = {}  # the arguments that each was loaded with

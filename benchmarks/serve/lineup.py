@@ -16,7 +16,7 @@ from slipstream.bench.load import Load, LoadArm
 from slipstream.bench.load_client import COMPLETIONS, LoadPrompts, Request
 from slipstream.bench.prompts import select
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 LOADS = (1, 2, 4, 8, 16, 64)
 PEER_LOADS = (1, 4, 16, 64)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slipstream.integrations.row_drafts import Request, Row, RowDrafts
 from slipstream.integrations.vllm import drafter_of
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 ROWS, CONTEXT, STEPS, MOST = 64, 2000, 40, 16
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from slipstream.models.text import load_tokenizer
-from slipstream.models.token_texts import TokenTexts
+from slipstream.tokens.text import load_tokenizer
+from slipstream.tokens.token_texts import TokenTexts
 
 EMBEDDING = "model.embed_tokens.weight"
 

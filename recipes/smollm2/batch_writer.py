@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.models.config import DecoderConfig
-from slipstream.models.weights import Weights
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.weights import Weights
 
 BUCKET = 128
 """Step of L, the visible part of the KV cache: each has a graph."""

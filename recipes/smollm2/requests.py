@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from recipes.embedded.corpus import build_corpus, licence_of
-from slipstream.models.text import tokenizer_of
+from slipstream.tokens.text import tokenizer_of
 from slipstream.training.regenerate import around_message
 from slipstream.zoo import checkpoint_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.models.weight_blocks import Blocks, Scales
+from slipstream.checkpoints.weight_blocks import Blocks, Scales
 
 GROUP, LEVELS = 32, 15
 CHUNK = 1 << 18

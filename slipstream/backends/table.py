@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weight_formats import QUANTISED, few_bits
 from slipstream.errors import ParameterError, UnsupportedModelError
-from slipstream.models.config import DecoderConfig
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weight_formats import QUANTISED, few_bits
 from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.weights import Weights
     from slipstream.core.target import HeadHost, Runtime
+    from slipstream.executor.executor import Executor
     from slipstream.heads.dflash_head import DFlashHead
     from slipstream.heads.eagle_head import EagleHead
     from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
     from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
-    from slipstream.models.executor import Executor
-    from slipstream.models.weights import Weights
 
 log = logging.getLogger("slipstream")
 

@@ -146,7 +146,7 @@ def _block_method(choice: Choice) -> str:
 
 def _said(choice: Choice) -> Mapping[str, Any]:
     """config.json of the draft model or head; empty if it is no folder."""
-    from slipstream.models.checkpoint import read_json
+    from slipstream.checkpoints.checkpoint import read_json
 
     return read_json(Path(_draft(choice)) / "config.json", missing_ok=True)
 

@@ -26,7 +26,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
 from slipstream.llm import LLM
-from slipstream.models.text import TextStream, decoder_of, token_text_of
+from slipstream.tokens.text import TextStream, decoder_of, token_text_of
 
 WINDOW = 10
 """Number of steps of the rolling acceptance rate."""

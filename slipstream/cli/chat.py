@@ -42,7 +42,7 @@ def chat(
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     if llm.defaults.sampling:
-        from slipstream.models.generation_defaults import shown
+        from slipstream.checkpoints.generation_defaults import shown
 
         render.line(shown(llm.defaults.sampling))
     if sys.stdin.isatty():

@@ -45,7 +45,7 @@ def convert(
     if head:
         _head(model, to, target or (EMBEDDED if model == EMBEDDED else None), place, as_json)
         return
-    from slipstream.models.gguf_convert import convert_to_gguf
+    from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 
     written = convert_to_gguf(str(checkpoint_of(model, "target")), place, quantize or "f16")
     if as_json:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from slipstream.bench.tables import Table, words
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.module_shape import UNBOUNDED
+from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.module_shape import UNBOUNDED
-from slipstream.models.weight_formats import QUANTISED
 from slipstream.settings import STRING
 
 if TYPE_CHECKING:
-    from slipstream.models.config import DecoderConfig
+    from slipstream.checkpoints.config import DecoderConfig
     from slipstream.targets.described import Described, MemoryPlan
     from slipstream.targets.pair_check import PairReport
 
@@ -67,9 +67,9 @@ def fit(target: Described, *models: Described) -> MemoryPlan:
 
 def as_json_values(seen: Described, name: str) -> dict[str, Any]:
     """What is known of a model, by names; `rows` and a check of a pair show it."""
-    from slipstream.models.config import DecoderConfig
-    from slipstream.models.facts import has_chat_template
+    from slipstream.checkpoints.config import DecoderConfig
     from slipstream.plan.support_matrix import cell
+    from slipstream.targets.facts import has_chat_template
 
     config, tokens, device, experts = seen.config, seen.token_map, seen.settings.device, seen.config.experts
     ours = seen.runner == "native" and seen.place.is_dir() and isinstance(config, DecoderConfig)
@@ -213,7 +213,7 @@ def show(report: PairReport, sides: dict[str, dict[str, Any]], needed: MemoryPla
 def tokens_in_common(report: PairReport) -> str:
     """What `--draft-tokenizer` does for models with different tokenizers, in a sentence."""
     from slipstream.drafters.string_match import vocabularies
-    from slipstream.models.text import tokenizer_of
+    from slipstream.tokens.text import tokenizer_of
 
     width = report.target.config.vocab_size, report.draft.config.vocab_size
     try:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import DownloadColumn
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
-from slipstream.models.load_settings import LoadSettings
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str |
 
 def tokenizer(models: ModelOptions) -> Any:
     """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
-    from slipstream.models.text import load_tokenizer
+    from slipstream.tokens.text import load_tokenizer
 
     return load_tokenizer(checkpoint_of(models.target, "target"))
 

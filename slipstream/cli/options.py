@@ -8,6 +8,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 import typer
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
@@ -16,7 +17,6 @@ from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
-from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import AUTO, LLAMACPP, RULES, unknown_rule
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 

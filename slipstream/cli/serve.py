@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
 from slipstream.cli.loading import checked_arguments, described, quieten, tokenizer, uncollected
@@ -23,7 +24,6 @@ from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
-from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 from slipstream.zoo import checkpoint_of
 
@@ -130,7 +130,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             address = f"http://{server.host}:{listening.getsockname()[1]}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             if engine.facts.sampling:
-                from slipstream.models.generation_defaults import shown
+                from slipstream.checkpoints.generation_defaults import shown
 
                 render.line(shown(engine.facts.sampling))
             running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)

@@ -199,7 +199,7 @@ def _plan(
 
 def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
-    from slipstream.models.load_settings import LoadSettings
+    from slipstream.checkpoints.load_settings import LoadSettings
     from slipstream.plan.known_pairs import MODELS, known_model
     from slipstream.targets.describe import describe
 

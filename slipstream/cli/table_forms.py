@@ -111,7 +111,7 @@ def print_section(part: Section) -> None:
 
 def print_logprobs(completion: Completion, tokenizer: Any) -> None:
     """Print each token with its log-probability under the target alone."""
-    from slipstream.models.text import token_text_of
+    from slipstream.tokens.text import token_text_of
 
     show = token_text_of(tokenizer)
     rows = [

@@ -14,6 +14,8 @@ from slipstream.bench.configs import Choice, Contender
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.results import Result, check_writable, write as save, write_text
 from slipstream.bench.vllm_server import VllmServer
+from slipstream.checkpoints.load_settings import DEFAULTS
+from slipstream.checkpoints.weight_formats import BY_ROLE
 from slipstream.cli import render
 from slipstream.cli.bench import LoadOptions
 from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
@@ -25,8 +27,6 @@ from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
-from slipstream.models.load_settings import DEFAULTS
-from slipstream.models.weight_formats import BY_ROLE
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""

@@ -8,8 +8,8 @@ something of one for the next, where draft lengths are chosen (see `engine`), an
 `LLM.prepared`); elsewhere it is 0.
 """
 
-import secrets
 import threading
+from secrets import randbits
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Stream:
 
     def __init__(self, seed: int | None = None):
         self.nonce = 0
-        self.seed = (secrets.randbits(64) if seed is None else seed) & (2**64 - 1)
+        self.seed = (randbits(64) if seed is None else seed) & (2**64 - 1)
 
     def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
         """`n` doubles in [0, 1) that belong to `position` (the index of the token being decided)."""

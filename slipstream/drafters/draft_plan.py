@@ -16,18 +16,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.checkpoint import resolve
-from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, checkpoint_of
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.weights import Progress
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
     from slipstream.drafters.string_match import Writer
-    from slipstream.models.weights import Progress
     from slipstream.targets.described import Described, HeadFiles
     from slipstream.targets.pair_check import PairReport
 
@@ -358,7 +358,7 @@ class DrafterFactory:
 
     def _with_tokenizer(self, files: Described | None) -> Writer:
         from slipstream.drafters.string_match import vocabularies, with_tokenizer
-        from slipstream.models.text import tokenizer_of
+        from slipstream.tokens.text import tokenizer_of
 
         if self.target.capabilities.encoder is not None:
             raise PairError(

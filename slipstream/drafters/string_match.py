@@ -30,8 +30,8 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import first_maxima
 from slipstream.errors import PairError
-from slipstream.models.rereading import Reading, Vocabularies, cut_at_end
-from slipstream.models.token_texts import TokenTexts
+from slipstream.tokens.rereading import Reading, Vocabularies, cut_at_end
+from slipstream.tokens.token_texts import TokenTexts
 
 log = logging.getLogger("slipstream")
 
@@ -53,7 +53,7 @@ class Writer:
 def with_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int) -> Writer:
     """A loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
 
-    draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`models.text.load_tokenizer`).
+    draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`tokens.text.load_tokenizer`).
     vocab_size  width of the target's logits.
 
     Raises PairError if a tokenizer is missing, changes text, or cannot be compared.

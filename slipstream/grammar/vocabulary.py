@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import ParameterError
-from slipstream.models.folder_tokenizer import backend_of
+from slipstream.tokens.folder_tokenizer import backend_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

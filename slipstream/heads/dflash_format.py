@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.config import DecoderConfig, count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_format import complete_maps, fill, layer_config
 from slipstream.heads.recognition import check_host, opened, write
-from slipstream.models.config import DecoderConfig, count_of, object_of
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*|verifier_.*")
 """Buffers, copies of the target's weights, and the head that predicts acceptance: it drafts nothing."""

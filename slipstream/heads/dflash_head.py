@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.params import Strict
 from slipstream.heads.eagle_head import Attend, Norm, PlainLayer, Rotary, scattered
-from slipstream.models.config import DecoderConfig
 
 
 @dataclass(frozen=True)

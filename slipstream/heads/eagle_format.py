@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.checkpoints.checkpoint import few, tensor_names
+from slipstream.checkpoints.config import DecoderConfig, count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
 from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, opened, write
-from slipstream.models.checkpoint import few, tensor_names
-from slipstream.models.config import DecoderConfig, count_of, object_of
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's weights; not loaded."""

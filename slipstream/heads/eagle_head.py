@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.params import Strict, check_integer
 from slipstream.errors import ConfigError
-from slipstream.models.config import DecoderConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [..., H, D], k [..., Hk, D], v [..., Hk, D]), rope applied -> [..., H, D]."""

@@ -25,10 +25,10 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.executor.executor import Batch
 from slipstream.heads.dflash_head import DFlashConfig
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.kv.kv_memory import KVMemory
-from slipstream.models.executor import Batch
 
 log = logging.getLogger("slipstream")
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from slipstream.checkpoints.checkpoint import read_config, resolve
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle, native, speculators
@@ -19,9 +22,6 @@ from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaHeads
 from slipstream.heads.recognition import recognise, stored, write
-from slipstream.models.checkpoint import read_config, resolve
-from slipstream.models.config import DecoderConfig
-from slipstream.models.weights import load_weights
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD
 from slipstream.zoo import checkpoint_of
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import SINGLE, few, read_config, resolve
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, reading
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
 from slipstream.heads.recognition import check_host, stored, write
-from slipstream.models.checkpoint import SINGLE, few, read_config, resolve
 
 log = logging.getLogger("slipstream")
 

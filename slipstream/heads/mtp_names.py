@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from slipstream.checkpoints.checkpoint import INDEX, read_config, read_json, resolve, tensor_names
 from slipstream.errors import PairError
-from slipstream.models.checkpoint import INDEX, read_config, read_json, resolve, tensor_names
 from slipstream.zoo import checkpoint_of
 
 log = logging.getLogger("slipstream")

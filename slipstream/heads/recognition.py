@@ -15,11 +15,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import (
+    SINGLE,
+    few,
+    open_tensors,
+    read_config,
+    resolve,
+    tensor_names,
+    weight_files,
+)
+from slipstream.checkpoints.module_shape import differ
+from slipstream.checkpoints.weights import check_finite, widened
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
-from slipstream.models.checkpoint import SINGLE, few, open_tensors, read_config, resolve, tensor_names, weight_files
-from slipstream.models.module_shape import differ
-from slipstream.models.weights import check_finite, widened
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 """Key of config.json: the target layers whose states an EAGLE-3 head reads."""

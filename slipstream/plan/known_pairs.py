@@ -11,8 +11,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.params import Strict
-from slipstream.models.config import DecoderConfig
 from slipstream.plan.roofline import CONTEXT, Hardware, ModelSize, pair_costs, placed
 from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 

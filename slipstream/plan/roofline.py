@@ -33,7 +33,7 @@ from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import Rates, StepCosts, forecast
 
 if TYPE_CHECKING:
-    from slipstream.models.module_shape import ModelShape
+    from slipstream.checkpoints.module_shape import ModelShape
 
 CONTEXT = 1024
 """Default number of tokens in a sequence, for costs that depend on it."""

@@ -12,13 +12,13 @@ from jinja2 import TemplateError
 
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
-from slipstream.models.chat_template import chosen_template, names_read
 from slipstream.server.api_error import ApiError, has_no_effect, without
 from slipstream.server.fields import CHAT, REQUIRED, count, list_of, members, object_of, plain_text, sampling_params
 from slipstream.server.generation import Generation, generation_of
 from slipstream.server.script import Object, Script
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
+from slipstream.tokens.chat_template import chosen_template, names_read
 
 MEMBERS = {
     "system": ("content", "name"),

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from slipstream.core.stats import TokenLogprob
 from slipstream.errors import PromptError
-from slipstream.models.token_texts import part_of_character
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import chat_generation
 from slipstream.server.fields import COMPLETIONS, count, flag, members, sampling_params
@@ -17,6 +16,7 @@ from slipstream.server.generation import Choice, Generation, Part, generation_of
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
 from slipstream.server.script import DONE, Event, Object, Script, stop_text
 from slipstream.server.service import Service
+from slipstream.tokens.token_texts import part_of_character
 
 LENGTHS = ("max_tokens", "max_completion_tokens")
 

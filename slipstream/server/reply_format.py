@@ -11,10 +11,10 @@ from typing import Any
 from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import ParameterError, PromptError, did_you_mean
-from slipstream.models.text import special_tokens
 from slipstream.server.call_formats import FORCED, FORMATS, Calls, HarmonyFormat, ToolFormat
 from slipstream.server.reply import NoCall, Reply, loaded
 from slipstream.server.tools import ToolUse
+from slipstream.tokens.text import special_tokens
 
 AUTO, NONE = "auto", "none"
 THINK = ("<think>", "</think>")

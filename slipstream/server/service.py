@@ -11,10 +11,10 @@ from slipstream.core.encoder import Encoder
 from slipstream.engine.messages import Streams
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import PromptError
-from slipstream.models.text import TextStream, decoder_keeping, decoder_of, stray_byte, token_text_of
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
 from slipstream.server.server_metrics import PREFIX, ServerMetrics
+from slipstream.tokens.text import TextStream, decoder_keeping, decoder_of, stray_byte, token_text_of
 
 
 @dataclass(frozen=True)

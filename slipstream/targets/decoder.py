@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.backends.table import backend, choose, resolve, warn_slower
+from slipstream.checkpoints.checkpoint import resolve as resolve_folder
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.gguf_config import in_blocks
+from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.gguf_keys import warn_of_keys
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.weight_formats import FORMATS
+from slipstream.checkpoints.weights import Progress, Weights, from_module, load_weights
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, Slice, TargetOut
 from slipstream.errors import ParameterError, TargetError
-from slipstream.models.checkpoint import resolve as resolve_folder
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Executor, batch_of
-from slipstream.models.gguf_config import in_blocks
-from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_keys import warn_of_keys
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.lora import Adapter
-from slipstream.models.weight_formats import FORMATS
-from slipstream.models.weights import Progress, Weights, from_module, load_weights
+from slipstream.executor.executor import Executor, batch_of
 from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExitCache

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from slipstream.backends.table import usable_device
+from slipstream.checkpoints.checkpoint import is_gguf, resolve
+from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
+from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.heads.recognition import recognise
-from slipstream.models.checkpoint import is_gguf, resolve
-from slipstream.models.load_settings import DEFAULTS, LoadSettings
-from slipstream.models.weights import Progress
 from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS
 from slipstream.targets.decoder import Decoder, DescribedDecoder
 from slipstream.targets.described import Described, check_memory

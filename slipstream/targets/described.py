@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.backends.table import backend, choose_for_head
+from slipstream.checkpoints.checkpoint import read_config, resolve, tensor_shapes
+from slipstream.checkpoints.config import DecoderConfig, object_of
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.module_shape import ModelShape
+from slipstream.checkpoints.weight_formats import QUANTISED
+from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Runtime, Target
 from slipstream.errors import CheckpointError, LoadError, SlipstreamError
 from slipstream.heads.mtp_names import mtp_layer_count
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.checkpoint import read_config, resolve, tensor_shapes
-from slipstream.models.config import DecoderConfig, object_of
-from slipstream.models.facts import TokenMap, stored_bytes, token_map
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.module_shape import ModelShape
-from slipstream.models.weight_formats import QUANTISED
-from slipstream.models.weights import Progress
 from slipstream.settings import BACKENDS
+from slipstream.targets.facts import TokenMap, stored_bytes, token_map
 from slipstream.targets.huggingface.kinds import Kind
 from slipstream.templates.sizes import size
 from slipstream.zoo import head_dir

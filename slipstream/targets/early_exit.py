@@ -22,7 +22,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.text_ends import common_beginning
-from slipstream.models.executor import Batch, DecodedSteps, Executor, Output
+from slipstream.executor.executor import Batch, DecodedSteps, Executor, Output
 
 
 @dataclass(frozen=True, slots=True)

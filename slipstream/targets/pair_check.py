@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.module_shape import differ
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.module_shape import differ
 from slipstream.targets.describe import describe
 from slipstream.targets.described import Described
 

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_taps, rotary_tables
-from slipstream.models.config import DecoderConfig
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import EagleOptions, RunConfig

@@ -21,7 +21,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TrainingError
-from slipstream.models.executor import batch_of
+from slipstream.executor.executor import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
 from slipstream.training.packing import Stream

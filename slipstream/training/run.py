@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from slipstream.backends.table import usable_device
+from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError
 from slipstream.llm import LLM
-from slipstream.models.checkpoint import resolve
-from slipstream.models.config import DecoderConfig
-from slipstream.models.text import tokenizer_of
 from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
+from slipstream.tokens.text import tokenizer_of
 from slipstream.training.acceptance import held_out_text
 from slipstream.training.data import Encoder, check_data, open_stream, prepare_data
 from slipstream.training.features import HiddenCache, Teacher

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.checkpoints.checkpoint import resolve
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, reading
-from slipstream.models.checkpoint import resolve
-from slipstream.models.folder_tokenizer import FolderTokenizer
-from slipstream.models.text import tokenizer_of
+from slipstream.tokens.folder_tokenizer import FolderTokenizer
+from slipstream.tokens.text import tokenizer_of
 from slipstream.training.objective import Objective, initialise
 
 

@@ -10,7 +10,7 @@ from slipstream.bench.results import Result
 from slipstream.bench.tracing import trace
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
-from tests.checkpoints import EXACT, Tiny
+from tests.tiny_checkpoints import EXACT, Tiny
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from slipstream.bench.identity import Divergence, divergence
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import EXACT, clone, rewrite
+from tests.tiny_checkpoints import EXACT, clone, rewrite
 
 
 def test_divergence_tells_near_ties_from_bugs(tiny, tmp_path):

@@ -7,12 +7,12 @@ import torch
 from benchmarks.derived_models import deeper, random_weights, wider
 from benchmarks.foreign import SHARE, cut, renamed
 from slipstream import zoo
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.string_match import vocabularies
-from slipstream.models.config import DecoderConfig
-from slipstream.models.text import load_tokenizer
 from slipstream.targets.describe import as_target
+from slipstream.tokens.text import load_tokenizer
 
 TEXT = "def add(first, second):\n    return first + second  # naïve ☃\n"
 

@@ -11,9 +11,9 @@ from benchmarks.gguf.__main__ import arguments, figures_of, texts_of
 from benchmarks.gguf.lineup import MODELS, bars, sides
 from benchmarks.gguf.precision import KINDS, compared, held_out, main, perplexity, table
 from slipstream import zoo
+from slipstream.checkpoints.gguf_header import FILE_TYPES
+from slipstream.checkpoints.weight_blocks import FLOATS, READERS
 from slipstream.llm import LLM
-from slipstream.models.gguf_header import FILE_TYPES
-from slipstream.models.weight_blocks import FLOATS, READERS
 
 
 @pytest.mark.parametrize("model", MODELS)

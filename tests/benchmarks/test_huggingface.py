@@ -9,7 +9,7 @@ from benchmarks.huggingface.lineup import ASSISTED, CONTENDERS, FIGURES, GROUPS,
 from benchmarks.peers import transformers_peer
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 
 
 def test_every_group_names_contenders_models_and_figures_that_are_there() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.llm import LLM
-from tests.checkpoints import Tiny
 from tests.server.hosting import Host, hosted
+from tests.tiny_checkpoints import Tiny
 
 
 @dataclass(frozen=True)

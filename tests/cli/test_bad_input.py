@@ -11,7 +11,7 @@ import pytest
 from slipstream import zoo
 from slipstream.bench.results import Result, write
 from slipstream.cli.main import FORMER
-from tests.checkpoints import CONTEXT, clone
+from tests.tiny_checkpoints import CONTEXT, clone
 
 BUDGET = "--data x.txt --budget-tokens 9"
 PLAN = "simulate --hardware h100 -m 70B -md 8B"
@@ -213,7 +213,7 @@ def test_bad_input_is_refused_in_one_message_with_code_2(refused, pair, folder, 
 
 
 def test_a_broken_checkpoint_is_named(refused, tiny, tmp_path):
-    """`tests/models/test_checkpoint.py` has all that is refused."""
+    """`tests/checkpoints/test_checkpoint.py` has all that is refused."""
     broken = clone(tiny.target, tmp_path / "broken")
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])

@@ -5,7 +5,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.cli.chat import FENCE, Session
 from slipstream.errors import ParameterError, PromptError
-from tests.checkpoints import CONTEXT, EXACT, Tiny
+from tests.tiny_checkpoints import CONTEXT, EXACT, Tiny
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tests.checkpoints import OTHER_TEXTS, TEXTS, make_model, make_tokenizer
+from tests.tiny_checkpoints import OTHER_TEXTS, TEXTS, make_model, make_tokenizer
 
 MEASURING = ("bench {texts}", "tune {texts}")
 LOADING = (*MEASURING, "trace", "generate x", "verify")
@@ -55,7 +55,7 @@ def nothing_is_loaded(monkeypatch):
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr("slipstream.llm.LLM.__init__", refuse)
-    monkeypatch.setattr("slipstream.models.weights.Weights.__init__", refuse)
+    monkeypatch.setattr("slipstream.checkpoints.weights.Weights.__init__", refuse)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import checked_model
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.described import MemoryPlan
-from tests.checkpoints import EXACT
 from tests.spying import spied
+from tests.tiny_checkpoints import EXACT
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -34,7 +34,7 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, plain):
 
 
 ONCE = {
-    "targets.describe.describe_model": 2, "models.facts.token_map": 2, "heads.recognition.recognise": 2,
+    "targets.describe.describe_model": 2, "targets.facts.token_map": 2, "heads.recognition.recognise": 2,
     "targets.pair_check.check_pair": 1, "targets.described.MemoryPlan.check": 1,
 }  # fmt: skip
 """What reads a target and a draft model before their weights are, and how often."""

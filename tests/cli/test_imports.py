@@ -67,7 +67,7 @@ from slipstream.cli.serve import serve
 from slipstream.core.stats import SpecStats
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.messages import Load, Report, Streams, Update
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 from slipstream.server import engine_process, serving
 from slipstream.server.app import create_app
 from slipstream.server.service import EngineFacts, Service

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.cli.info import positions
 from slipstream.errors import CheckpointError
-from slipstream.models.weight_formats import QUANTISED
-from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
+from tests.checkpoints.gguf_files import family_config, gguf_model
 from tests.heads.tiny_mtp import write
-from tests.models.gguf_files import family_config, gguf_model
 from tests.targets.huggingface.architectures import random_model
 from tests.targets.huggingface.encoder_decoders import make_encoder_decoder
+from tests.tiny_checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 
 
 def test_info_for_people_and_programs(cli, tiny):

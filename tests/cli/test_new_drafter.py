@@ -15,7 +15,7 @@ from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
-from tests.checkpoints import Tiny
+from tests.tiny_checkpoints import Tiny
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 (MODULE,) = re.findall(r"```python\n# slipstream/drafters/bigram.py\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)

@@ -12,7 +12,7 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.plan.known_pairs import PAIRS, outlook
 from slipstream.plan.roofline import find_hardware
 from slipstream.theory.cost_curve import CostCurve
-from tests.checkpoints import make_model, make_tokenizer
+from tests.tiny_checkpoints import make_model, make_tokenizer
 
 
 def predicted(cli, *arguments):

@@ -11,7 +11,7 @@ from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.results import read
 from slipstream.cli.tune import TuneModels
 from tests.bench.virtual_time import ScriptedServer
-from tests.models.gguf_files import family_config, gguf_model
+from tests.checkpoints.gguf_files import family_config, gguf_model
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 

@@ -8,7 +8,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.grammar.compiler import Grammars
 from slipstream.grammar.text_constraint import TextConstraint
 from tests.core.fake_drafters import LETTERS
-from tests.models.tokenizer_kinds import letters
+from tests.tokens.tokenizer_kinds import letters
 
 
 def letter_tokenizer(vocab: int) -> PreTrainedTokenizerFast:

@@ -19,10 +19,10 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.timed_step import Step
 from slipstream.errors import TargetError
-from tests.checkpoints import CONTEXT, make_model, make_tokenizer
 from tests.core.changed_parameters import CHANGED, visible
 from tests.core.fake_drafters import depths
 from tests.spying import spied
+from tests.tiny_checkpoints import CONTEXT, make_model, make_tokenizer
 
 pytest.importorskip("numba")
 

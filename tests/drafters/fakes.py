@@ -11,9 +11,9 @@ from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Target
 from slipstream.drafters.string_match import StringDrafter, Writer
-from slipstream.models.rereading import Vocabularies
-from tests.models.tokenizer_kinds import letters, vocabularies_of
+from slipstream.tokens.rereading import Vocabularies
 from tests.targets.toy import ToyTarget
+from tests.tokens.tokenizer_kinds import letters, vocabularies_of
 
 
 class MultiStepToy(ToyTarget):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
@@ -16,12 +17,11 @@ from slipstream.core.step import step
 from slipstream.core.target import Target
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import random_llama
 
 V = 5
 PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]

@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.native_heads import NativeDFlash
 from slipstream.backends.torch.torch_heads import TorchDFlash
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.drafter import Budget
 from slipstream.core.rules import RULES
 from slipstream.core.step import step
@@ -19,14 +20,13 @@ from slipstream.drafters.dflash import DFlashDrafter, make
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError
 from slipstream.heads.dflash_head import DFlashHead
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import random_llama
 from tests.drafters import head_targets
 from tests.drafters.conformance import Recorder
 from tests.drafters.head_targets import PROMPTS, V, features, fitting_head, greedy_drafts, prefilled, tiny_decoder, toy
 from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import random_llama
 
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {}, "causal": {"causal": True}, "dspark": {"from_anchor": True, "markov_rank": 3},

@@ -6,6 +6,8 @@ import pytest
 
 from slipstream import LLM, zoo
 from slipstream.bench.configs import Choice
+from slipstream.checkpoints.checkpoint import read_json
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, names_of
@@ -14,13 +16,11 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import CheckpointError, PairError, ParameterError
 from slipstream.heads.eagle_format import save_eagle
-from slipstream.models.checkpoint import read_json
-from slipstream.models.load_settings import LoadSettings
 from slipstream.plan.tuning import configurations
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, random_llama
 from tests.heads.tiny_heads import config as eagle_config, head as eagle_head
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, random_llama
 
 V = 6
 

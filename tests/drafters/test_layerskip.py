@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
@@ -15,12 +16,11 @@ from slipstream.core.warp import warp
 from slipstream.drafters.layerskip import LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.target_costs import Exit, measure_exits
 from slipstream.theory.closed_forms import speedup
-from tests.checkpoints import random_llama
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import random_llama
 
 V, LAYERS = 12, 4
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]

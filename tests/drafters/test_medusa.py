@@ -22,10 +22,10 @@ from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.theory.trees import optimal_tree
-from tests.checkpoints import Tiny
 from tests.drafters.head_targets import prefilled
 from tests.heads.tiny_heads import medusa_drafter, tiny_heads
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import Tiny
 
 V, TOY = 7, ToyTarget(7, seed=4)
 ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))

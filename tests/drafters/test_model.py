@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.drafter import Budget
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
@@ -17,15 +18,14 @@ from slipstream.core.step import decide
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import ConfigError
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import random_llama, rewrite
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
 from tests.enumeration import Branch, enumerate_runs
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, g_test
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import random_llama, rewrite
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
 SMALL = {

@@ -17,6 +17,7 @@ from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.checkpoint import INDEX
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
@@ -29,13 +30,12 @@ from slipstream.errors import CheckpointError, ConfigError, PairError, Parameter
 from slipstream.heads import mtp_names
 from slipstream.heads.eagle_rows import CHUNK
 from slipstream.heads.mtp_names import FAMILIES, mtp_layer_count
-from slipstream.models.checkpoint import INDEX
 from slipstream.targets.describe import as_target
-from tests.checkpoints import random_llama, rewrite
 from tests.drafters.conformance import Recorder
 from tests.heads.tiny_mtp import BRINGS, LAYERS, write
 from tests.targets.huggingface.architectures import random_model
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import random_llama, rewrite
 
 PROMPTS = [[5, 1, 3, 2, 4, 7], [7, 2, 0, 4], [1, 2, 3, 0, 6, 6, 6, 2, 1, 0], [3]]
 TRIED = PROMPTS[:3]

@@ -19,15 +19,15 @@ from slipstream.drafters.model import make
 from slipstream.drafters.string_match import Rereader, complete, with_tokenizer
 from slipstream.errors import PairError, ParameterError
 from slipstream.llm import LLM
-from slipstream.models.text import tokenizer_of
-from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
+from slipstream.tokens.text import tokenizer_of
+from slipstream.tokens.token_texts import TokenTexts
 from tests.drafters.fakes import MultiStepToy, string_match
 from tests.enumeration import enumerate_texts
-from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, vocabularies_of, wordpiece
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
+from tests.tokens.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, vocabularies_of, wordpiece
 
 PAIRS = [("byte-level", "sentencepiece"), ("sentencepiece", "byte-level"), ("byte-level", "unigram"),
          ("unigram", "byte-level"), ("byte-level", "byte-level, other merges")]  # fmt: skip

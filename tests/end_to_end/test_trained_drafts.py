@@ -10,7 +10,7 @@ import pytest
 from slipstream import LLM
 from slipstream.cli.main import main
 from slipstream.training.methods import METHODS
-from tests.checkpoints import make_model, make_tokenizer
+from tests.tiny_checkpoints import make_model, make_tokenizer
 
 pytest.importorskip("uvicorn")
 

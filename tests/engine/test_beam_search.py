@@ -14,10 +14,10 @@ from slipstream.core.target import Target
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.errors import ParameterError, PromptError, TargetError
 from slipstream.targets.describe import as_target
-from tests.checkpoints import random_llama
 from tests.engine.paged_toy import PagedToy
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.reference import Wide
+from tests.tiny_checkpoints import random_llama
 
 PROMPTS = [[5, 9, 33], [7, 8, 9, 10, 11, 12, 13], [40]]
 TOKENS = 9

@@ -12,7 +12,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import checkpoint_of
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget

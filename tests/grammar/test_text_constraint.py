@@ -12,7 +12,7 @@ from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
 from slipstream.grammar.text_constraint import GivenTokens, TextConstraint
-from tests.models.tokenizer_kinds import letters
+from tests.tokens.tokenizer_kinds import letters
 
 PIECES = ("a", "b", "c", "d", "ab", "bc", "abc", "cd", "dd")
 V, EOS, PADDING = len(PIECES) + 2, len(PIECES), len(PIECES) + 1

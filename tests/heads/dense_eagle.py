@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.executor.executor import Batch
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
-from slipstream.models.executor import Batch
 from tests.backends.native.models import forest, last
-from tests.checkpoints import rewrite
 from tests.heads.tiny_heads import config
+from tests.tiny_checkpoints import rewrite
 
 Damage = Callable[[dict[str, Tensor]], Any] | dict[str, Any]
 """Changes tensors of a checkpoint in place, or is new values of config.json."""

@@ -12,9 +12,9 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Unsupport
 from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.recognition import recognise
-from tests.checkpoints import rewrite
 from tests.heads.dense_eagle import assert_refused
 from tests.heads.tiny_heads import dflash_config, dflash_head
+from tests.tiny_checkpoints import rewrite
 
 HEADS: dict[str, dict[str, Any]] = {
     "dflash": {"target_layers": 3},

@@ -13,11 +13,11 @@ from slipstream.backends.native.packed_weights import Layout, SharedTables
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchDFlash
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.errors import ParameterError, TargetError
+from slipstream.executor.executor import Batch
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_rows import DFlashRuntime
-from slipstream.models.executor import Batch
-from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import forest
 from tests.heads.tiny_heads import dflash_config, dflash_head, head_host
 from tests.targets.reference import assert_close

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.recognition import TAPS, recognise
-from tests.checkpoints import rewrite
 from tests.heads.dense_eagle import VARIANTS, assert_refused, same_logits
 from tests.heads.tiny_heads import config, head
+from tests.tiny_checkpoints import rewrite
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from slipstream.backends.native.packed_weights import Layout, SharedTables
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchEagle
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling, Worth
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weight_formats import WeightFormat
 from slipstream.training import eagle3_objective
 from slipstream.training.eagle3_objective import chain_states
 from tests.backends.native.models import chain, forest

@@ -22,11 +22,11 @@ from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.head_convert import convert_head
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.recognition import TAPS, recognise
-from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.settings import HEAD_FORMATS
-from tests.checkpoints import Tiny, rewrite
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from tests.heads.dense_eagle import BIASES, TWO, VARIANTS, same_logits, variant
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
+from tests.tiny_checkpoints import Tiny, rewrite
 
 EAGLE = ("eagle3", "speculators", "specforge")
 LLAMA3 = {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from slipstream.backends.native.native_heads import NativeMedusa
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
 from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads, MedusaRuntime
 from slipstream.heads.recognition import recognise
-from slipstream.models.load_settings import LoadSettings
-from tests.checkpoints import rewrite
 from tests.heads.dense_eagle import Damage, assert_refused
 from tests.heads.tiny_heads import head_host, tiny_heads
+from tests.tiny_checkpoints import rewrite
 
 KINDS = {
     "plain": {}, "two blocks": {"layers": 2}, "no bias": {"bias": False, "layers": 2},

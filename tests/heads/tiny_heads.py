@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
@@ -14,7 +15,6 @@ from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
-from slipstream.models.config import DecoderConfig
 from tests.targets.toy import ToyTarget
 
 

@@ -13,9 +13,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import slipstream
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
-from tests.checkpoints import Tiny
 from tests.significance import assert_distribution, distribution
 from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.tiny_checkpoints import Tiny
 
 PADDED = torch.tensor([[0, 0, 5, 9, 33], [7, 8, 9, 10, 11], [0, 0, 0, 0, 40]])
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]])

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import slipstream
 from slipstream import LLM, Completion, SamplingParams, SpecStats, errors
 from slipstream.cli.main import main
-from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
+from tests.tiny_checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 
 HERE = Path(__file__).parent
 EXECUTORS = ("native", "torch")

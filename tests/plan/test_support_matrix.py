@@ -12,23 +12,23 @@ from benchmarks.architectures.support import HEADING, architectures, page, quant
 from benchmarks.architectures.table import PAGE
 from slipstream import LLM, BeamParams, SamplingParams, Structured
 from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
+from slipstream.checkpoints.config import FAMILIES
 from slipstream.core.target import Target, needed
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.config import FAMILIES
-from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.plan.support_matrix import cell
 from slipstream.settings import RULES
 from slipstream.targets.describe import as_target
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.targets.huggingface.kinds import GGUF, KINDS
-from tests.checkpoints import random_llama
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
 from tests.heads.tiny_mtp import random_drafter
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
+from tests.tiny_checkpoints import random_llama
 
 MODELS: dict[str, Callable[[], Any]] = {
     "decoder": lambda: random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).double(),

@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.models.text import load_tokenizer
+from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import target_dir
 from tests.targets.toy import ToyTarget
 

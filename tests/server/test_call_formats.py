@@ -13,10 +13,10 @@ from slipstream import LLM
 from slipstream.errors import ParameterError
 from slipstream.grammar.compiler import compiled
 from slipstream.grammar.vocabulary import Vocabulary
-from slipstream.models.folder_tokenizer import FolderTokenizer
 from slipstream.server.call_formats import FORMATS, Calls, ToolFormat
 from slipstream.server.reply import Reply
 from slipstream.server.reply_format import ReplyFormat
+from slipstream.tokens.folder_tokenizer import FolderTokenizer
 from tests.server.hosting import hosted
 from tests.server.talking import WritingTarget
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from slipstream import LLM, SamplingParams
-from tests.checkpoints import EXACT, Tiny
-from tests.models.tokenizer_kinds import sentencepiece
 from tests.server.hosting import Host, hosted
+from tests.tiny_checkpoints import EXACT, Tiny
+from tests.tokens.tokenizer_kinds import sentencepiece
 
 PATH = "/v1/completions"
 PROMPTS = ["def add(a, b):\n", "class Stack:\n    def push(self"]

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from slipstream.server.serving import bound
-from tests.checkpoints import Tiny, clone
 from tests.server.hosting import eventually
 from tests.server.serve_process import alive, server
+from tests.tiny_checkpoints import Tiny, clone
 
 LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": True}
 

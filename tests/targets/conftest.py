@@ -9,7 +9,7 @@ import torch
 
 from slipstream.backends.cuda.cuda_backend import missing_part
 from slipstream.backends.native.native_backend import refusal
-from slipstream.models.config import DecoderConfig
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
 from tests.targets.conformance import Case
 from tests.targets.reference import Reference

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import FAMILIES
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.reference import Reference
+from tests.tiny_checkpoints import FAMILIES
 
 
 @pytest.mark.parametrize("case", FAMILIES, indirect=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.llamacpp_library import llama_cpp
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
-from slipstream.models.llamacpp_library import llama_cpp
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.describe import as_target, describe
-from tests.checkpoints import Tiny
-from tests.models.gguf_files import family_config, gguf_model
+from tests.checkpoints.gguf_files import family_config, gguf_model
+from tests.tiny_checkpoints import Tiny
 
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 
 import pytest
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.targets.conformance import TREE, Case
 from tests.targets.conftest import EXECUTORS

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import LoadError, ParameterError
@@ -16,13 +17,12 @@ from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import describe
 from slipstream.targets.described import MemoryPlan, plan
-from tests.checkpoints import Tiny
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head
 from tests.heads.tiny_mtp import write
+from tests.tiny_checkpoints import Tiny
 
 CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
 

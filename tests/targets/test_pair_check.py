@@ -8,11 +8,11 @@ import pytest
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from slipstream.errors import LoadError, PairError, ParameterError
-from slipstream.models.facts import has_chat_template
 from slipstream.targets.describe import describe
+from slipstream.targets.facts import has_chat_template
 from slipstream.targets.pair_check import check_pair
-from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
 from tests.targets.toy import ToyTarget
+from tests.tiny_checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from slipstream.training.draft_objective import masked_states
 from slipstream.training.methods import DraftOptions
 from slipstream.training.run import prepare
 from slipstream.training.trainable import load_trainable
-from tests.checkpoints import make_family
+from tests.tiny_checkpoints import make_family
 from tests.training.tiny_runs import quiet, run_config
 
 MASK = 7

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.errors import ParameterError
+from slipstream.executor.executor import Batch
 from slipstream.heads.eagle_head import EagleHead, rotary_tables
-from slipstream.models.executor import Batch
 from slipstream.training import eagle3_objective
 from slipstream.training.dflash_objective import DFlashObjective, block_states
 from slipstream.training.eagle3_objective import chain_states, least_frequent, most_frequent, token_counts

@@ -16,19 +16,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams, zoo
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.heads.eagle_format import load_eagle
-from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.models.text import load_tokenizer
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
+from slipstream.tokens.text import load_tokenizer
 from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read
 from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
 from slipstream.training.run import Run, prepare
 from slipstream.training.trainable import new_llama, save_model
 from slipstream.zoo import head_dir, target_dir
-from tests.checkpoints import make_family
+from tests.tiny_checkpoints import make_family
 from tests.training.tiny_runs import logged, quiet, run_config, write_data
 
 OPTIONS: dict[str, Any] = {

@@ -6,11 +6,11 @@ import importlib.util
 import torch
 
 from slipstream.backends.torch.torch_backend import TorchBackend
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weights import Weights
 from slipstream.errors import ParameterError
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Executor
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weights import Weights
+from slipstream.executor.executor import Executor
 
 LEAST_CAPABILITY = (8, 0)
 """Of an NVIDIA GPU: bfloat16 products (Ampere)."""

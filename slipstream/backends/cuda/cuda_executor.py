@@ -12,16 +12,16 @@ from torch import Tensor
 from slipstream.backends.cuda import kernels
 from slipstream.backends.cuda.small_pass import MOST_ROWS, MOST_STEPS, SmallPass
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.dice import invert
 from slipstream.core.draft import consecutive
 from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
+from slipstream.executor.executor import Batch, Output, check_ids, check_slice, check_steps, not_finite
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_ids, check_slice, check_steps, not_finite
-from slipstream.models.load_settings import DEFAULTS, LoadSettings
-from slipstream.models.weights import Weights
 
 FIRST_TOKENS = 4096
 """Tokens that the KV cache has room for at first, at most. When it grows, graphs are captured again."""

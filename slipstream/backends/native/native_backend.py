@@ -5,17 +5,17 @@ import importlib.util
 
 import torch
 
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weight_formats import QUANTISED, WeightFormat
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
+from slipstream.executor.executor import Executor
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Executor
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weight_formats import QUANTISED, WeightFormat
-from slipstream.models.weights import Weights
 
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""

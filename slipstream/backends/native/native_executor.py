@@ -16,15 +16,15 @@ from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedTables, decoder_weights
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.target import Runtime, Slice
 from slipstream.errors import ParameterError, TargetError
+from slipstream.executor.executor import Batch, Output, check_slice, check_steps
 from slipstream.host.machine import give_back_freed
 from slipstream.host.torch_threads import host_threads
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_slice, check_steps
-from slipstream.models.load_settings import DEFAULTS, LoadSettings
-from slipstream.models.weights import Weights
 
 PACKED_ALONE = 1 << 28
 """Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others

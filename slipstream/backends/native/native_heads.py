@@ -22,13 +22,13 @@ from slipstream.backends.native.packed_weights import (
 from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.backends.quantise import GROUP
+from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
+from slipstream.executor.executor import Batch, check_steps
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, scattered
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
-from slipstream.models.executor import Batch, check_steps
-from slipstream.models.weight_formats import WeightFormat
 
 
 class NativeEagle(NativePaged):

@@ -19,11 +19,11 @@ from slipstream.backends.native.kernels.products import ALIGN
 from slipstream.backends.native.kernels.records import EMBEDDING, GELU, GELU_TANH, LAYER, MATRIX, MODEL, RELU, SILU
 from slipstream.backends.native.threads import aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stacked
+from slipstream.checkpoints.weight_formats import WeightFormat
+from slipstream.checkpoints.weights import Weights
 from slipstream.host.machine import give_back_freed
-from slipstream.models.config import DecoderConfig
-from slipstream.models.weight_blocks import Blocks, format_holding, stacked
-from slipstream.models.weight_formats import WeightFormat
-from slipstream.models.weights import Weights
 
 INPUTS = {
     "qkv": [f"self_attn.{p}_proj" for p in "qkv"],

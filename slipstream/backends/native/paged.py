@@ -11,12 +11,12 @@ from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, kernel_lock
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.errors import TargetError
+from slipstream.executor.executor import Batch, not_finite, unknown_ids
 from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, not_finite, unknown_ids
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 

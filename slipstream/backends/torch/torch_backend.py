@@ -4,16 +4,16 @@ import torch
 
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
+from slipstream.executor.executor import Executor
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Executor
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weights import Weights
 
 
 class TorchBackend:

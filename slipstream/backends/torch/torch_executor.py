@@ -16,13 +16,13 @@ from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import FOLD_ROWS, rows_apart, spoilt
 from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPaged
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
+from slipstream.executor.executor import Batch, MultiStepExecutor, Output, check_ids
 from slipstream.host.torch_threads import all_threads
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, MultiStepExecutor, Output, check_ids
-from slipstream.models.load_settings import DEFAULTS, LoadSettings
-from slipstream.models.weights import Weights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -18,10 +18,10 @@ from torch import Tensor
 from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import consecutive
+from slipstream.executor.executor import Batch, check_ids, check_steps
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.executor import Batch, check_ids, check_steps
 
 
 class _TorchHead(TorchPaged[TorchBlocks]):

@@ -6,12 +6,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.draft import consecutive
 from slipstream.errors import TargetError
+from slipstream.executor.executor import Batch
 from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache, S
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch
 
 SPREAD = 16
 """Blocks that a sequence can grow by next to others before reading it needs a copy."""

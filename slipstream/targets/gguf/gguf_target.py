@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.gguf_header import GgufShape, gguf_shape, read_header
+from slipstream.checkpoints.gguf_keys import warn_of_keys
+from slipstream.checkpoints.llamacpp_library import LlamaModel
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weights import Progress
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
+from slipstream.executor.executor import unknown_ids
 from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.executor import unknown_ids
-from slipstream.models.gguf_header import GgufShape, gguf_shape, read_header
-from slipstream.models.gguf_keys import warn_of_keys
-from slipstream.models.llamacpp_library import LlamaModel
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weights import Progress
 from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
 from slipstream.targets.decoder import check_finite, check_is_chain
 from slipstream.targets.described import Described

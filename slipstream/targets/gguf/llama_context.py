@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.checkpoints.llamacpp_library import LlamaModel, faults
 from slipstream.errors import LoadError, TargetError, UnsupportedModelError
-from slipstream.models.llamacpp_library import LlamaModel, faults
 
 ROWS = 512
 """Most rows of a pass."""

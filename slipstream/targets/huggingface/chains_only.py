@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.checkpoints.module_shape import UNBOUNDED, ModuleShape
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, Runtime, TargetOut
 from slipstream.errors import UnsupportedModelError
+from slipstream.executor.executor import check_ids
 from slipstream.host.torch_threads import all_threads
-from slipstream.models.executor import check_ids
-from slipstream.models.module_shape import UNBOUNDED, ModuleShape
 from slipstream.targets.decoder import check_finite, check_fork, check_is_chain
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_parts import ModuleParts

@@ -16,8 +16,8 @@ from transformers.cache_utils import DynamicCache
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
+from slipstream.executor.executor import check_ids
 from slipstream.host.torch_threads import all_threads
-from slipstream.models.executor import check_ids
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.output_rules import OutputRules
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from slipstream.checkpoints.module_shape import ModuleShape
 from slipstream.core.draft import Draft
 from slipstream.core.encoder import Encoder
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import UnsupportedModelError
+from slipstream.executor.executor import Batch
 from slipstream.host.torch_threads import all_threads
-from slipstream.models.executor import Batch
-from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.encoded_sources import EncodedSources

@@ -15,10 +15,10 @@ from typing import Any
 
 from transformers.cache_utils import DynamicCache
 
+from slipstream.checkpoints.module_shape import ModuleShape, shape_of
 from slipstream.core.encoder import Encoder
 from slipstream.core.target import HeadHost, Runtime, Target
 from slipstream.errors import ParameterError, SlipstreamError, UnsupportedModelError
-from slipstream.models.module_shape import ModuleShape, shape_of
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import encoder_decoder, trials
 from slipstream.targets.huggingface.chains_only import ChainsOnly

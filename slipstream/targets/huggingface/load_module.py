@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from slipstream.backends.table import resolve
+from slipstream.checkpoints.checkpoint import few, read_config, resolve as resolve_folder
+from slipstream.checkpoints.config import object_of
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.module_shape import ModelShape, shape_in, unknown_architecture
+from slipstream.checkpoints.weights import Progress, check_finite
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, ParameterError, UnsupportedModelError, reading
-from slipstream.models.checkpoint import few, read_config, resolve as resolve_folder
-from slipstream.models.config import object_of
-from slipstream.models.facts import stored_bytes
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.lora import Adapter
-from slipstream.models.module_shape import ModelShape, shape_in, unknown_architecture
-from slipstream.models.weights import Progress, check_finite
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.described import Described
+from slipstream.targets.facts import stored_bytes
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, ENCODER_DECODER, PACKED, Kind
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain

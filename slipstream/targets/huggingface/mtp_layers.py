@@ -22,13 +22,13 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 
 from slipstream.backends.torch.torch_paged import SPREAD
+from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.weights import check_finite
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
+from slipstream.executor.executor import Batch, check_ids, check_steps
 from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors, without_layers
 from slipstream.host.torch_threads import all_threads
-from slipstream.models.checkpoint import resolve
-from slipstream.models.executor import Batch, check_ids, check_steps
-from slipstream.models.weights import check_finite
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
 from slipstream.targets.huggingface.packed_inputs import PackedCache

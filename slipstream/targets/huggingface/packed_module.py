@@ -17,10 +17,10 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 
 from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
+from slipstream.checkpoints.module_shape import ModuleShape
 from slipstream.core.target import Runtime, Slice
+from slipstream.executor.executor import Batch, Output, check_ids, check_slice
 from slipstream.host.torch_threads import all_threads
-from slipstream.models.executor import Batch, Output, check_ids, check_slice
-from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
 from slipstream.targets.huggingface.module_parts import ModuleParts

@@ -13,10 +13,10 @@ import torch
 from slipstream.backends.cuda.cuda_backend import BACKEND
 from slipstream.backends.torch import torch_executor
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.decode_steps import StepSampling, Worth
 from slipstream.errors import ParameterError, TargetError
-from slipstream.models.executor import Batch
-from slipstream.models.load_settings import LoadSettings
+from slipstream.executor.executor import Batch
 from tests.backends.native.models import SHAPES, chain, config, forest, ids, in_float64, last, weights
 
 pytest.importorskip("triton")

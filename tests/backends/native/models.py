@@ -14,11 +14,11 @@ from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.module_shape import Experts
-from slipstream.models.weights import Weights
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.module_shape import Experts
+from slipstream.checkpoints.weights import Weights
+from slipstream.executor.executor import Batch
 
 VOCAB = 90
 

@@ -18,13 +18,13 @@ from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.formats import FORMATS, Format
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.models.config import DecoderConfig
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weight_blocks import READERS, Blocks, Scales, format_holding, stacked
-from slipstream.models.weights import load_weights
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weight_blocks import READERS, Blocks, Scales, format_holding, stacked
+from slipstream.checkpoints.weights import load_weights
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
 from tests.backends.native.products import ROWS, Product, model_of_blocks
-from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
+from tests.checkpoints.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 KINDS = [*READERS, *FLOATS, "int4"]

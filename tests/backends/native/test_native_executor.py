@@ -21,12 +21,12 @@ from slipstream.backends.native.native_backend import MOST_COLUMNS, refusal
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.module_shape import Experts
+from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.core.decode_steps import ARGMAX, StepSampling, Worth
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
-from slipstream.models.executor import Batch, Executor
-from slipstream.models.load_settings import LoadSettings
-from slipstream.models.module_shape import Experts
-from slipstream.models.weight_formats import QUANTISED
+from slipstream.executor.executor import Batch, Executor
 from tests.backends.native.models import (
     EVERY_FORMAT,
     FORMATS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.models.module_shape import Experts
+from slipstream.checkpoints.module_shape import Experts
 from tests.backends.native.models import (
     EVERY_FORMAT,
     FORMATS,

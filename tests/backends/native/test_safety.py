@@ -17,7 +17,7 @@ from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError, TargetError
-from slipstream.models.executor import Batch
+from slipstream.executor.executor import Batch
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import VOCAB, chain, executor, forest, ids, last, needs_bfloat16, on_torch, tree
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head

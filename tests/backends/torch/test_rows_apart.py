@@ -8,18 +8,18 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import TargetError
-from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
-from tests.checkpoints import random_llama
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.spying import spied
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.overflow import assert_spoils_only_what_sees_it
+from tests.tiny_checkpoints import random_llama
 
 SPOILT = 7
 TREES = {"chain": [-1, 0, 1, 2], "siblings": [-1, -1, -1, -1], "two chains": [-1, 0, -1, 2]}

@@ -12,7 +12,7 @@ from slipstream.backends.torch import torch_executor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.backends.torch.torch_paged import TorchBlocks
-from slipstream.models.load_settings import LoadSettings
+from slipstream.checkpoints.load_settings import LoadSettings
 from tests.backends.native.models import chain, config, forest, ids, last, weights
 from tests.heads.tiny_heads import config as head_config, head
 from tests.spying import spied

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.targets.describe import as_target
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.gguf_target import GgufTarget
 
 FAMILIES = ("llama", "llama-tied-mha", "llama-bias", "llama3.1", "codellama-linear", "qwen2", "qwen3", "gpt2")
-"""Of `tests.checkpoints`, those that are converted."""
+"""Of `tests.tiny_checkpoints`, the ones that are converted."""
 
 File = Callable[..., Path]
 """(family, quantisation) -> GGUF file."""

@@ -12,19 +12,19 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.bench.provenance import engine_facts
+from slipstream.checkpoints import llamacpp_library
+from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
-from slipstream.models import llamacpp_library
-from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.models.gguf_header import read_header
 from slipstream.targets.describe import as_target
+from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
-from tests.checkpoints import Tiny
+from tests.checkpoints.gguf_files import tiny_model
 from tests.enumeration import enumerate_texts
-from tests.models.gguf_files import tiny_model
 from tests.oracle import Oracle
+from tests.tiny_checkpoints import Tiny
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.llamacpp_library import LlamaModel
 from slipstream.errors import CheckpointError, UnsupportedModelError
-from slipstream.models.gguf_tokenizer import SAME_SPLIT, GgufTokenizer
-from slipstream.models.llamacpp_library import LlamaModel
-from slipstream.models.text import load_tokenizer
-from tests.models.odd_gguf_files import DIVISORS, ODD, added, write
+from slipstream.tokens.gguf_tokenizer import SAME_SPLIT, GgufTokenizer
+from slipstream.tokens.text import load_tokenizer
+from tests.checkpoints.odd_gguf_files import DIVISORS, ODD, added, write
 
 pytest.importorskip("llama_cpp")
 

@@ -10,8 +10,8 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, DrafterTraits, NoDrafter
 from slipstream.core.sequence import Sequence
-from tests.checkpoints import config_of, make_tokenizer
 from tests.core.fake_drafters import depths
+from tests.tiny_checkpoints import config_of, make_tokenizer
 
 VOCAB = 60
 SOURCES = [[5, 9, 33], [7], [10, 20, 30, 40, 50, 11, 21, 31], [58, 57, 12, 17, 17], [11, 11, 40, 3]]

@@ -17,10 +17,10 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
-from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import SOURCES, random_encoder_decoder
 from tests.targets.reference import states
+from tests.tiny_checkpoints import random_llama
 
 PROMPTS = [[5, 9, 33, 5, 9, 33], [7, 8, 9, 10]]
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -20,7 +20,6 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import kinds
 from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
 from slipstream.targets.huggingface.huggingface_target import of_module
-from tests.checkpoints import random_llama
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle
@@ -37,6 +36,7 @@ from tests.targets.huggingface.encoder_decoders import (
 )
 from tests.targets.overflow import assert_spoils_only_what_sees_it
 from tests.targets.reference import CLOSE, Wide, assert_close
+from tests.tiny_checkpoints import random_llama
 
 
 @functools.cache

@@ -16,9 +16,9 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import as_target, describe
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.pair_check import check_pair
-from tests.checkpoints import make_tokenizer, random_llama, rewrite
 from tests.targets.huggingface.architectures import ARCHITECTURES, PACKED, VOCAB, generated, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
+from tests.tiny_checkpoints import make_tokenizer, random_llama, rewrite
 
 PROMPTS = [[5, 9, 33], [7, 8, 9, 10]]
 SHORT = SamplingParams(max_tokens=6)

@@ -23,7 +23,7 @@ from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
-from slipstream.models import weight_formats
+from slipstream.checkpoints import weight_formats
 
 njit: Any = _njit
 _log = logging.getLogger("slipstream")

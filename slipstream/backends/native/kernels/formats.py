@@ -1,9 +1,9 @@
-"""The formats of `models.weight_formats`, with sizes and tiles that depend on the processor."""
+"""The formats of `checkpoints.weight_formats`, with sizes and tiles that depend on the processor."""
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.models import weight_formats
-from slipstream.models.weight_formats import WeightFormat
+from slipstream.checkpoints import weight_formats
+from slipstream.checkpoints.weight_formats import WeightFormat
 
 
 class Format(WeightFormat):

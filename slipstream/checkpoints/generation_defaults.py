@@ -1,0 +1,148 @@
+"""`GenerationDefaults`: what a checkpoint's generation_config.json asks for where a request says nothing.
+
+Penalties and forbidden ids belong to the model: without them its greedy text is not that of transformers' `generate`.
+They hold for every request that gives none; encoder-decoders honour them in their target
+(`targets.huggingface.output_rules`). How to sample (temperature, top-p, ...) is for conversations and servers, as in
+vLLM. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.checkpoints.checkpoint import read_json, resolve
+from slipstream.checkpoints.gguf_keys import sampling_of
+from slipstream.core.params import SamplingParams, Strict
+from slipstream.errors import ParameterError
+from slipstream.settings import OFF
+
+log = logging.getLogger("slipstream")
+
+FILE = "generation_config.json"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_KNOWN = re.compile(
+    "_.*|assistant_.*|bad_words_ids|(bos|eos|pad|decoder_start)_token_id|.*cache.*|compile_config|continuous_.*|"
+    "disable_compile|diversity_penalty|do_sample|early_stopping|encoder_no_repeat_ngram_size|is_assistant|"
+    "length_penalty|low_memory|max_(length|new_tokens|matching_ngram_size)|min_new_tokens|num_(assistant_.*|"
+    "return_sequences)|output_.*|prefill_chunk_size|prompt_lookup_.*|remove_invalid_values|renormalize_logits|"
+    "repetition_penalty|return_dict_in_generate|speculation_type|suppress_tokens|target_lookbehind|"
+    "transformers_version|use_mtp|" + "|".join(SAMPLING)
+)
+"""Settings that are honoured, that a request gives, or that do not change the text of a decoder without beams."""
+_ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
+"""Settings that are not supported, and neutral if they are 1; all others are if they are null, zero or empty."""
+
+
+@dataclass(frozen=True)
+class GenerationDefaults(Strict):
+    """repetition_penalty, bad_words, min_tokens  as in `SamplingParams`, for requests that do not give them.
+    suppressed  ids that never occur, unless a request's `logit_bias` names them.
+    sampling    fields of `SamplingParams` with which conversations and servers sample.
+    """
+
+    repetition_penalty: float | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    suppressed: tuple[int, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], encoder_decoder: bool = False) -> GenerationDefaults:
+        """From a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names what is not
+        supported or not known, and numbers with which nothing can be sampled: most are in files of models that do not
+        sample. Raises ParameterError for a value of another kind, or for a rule out of range."""
+        given = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
+        try:
+            sampling = {name: value for name, value in given.items() if not _out_of_range(name, value)}
+            if encoder_decoder:
+                return GenerationDefaults(sampling=sampling)
+            eos = settings.get("eos_token_id")
+            ends = [(one,) for one in (eos if isinstance(eos, (list, tuple)) else [eos])]
+            # transformers leaves the end of the text possible.
+            words = [word for word in map(tuple, settings.get("bad_words_ids") or ()) if word not in ends]
+            penalty, least = settings.get("repetition_penalty"), settings.get("min_new_tokens") or 0
+            suppressed = tuple(token for token in settings.get("suppress_tokens") or () if token != -1)  # -1: none
+            defaults = GenerationDefaults(penalty, tuple(words), least, suppressed, sampling)
+            defaults.fill(SamplingParams())
+        except Exception as fault:  # the file is anyone's
+            raise ParameterError(
+                f"the checkpoint's {FILE} cannot be honoured: {fault}",
+                fix=f'correct the file, or give generation_config="{OFF}"',
+            ) from fault
+        ignored = [name for name in given if name not in sampling]
+        ignored += [
+            name
+            for name, value in settings.items()
+            if value and not (value == 1 and name in _ONE) and not _KNOWN.fullmatch(name)
+        ]
+        if ignored:
+            log.warning(
+                f"{FILE} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, which is "
+                "not honoured: texts may differ from those of `generate`"
+            )
+        return defaults
+
+    def fill(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of a request, with these settings where it gives none. A text that is given stays as it is."""
+        if params.structured is not None and params.structured.tokens is not None:
+            return params
+        more: dict[str, Any] = {}
+        if self.repetition_penalty is not None and params.repetition_penalty is None:
+            more["repetition_penalty"] = self.repetition_penalty
+        if self.bad_words and not set(self.bad_words) <= set(params.bad_words):
+            more["bad_words"] = (*params.bad_words, *self.bad_words)
+        if self.min_tokens and not params.min_tokens:
+            more["min_tokens"] = min(self.min_tokens, params.max_tokens)
+        if set(self.suppressed) - set(params.logit_bias or ()):
+            more["logit_bias"] = dict.fromkeys(self.suppressed, -100.0) | dict(params.logit_bias or {})
+        return replace(params, **more) if more else params
+
+    @property
+    def rules(self) -> list[str]:
+        """Names of the settings that hold for every request."""
+        named = {"repetition_penalty": self.repetition_penalty not in (None, 1.0), "bad_words_ids": self.bad_words,
+                 "min_new_tokens": self.min_tokens, "suppress_tokens": self.suppressed}  # fmt: skip
+        return [name for name, value in named.items() if value]
+
+
+def _out_of_range(name: str, value: Any) -> bool:
+    """Return True for a number that no request may give. Raises ParameterError for values of other kinds."""
+    try:
+        SamplingParams(**{name: value})
+    except ParameterError:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise
+        return True
+    return False
+
+
+def shown(sampling: Mapping[str, Any]) -> str:
+    """One line for users about `GenerationDefaults.sampling`."""
+    values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+    return f"defaults of the checkpoint's {FILE}: {values} (--generation-config none leaves them out)"
+
+
+def generation_defaults(
+    choice: str, module: Any, folder: Path | str | None, encoder_decoder: bool
+) -> GenerationDefaults:
+    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target) or "none".
+    folder: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
+    if choice == OFF:
+        return GenerationDefaults()
+    if folder is None:
+        generation = getattr(module, "generation_config", None)
+        settings = {} if generation is None else generation.to_dict()
+    else:
+        place = resolve(folder)
+        if place.is_dir():
+            settings = read_json(place / FILE, missing_ok=True)
+        else:
+            from slipstream.checkpoints.gguf_header import read_header  # NumPy, which `--help` must not wait for
+
+            settings = sampling_of(read_header(place).metadata)
+    return GenerationDefaults.of(settings, encoder_decoder)

@@ -1,0 +1,137 @@
+"""The architecture of a GGUF file for our decoder, in the terms of config.json; and how a tensor of it is read."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
+from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
+from slipstream.errors import CheckpointError, UnsupportedModelError
+
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
+"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
+which has experts."""
+
+DIVISORS = "rope_freqs.weight"
+"""Name of the tensor with what divides each frequency of the rotary embedding (Llama 3.1)."""
+_SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
+
+
+def refusal(header: GgufHeader) -> str | None:
+    """Why our decoder does not run a GGUF file; None if it does."""
+    if header.architecture not in FAMILIES:
+        return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
+    for tensor in header.tensors:
+        if tensor.type not in READERS and tensor.type not in FLOATS:
+            return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
+        if not tensor.name.endswith((".weight", ".bias")) or tensor.name == "output.bias":
+            return f"it has a tensor {tensor.name!r}"
+    names = {tensor.name for tensor in header.tensors}
+    for layer in (name.removesuffix(".attn_qkv.weight") for name in names if name.endswith(".attn_qkv.weight")):
+        if 0 < sum(f"{layer}.attn_{part}.bias" in names for part in "qkv") < 3:
+            return f"it has some biases of {layer}.attn_qkv only"  # which llama.cpp leaves out
+    for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
+        if isinstance(value := header.setting(key, 0), list) and len(set(value)) > 1:
+            return f"its {key} differs between layers"
+    plain = {"rope.scaling.type": ("linear", "yarn", "none"), "attention.causal": (True,), "expert_group_count": (0, 1)}
+    for key, values in (plain | {"nextn_predict_layers": (0,)}).items():
+        if (value := header.setting(key, values[0])) not in values:
+            return f"its {key} is {value!r}"
+    epsilon = f"attention.layer_norm_{'' if header.architecture == 'gpt2' else 'rms_'}epsilon"
+    if header.setting(epsilon) is None:
+        return f"it has no {epsilon}"
+    return odd_heads(header)
+
+
+def odd_heads(header: GgufHeader) -> str | None:
+    """Return the size of heads with which llama.cpp would end the process, in words; None if there is none."""
+    heads = header.size("attention.head_count") or 1
+    dim = header.size("attention.key_length") or header.size("embedding_length") // heads
+    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    for key in keys[:2] if header.architecture == "gpt2" else keys:
+        if header.architecture in FAMILIES and (value := header.setting(key, dim)) != dim:
+            return f"its {key} is {value}, and its heads have {dim}"
+    return None
+
+
+def same_token(header: GgufHeader) -> str | None:
+    """Return the token that occurs twice, in words; None if there is none. llama.cpp ends the process for it."""
+    counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # texts end there in C
+    return next((f"{count} of its tokens are {text!r:.40}" for text, count in counts if text and count > 1), None)
+
+
+def in_blocks(header: GgufHeader) -> bool:
+    """Whether a file holds quantised weights."""
+    return any(tensor.type in READERS for tensor in header.tensors)
+
+
+def gguf_config(header: GgufHeader) -> dict[str, Any]:
+    """The architecture of a GGUF file, as config.json would say it. Raises UnsupportedModelError for one that `refusal`
+    refuses, and what `gguf_shape` raises."""
+    why = refusal(header)
+    if why is not None:
+        raise UnsupportedModelError(
+            f"our own decoder does not run {header.path.name}",
+            why=why,
+            fix="leave executor at 'auto', or choose executor='llamacpp'",
+        )
+    shape, family = gguf_shape(header), FAMILIES[header.architecture]
+    config: dict[str, Any] = {
+        "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
+        "tie_word_embeddings": shape.tie_embeddings,
+    }  # fmt: skip
+    if family == "gpt2":
+        return config | {
+            "n_embd": shape.hidden_size, "n_head": shape.heads, "n_layer": shape.layers, "n_positions": shape.context,
+            "n_inner": header.size("feed_forward_length") or None,
+            "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
+        }  # fmt: skip
+    if shape.experts:
+        config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
+        config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
+        width = header.size("feed_forward_length") // shape.experts.per_token  # llama.cpp's default
+        config["moe_intermediate_size"] = header.size("expert_feed_forward_length") or width
+    rope, names = dict(shape.rope_parameters), {tensor.name for tensor in header.tensors}
+    for tensor in header.tensors if header.architecture == "llama" else ():
+        if tensor.name == DIVISORS:
+            rope["divisors"] = _divisors(header, tensor, shape.head_dim // 2)
+    return config | {
+        "hidden_size": shape.hidden_size, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "num_hidden_layers": shape.layers, "head_dim": shape.head_dim, "max_position_embeddings": shape.context,
+        "intermediate_size": header.size("feed_forward_length") or None,
+        "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
+        "attention_bias": any(name.endswith(".bias") and ".attn_" in name for name in names),
+        "mlp_bias": any(name.endswith(".bias") and ".ffn_" in name for name in names),
+        "rope_parameters": rope, "sliding_window": None,
+        "pard_token": header.setting("pard_token"),
+    }  # fmt: skip
+
+
+def _divisors(header: GgufHeader, tensor: GgufTensor, count: int) -> list[float]:
+    """What divides each frequency (Llama 3.1). Raises CheckpointError."""
+    if tensor.shape == (count,) and tensor.type in FLOATS:
+        raw = read_tensor(header, tensor).ravel()
+        bits = raw.view("<u2").astype("<u4") << 16 if tensor.type == "BF16" else raw
+        values = bits.view("<f2" if tensor.type == "F16" else "<f4").astype(float)
+        if values.min() > 0 and values.max() < math.inf:
+            return values.tolist()
+    raise CheckpointError(
+        f"tensor {tensor.name!r} of {header.path.name} is not {count} positive numbers",
+        why="the rotary embedding divides by them",
+        fix="convert the model again",
+    )
+
+
+def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
+    """The bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
+    count, size = _SIZES[tensor.type]
+    outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # all experts are one matrix
+    if columns % count:
+        raise CheckpointError(
+            f"tensor {tensor.name!r} has rows of {columns} numbers, which do not divide into blocks of {count}",
+            why=f"{tensor.type} stores {count} numbers in a block",
+            fix="convert the model again",
+        )
+    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, (outs, columns // count, size))

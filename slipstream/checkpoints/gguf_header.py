@@ -1,0 +1,327 @@
+"""`GgufHeader`: metadata and tensors of a GGUF file without its weights. `GgufShape`: the model that they describe.
+
+    "GGUF", version, number of tensors, number of keys      little-endian
+    key, type, value                                        strings have a length of 8 bytes before them
+    name, shape, type, offset                               of each tensor
+    weights                                                 from the next multiple of `general.alignment`
+
+The format is described in docs/gguf.md of github.com/ggml-org/ggml. Files are not trusted: every length is checked
+against the size of the file.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from slipstream.checkpoints.checkpoint import GGUF_MAGIC
+from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, TEMPLATE, WHOLE, wrong_value
+from slipstream.checkpoints.module_shape import UNBOUNDED, Experts, ModelShape
+from slipstream.checkpoints.weight_blocks import TYPES
+from slipstream.errors import CheckpointError, UnsupportedModelError
+
+ALIGNMENT = 32
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Values of `tokenizer.ggml.token_type`: control tokens are special ones, user-defined ones are other added tokens,
+unused ones are rows of the embedding that are no tokens, and byte tokens are one byte each."""
+_EMBEDDING = "token_embd.weight"
+
+_ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
+"""What keys call special tokens that transformers calls otherwise."""
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+FILE_TYPES: Mapping[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+}  # fmt: skip
+"""`general.file_type` -> the name of the mixture of types, such as Q4_K_M."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """shape: as in a checkpoint, [out, in]. type: such as "Q4_K". nbytes: None for a type that is not known here.
+    offset: from the beginning of the weights."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    nbytes: int | None
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class GgufHeader:
+    """metadata: by key; arrays are lists. weights_at: where the weights begin."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: tuple[GgufTensor, ...]
+    weights_at: int
+
+    @property
+    def architecture(self) -> str:
+        """As llama.cpp calls it, for example "llama" or "qwen2"."""
+        return str(self.metadata["general.architecture"])
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The value of a key of the architecture, for example "context_length"."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def size(self, key: str) -> int:
+        """Return a setting that is a size. Of a list by layer, return the largest; 0 if there is none."""
+        value = self.setting(key)
+        return max(value, default=0) if isinstance(value, list) else value or 0
+
+    @property
+    def file_type(self) -> str:
+        """The mixture of types that the weights are stored in, such as "Q4_K_M"; else the most frequent type."""
+        named = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        return named or max(self.stored, key=lambda name: self.stored[name], default="unknown")
+
+    @cached_property
+    def stored(self) -> dict[str, int]:
+        """Bytes of the weights, by type."""
+        total: dict[str, int] = {}
+        for tensor in self.tensors:
+            total[tensor.type] = total.get(tensor.type, 0) + (tensor.nbytes or 0)
+        return total
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the file has the texts of its tokens."""
+        return bool(self.metadata.get("tokenizer.ggml.tokens"))
+
+    def token_id(self, role: str) -> int | None:
+        """Id of a special token, for example "eos"; None if the file has none, or one outside of its tokens."""
+        value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
+        return None if value is None or 0 < len(self.tokens) <= value else value
+
+    @cached_property
+    def token_texts(self) -> dict[int, str]:
+        """Id -> token. Rows of the embedding that are no tokens are left out."""
+        return {i: text for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=False)) if kind != UNUSED}
+
+    @cached_property
+    def types(self) -> list[int]:
+        """`tokenizer.ggml.token_type`. As in llama.cpp, tokens that end a text are control tokens."""
+        given = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(self.tokens)
+        special = frozenset[str]() if WHOLE in self.metadata else END_TEXTS
+        return [CONTROL if text in special else kind for text, kind in zip(self.tokens, given, strict=False)]
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.metadata.get("tokenizer.ggml.tokens") or []
+
+    def tokens_of(self, *kinds: int) -> frozenset[int]:
+        """Ids of some types, as in `tokenizer.ggml.token_type`."""
+        return frozenset(i for i, kind in enumerate(self.types) if kind in kinds)
+
+    @property
+    def templates(self) -> str | dict[str, str] | None:
+        """The chat template, by name if there are several, as transformers has them."""
+        texts = {key: text for key, text in self.metadata.items() if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")}
+        if texts.keys() <= {TEMPLATE}:
+            return texts.get(TEMPLATE)
+        return {key.removeprefix(TEMPLATE)[1:] or "default": text for key, text in texts.items()}
+
+
+def read_header(checkpoint: str | Path) -> GgufHeader:
+    """The header of a GGUF file. Raises CheckpointError for a file that is missing, truncated or none at all, and
+    UnsupportedModelError for one that is a part of several."""
+    path = Path(checkpoint).expanduser()
+    try:
+        seen = path.stat()
+    except OSError as fault:
+        raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
+    return _read(path, seen.st_mtime_ns, seen.st_size)
+
+
+@lru_cache(maxsize=4)  # facts, tokenizer and target read the same one
+def _read(path: Path, changed: int, size: int) -> GgufHeader:
+    if size < 24:
+        raise _damaged(path, f"it has {size} bytes")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        reader = _Reader(data)
+        try:
+            header = _header(path, reader)
+        except (ValueError, KeyError) as fault:
+            raise _damaged(path, f"its header cannot be read ({fault})") from fault
+    ends = [tensor.offset + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
+    wanted = header.weights_at + max(ends, default=0)
+    if wanted > size:
+        raise _damaged(path, f"its tensors need {wanted} bytes, it has {size}")
+    parts = header.metadata.get("split.count", 1)
+    if parts > 1:
+        raise UnsupportedModelError(
+            f"{path.name} is one of {parts} parts",
+            why="the others have the rest of its tensors",
+            fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
+        )
+    return header
+
+
+class _Reader:
+    """Reads one value after another. Raises ValueError beyond the end of the file, and for a value of no known type."""
+
+    def __init__(self, data: mmap.mmap):
+        self.data, self.at, self.size = data, 0, len(data)
+
+    def take(self, count: int) -> bytes:
+        end = self.at + count
+        if count < 0 or end > self.size:
+            raise ValueError(f"{count} bytes at {self.at}, the file has {self.size}")
+        self.at, at = end, self.at
+        return self.data[at:end]
+
+    def whole(self, layout: str = "<Q") -> int:
+        return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
+
+    def text(self) -> str:
+        return self.take(self.whole()).decode("utf-8", errors="backslashreplace")
+
+    def value(self, kind: int, deep: int = 0) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            inner, count = self.whole("<I"), self.whole()
+            if inner in _NUMBERS:
+                return self.numbers(inner, count)
+            if count > self.size or deep > 2:
+                raise ValueError(f"an array of {count} values")
+            return [self.value(inner, deep + 1) for _ in range(count)]
+        if kind not in _NUMBERS:
+            raise ValueError(f"a value of type {kind} at {self.at}")
+        return self.numbers(kind, 1)[0]
+
+    def numbers(self, kind: int, count: int) -> list[Any]:
+        data = self.take(count * struct.calcsize(f"<{_NUMBERS[kind]}"))
+        return list(struct.unpack(f"<{count}{_NUMBERS[kind]}", data))
+
+
+def _header(path: Path, reader: _Reader) -> GgufHeader:
+    if reader.take(4) != GGUF_MAGIC:
+        raise _damaged(path, "it does not begin with GGUF")
+    version = reader.whole("<I")
+    if version not in (2, 3):
+        what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version} of GGUF"
+        raise UnsupportedModelError(
+            f"{path.name} {what}, supported are versions 2 and 3, little-endian",
+            why="its numbers would be read wrongly",
+            fix="convert the model again",
+        )
+    tensors, keys = reader.whole(), reader.whole()
+    if tensors > reader.size or keys > reader.size:
+        raise ValueError(f"{tensors} tensors and {keys} keys")
+    metadata = {}
+    for _ in range(keys):
+        key = reader.text()
+        metadata[key] = reader.value(reader.whole("<I"))
+    if "general.architecture" not in metadata:
+        raise _damaged(path, "it does not name its architecture")
+    if (wrong := wrong_value(metadata)) is not None:
+        raise _damaged(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
+    tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
+    if 0 < types < tokens:
+        raise _damaged(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
+    listed = tuple(_tensor(reader) for _ in range(tensors))
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _damaged(path, f"its alignment is {alignment!r}")
+    return GgufHeader(path, metadata, listed, -(-reader.at // alignment) * alignment)
+
+
+def _tensor(reader: _Reader) -> GgufTensor:
+    name, dims = reader.text(), reader.whole("<I")
+    if dims > 8:
+        raise ValueError(f"tensor {name!r} of {dims} dimensions")
+    shape = tuple(reader.whole() for _ in range(dims))[::-1]
+    kind, offset = reader.whole("<I"), reader.whole()
+    if kind not in TYPES:
+        return GgufTensor(name, shape, f"type {kind}", None, offset)
+    stored = TYPES[kind]
+    return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset)
+
+
+_IMPOSSIBLE = ("llama.cpp reads no such value either", "cannot be run")
+
+
+def _damaged(
+    path: Path,
+    what: str,
+    why: str = "it is truncated, corrupt or of another format",
+    is_: str = "is not a whole GGUF file",
+) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} {is_}: {what}",
+        why=why,
+        fix="download or convert it again",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufShape(ModelShape):
+    """header: of the file."""
+
+    header: GgufHeader = field(repr=False, compare=False)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """As in `ModelShape`; other names are those of GGUF."""
+        names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
+        return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
+
+
+def gguf_shape(header: GgufHeader) -> GgufShape:
+    """Raises CheckpointError for a header that lacks the size of the model."""
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    hidden, layers = header.size("embedding_length"), header.size("block_count")
+    if len(tensors.get(_EMBEDDING, ())) != 2 or not hidden or not 0 < layers <= len(tensors):
+        raise CheckpointError(
+            f"{header.path.name} does not say how large its model is",
+            why="it is no language model, or its metadata are incomplete",
+            fix="convert the model again",
+        )
+    heads = header.size("attention.head_count")
+    kv_heads = header.size("attention.head_count_kv") or heads
+    head_dim = header.size("attention.key_length") or (hidden // heads if heads else 0)
+    experts, picked = header.size("expert_count"), header.size("expert_used_count") or 1
+    learned = "position_embd.weight" in tensors
+    return GgufShape(
+        model_type=header.architecture, vocab_size=tensors[_EMBEDDING][0], hidden_size=hidden, layers=layers,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, windows=(None,) * layers,
+        context=header.size("context_length") or UNBOUNDED,
+        position="learned" if learned else "rope", rope_parameters={} if learned else _rope(header),
+        experts=Experts(experts, picked, 0, True, (True,) * layers) if experts > 1 else None,
+        tie_embeddings="output.weight" not in tensors, eos_ids=_ends(header), header=header,
+    )  # fmt: skip
+
+
+def _rope(header: GgufHeader) -> dict[str, Any]:
+    """Return the rotary parameters in the form of config.json. A factor without a type means linear scaling."""
+    kind = header.setting("rope.scaling.type", "linear")
+    factor = header.setting("rope.scaling.factor", header.setting("rope.scale_linear")) or 1.0
+    scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
+    rope = {
+        "rope_type": kind if scaled else "default", "factor": factor if scaled else None,
+        "rope_theta": header.setting("rope.freq_base", 1e4),
+        "original_max_position_embeddings": header.size("rope.scaling.original_context_length") or None,
+        "beta_fast": header.setting("rope.scaling.yarn_beta_fast"),
+        "beta_slow": header.setting("rope.scaling.yarn_beta_slow"),
+        "cos_sin_factor": header.setting("rope.scaling.attn_factor"),
+    }  # fmt: skip
+    return {name: value for name, value in rope.items() if value is not None}
+
+
+def _ends(header: GgufHeader) -> tuple[int, ...]:
+    if (written := header.metadata.get(ENDS)) is not None:
+        return tuple(int(word) for word in written.split() if word.isdecimal() and len(word) < 11)
+    texts, roles = header.tokens, ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+    named = [i for role in roles if (i := header.token_id(role)) is not None]
+    return tuple(dict.fromkeys([*named, *(i for i, text in enumerate(texts) if text in END_TEXTS)]))

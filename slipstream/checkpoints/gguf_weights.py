@@ -1,0 +1,136 @@
+"""The tensors of a GGUF file for our decoder.
+
+Blocks of integers stay what they are in the file (`Blocks`); everything else is read as float32 or as its dtype. The
+file is mapped, and each tensor is read when it is asked for.
+"""
+
+import re
+from collections.abc import Callable, Container
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.checkpoints.checkpoint import few
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.gguf_config import DIVISORS, in_blocks, read_tensor
+from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
+from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
+from slipstream.errors import CheckpointError
+
+_PARTS = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+}  # fmt: skip
+_EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
+"""All experts of a layer are one tensor [experts, out, in]."""
+_TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in FLOATS.items()}
+
+
+class GgufTensors:
+    """The tensors of a GGUF file under canonical names. Raises CheckpointError for tensors that are missing, unknown or
+    of the wrong shape.
+
+    quantised  how a quantised file stores its weights, such as "Q4_K_M". readers: as `Weights` takes them.
+    """
+
+    def __init__(self, header: GgufHeader, config: DecoderConfig):
+        self._header = header
+        self.quantised = header.file_type if in_blocks(header) else None
+        self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
+        by_name = {tensor.name: tensor for tensor in header.tensors}
+        if header.architecture == "llama":
+            by_name.pop(DIVISORS, None)  # it is in the configuration
+        self._shapes, lost = config.shapes(), []
+        self.readers: dict[str, tuple[str, Callable[[slice], Tensor]]] = {}
+        for name, parts in names_in_file(config, by_name.keys()).items():
+            tensor = by_name.pop(name, None)
+            if tensor is None:
+                if name.endswith(".bias") and config.model_type != "gpt2":  # llama.cpp adds the stored ones
+                    none = torch.zeros(self._shapes[parts[0]])
+                    self.readers[parts[0]] = (f"no {name} in {header.path.name}", none.__getitem__)
+                else:
+                    lost.append(name)
+                continue
+            first = 0
+            for part in parts:
+                self._stored[part] = tensor, _rows(config, part, first, self._shapes[part])
+                first += self._shapes[part][0]
+            expected: tuple[int, ...] = (first, *self._shapes[parts[0]][1:])
+            if ".experts." in parts[0]:
+                expected = (len(parts), *self._shapes[parts[0]])
+            if tensor.shape != expected:
+                raise CheckpointError(
+                    f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
+                    why="weights and metadata belong to different models",
+                    fix="convert the model again",
+                )
+        if lost or by_name:
+            unknown = f"holds {few(sorted(by_name))}, which its metadata do not account for"
+            raise CheckpointError(
+                f"{header.path.name} {f'lacks {few(lost)}' if lost else unknown}",
+                why="another model would run than the one that was converted",
+                fix="convert the model again",
+            )
+        self.readers |= {
+            name: (f"{tensor.name} in {header.path.name}", partial(self._rows, name))
+            for name, (tensor, _) in self._stored.items()
+        }
+
+    def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
+        """Rows of a matrix as they are stored; None if it is stored as floating-point numbers."""
+        tensor, rows_of = self._stored[name]
+        if tensor.type not in READERS:
+            return None
+        return READERS[tensor.type](rows_of(read_tensor(self._header, tensor))[rows])
+
+    def _rows(self, name: str, rows: slice) -> Tensor:
+        blocks = self.blocks(name, rows)
+        if blocks is not None:
+            return torch.from_numpy(blocks.floats())
+        tensor, rows_of = self._stored[name]
+        raw = rows_of(read_tensor(self._header, tensor)).reshape(*self._shapes[name], -1)[rows]
+        kind = np.float32 if tensor.type == "F32" else np.int16
+        return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(_DTYPES[tensor.type])
+
+
+def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
+    """Name in the file -> canonical names of the tensors in it, one after another. held: names that the file has."""
+    names: dict[str, list[str]] = {}
+    for name in config.shapes():
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("layers."):
+            names[f"{_TOP[stem]}.{kind}"] = [name]
+            continue
+        _, layer, part = stem.split(".", 2)
+        expert = _EXPERT.fullmatch(part)
+        stored = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
+        fused = config.model_type == "gpt2" or f"blk.{layer}.attn_qkv.{kind}" in held
+        if stored in ("attn_q", "attn_k", "attn_v") and fused:
+            stored = "attn_qkv"
+        names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
+    return names
+
+
+def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
+    """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
+    of a head with 2i + 1, the checkpoint has i and i + D/2."""
+    heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
+    if config.model_type not in ("llama", "mistral", "mixtral") or not heads:
+        return values
+    return values.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first`."""
+    rows = np.arange(shape[0])
+    stored = rotated(config, name, rows)
+    chosen = slice(first, first + shape[0]) if stored is rows else np.argsort(stored) + first
+    if len(shape) == 1:
+        return lambda raw: raw[:, chosen]
+    return lambda raw: raw[chosen]

@@ -1,0 +1,163 @@
+"""`LoadSettings`: how a model is loaded and run, one field a setting. Importing this does not import torch.
+
+`LLM`, the command line, the describers of models and the executors read this one object. The keyword of `LLM`, the
+command-line option and its help follow from the field; a new setting is a field here, and where it acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from slipstream import settings
+from slipstream.checkpoints.weight_formats import BY_ROLE, DRAFT_QUANTISATIONS, QUANTISATIONS, QUANTISED, WeightFormat
+from slipstream.core.params import check_integer, setting
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.kv.blocks import BLOCK
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """Raises ParameterError for values that no model can be loaded with.
+
+    executor   "auto": on a CPU native where it can run the model, else torch; what our own decoder does not run,
+               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "llamacpp" (GGUF files),
+               "cuda" (our own kernels on an NVIDIA GPU; experimental).
+    dtype      name or torch.dtype of the arithmetic. None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU:
+               native where the processor has bfloat16 products, else torch.
+    device     None: CUDA if there is one and the executor can use it, else the CPU.
+    quantize   of the native executor: None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8 bits); "int8":
+               w8a16 for a target, w8a8 for a draft model; "w4a8", or "int4": weights in 4 bits.
+    draft_quantize  the same for the draft model alone, or "none". None: as the target.
+    draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
+               target's tokenizer (see `drafters.string_match`).
+    threads    None: as many as can run at once. For torch the setting holds for the whole process.
+    kv_dtype   None, "float32" or "float16": the KV cache of the native executor and of GGUF models.
+    kv_tokens  tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
+    device_map  where transformers puts the target's layers, as in its `from_pretrained`: a word such as "auto", or a
+               mapping of modules to devices.
+    lora       folder or hub id of a LoRA adapter that is merged into the target's weights (see `checkpoints.lora`).
+    trust_remote_code  run Python code that the target's checkpoint brings, where transformers has none for it.
+    generation_config  "auto" or "none" (see `checkpoints.generation_defaults`).
+    role       "target" or "draft": what the model is loaded as.
+    """
+
+    PANEL: ClassVar[str] = "Loading"
+    executor: str = setting(
+        settings.AUTO,
+        "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model.",
+    )
+    dtype: Any = setting(None, "float32, bfloat16, float16 or float64; the native executor supports the first two.")
+    device: Any = setting(None, "Device: cpu, cuda, cuda:1, ...")
+    quantize: str | None = setting(
+        None,
+        "Weights in fewer bits, on a CPU: "
+        + ", ".join(f"{name} ({f.bits} bits, activations {f.activations})" for name, f in QUANTISED.items())
+        + ", int8 (w8a16; draft: w8a8) or int4 (w4a8).",
+    )
+    draft_quantize: str | None = setting(
+        None, "Quantisation of the draft model: int8 (w8a8), int4 (w4a8), w8a16 or none.", shown="as --quantize"
+    )
+    draft_tokenizer: str = setting(
+        settings.SAME,
+        "What to do with a draft model of another tokenizer: refuse it (same), or split its text (string).",
+    )
+    threads: int | None = setting(None, "Number of CPU threads.")
+    kv_dtype: str | None = setting(None, "KV cache dtype of the native executor: float32 or float16.", shown="float32")
+    kv_tokens: int | None = setting(
+        None, "Size of the KV cache, in tokens of all requests together.", shown="as many as memory holds"
+    )
+    generation_config: str = setting(
+        settings.AUTO,
+        "Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the target's "
+        "generation_config.json says (auto), or none.",
+    )
+    device_map: Any = setting(None, "Spread the target over devices by transformers: auto, balanced, sequential, ...")
+    lora: Any = setting(None, "LoRA adapter (PEFT) to merge into the target: folder or hub id.")
+    trust_remote_code: bool = setting(False, "Run Python code of the target's checkpoint.")
+    role: str = setting("target")
+
+    def __post_init__(self) -> None:
+        known = (
+            ("executor", self.executor, settings.EXECUTORS),
+            ("dtype", self.dtype if isinstance(self.dtype, str) else None, settings.DTYPES),
+            ("quantize", self.quantize, QUANTISATIONS),
+            ("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS),
+            ("draft_tokenizer", self.draft_tokenizer, settings.DRAFT_TOKENIZERS),
+            ("kv_dtype", self.kv_dtype, settings.KV_DTYPES),
+            ("generation_config", self.generation_config, (settings.AUTO, settings.OFF)),
+        )
+        for each, value, allowed in known:
+            if value is not None:
+                settings.one_of(each, value, allowed)
+        settings.check_threads(self.threads)
+        check_integer("kv_tokens", self.kv_tokens, BLOCK, optional=True)
+
+    @staticmethod
+    def of(values: Mapping[str, Any], caller: str = "LoadSettings", more: tuple[str, ...] = ()) -> LoadSettings:
+        """From keywords of `caller`, whose other parameters are `more`. Raises ParameterError for an unknown name."""
+        names = [f.name for f in fields(LoadSettings)]
+        for name in values:
+            if name not in names:
+                raise ParameterError(f"{caller} has no parameter {name!r}", fix=did_you_mean(name, [*names, *more]))
+        return LoadSettings(**values)
+
+    @property
+    def kv_blocks(self) -> int | None:
+        """`kv_tokens` in blocks."""
+        return None if self.kv_tokens is None else -(-self.kv_tokens // BLOCK)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """These settings as keywords of `LLM`."""
+        return {f.name: getattr(self, f.name) for f in fields(LoadSettings) if f.name != "role"}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that decide what runs and how, and are not left at their defaults."""
+        beside = ("draft_quantize", "draft_tokenizer", "generation_config", "trust_remote_code")
+        values = {name: value for name, value in self.keywords.items() if name not in beside}
+        return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}
+
+    @property
+    def weight_format(self) -> WeightFormat | None:
+        """The format of quantised weights; None: weights as they are stored."""
+        name = BY_ROLE.get(self.quantize or "", {}).get(self.role, self.quantize)
+        return None if name is None else QUANTISED[name]
+
+    def of_draft(self) -> LoadSettings:
+        """The settings of the draft model of a target that is loaded with these."""
+        asked = self.quantize if self.draft_quantize is None else self.draft_quantize
+        return replace(
+            self,
+            quantize=None if asked == "none" else asked,
+            draft_quantize=None,
+            device_map=None,
+            lora=None,
+            trust_remote_code=False,
+            role="draft",
+        )
+
+    def refuse(self, names: tuple[str, ...], of: str, why: str, fix: str) -> None:
+        """Raise ParameterError if one of these settings is given. of: what was asked for them."""
+        asked = {name: value for name, value in self.given.items() if name in names}
+        if asked:
+            each = " and ".join(f"{name}={value!r}" for name, value in asked.items())
+            raise ParameterError(f"{each} was {of}", why=why, fix=fix)
+
+    def check_device_map(self) -> None:
+        """Raise ParameterError where a device map would not be honoured."""
+        if self.executor not in (settings.AUTO, settings.TRANSFORMERS):
+            why = "only transformers spreads a model over several devices"
+            fix = "leave device_map out, or choose executor='transformers'"
+            self.refuse(("device_map",), f"given with {self.executor}", why, fix)
+        if self.device is not None and self.device_map is not None:
+            raise ParameterError(
+                f"device={str(self.device)!r} and device_map={self.device_map!r} were given",
+                why="both say where the weights go",
+                fix="give one of them",
+            )
+
+
+DEFAULTS = LoadSettings()

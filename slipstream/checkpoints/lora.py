@@ -1,0 +1,163 @@
+"""`Adapter`: a LoRA adapter in PEFT's format, merged into weights as they are read.
+
+A weight W becomes W + s B A, in float32 or wider, in the dtype of W. s is alpha / r, with `use_rslora` alpha / sqrt(r).
+Tensors of `modules_to_save` take the place of W.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from slipstream.checkpoints.checkpoint import few, read_json, resolve
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
+
+CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+_FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
+_WITHOUT_EFFECT = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""Ways to begin the training that leave the model's weights as they are."""
+_READ = frozenset(
+    (
+        "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
+        "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+        "layers_to_transform", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
+        "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules",
+        "task_type", "use_rslora",
+    )
+)  # fmt: skip
+"""Fields of adapter_config.json that are honoured, or have no effect on a trained adapter."""
+
+
+class Adapter:
+    """source: folder or hub id. Raises the family of `LoadError`, UnsupportedModelError for more than plain LoRA."""
+
+    def __init__(self, checkpoint: str | Path):
+        self.folder = resolve(checkpoint)
+        config = read_json(self.folder / CONFIG)
+        _refuse(config, self.folder)
+        self._full: dict[str, Tensor] = {}
+        factors: defaultdict[tuple[str, bool], dict[str, Tensor]] = defaultdict(dict)
+        for stored, tensor in self._tensors().items():
+            name = stored.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            if factor := _FACTOR.fullmatch(name):
+                factors[factor[1], bool(factor[2])][factor[3]] = tensor
+            else:
+                self._full[_key(name)] = tensor
+        what = f"{self.folder / CONFIG} has no usable r, lora_alpha or pattern of them"
+        with reading(what, "download or export it again", ConfigError):
+            self._factors = {
+                _key(f"{module}.weight"): self._product(module, embedding, pair, config)
+                for (module, embedding), pair in factors.items()
+            }
+        self._left = {*self._full, *self._factors}
+        base = config.get("base_model_name_or_path")
+        self._fix = f"use the model that it was trained on ({base})" if base else "use its base model"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        path = self.folder / FILE
+        if not path.exists():
+            why = "a pickle is not read, as it can run any code"
+            raise CheckpointError(f"{self.folder} holds no {FILE}", why=why, fix="save it anew")
+        with reading(f"{path} cannot be read", "download it again", CheckpointError):
+            tensors = load_file(path)
+            wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+        if wrong or not tensors:
+            what = f"NaN or infinity in {few(wrong)}" if wrong else "no tensor"
+            raise CheckpointError(f"{path} holds {what}", fix="download or export it again")
+        return tensors
+
+    def _product(
+        self, module: str, embedding: bool, pair: Mapping[str, Tensor], config: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor, float]:
+        """Two matrices and a number whose product is added to the weight of a module."""
+        rank = _of_module(config.get("rank_pattern"), module, config["r"])
+        if pair.keys() != {"A", "B"} or not len(pair["A"]) == pair["B"].shape[-1] == rank:
+            shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
+            raise CheckpointError(
+                f"{self.folder} has for {module} matrices of the shapes {shapes}, {CONFIG} says rank {rank}",
+                fix="take both files from the same adapter",
+            )
+        scale = _of_module(config.get("alpha_pattern"), module, config["lora_alpha"])
+        scale /= math.sqrt(rank) if config.get("use_rslora") else rank
+        if embedding or config.get("fan_in_fan_out"):
+            return pair["A"].t(), pair["B"].t(), scale
+        return pair["B"], pair["A"], scale
+
+    def changes(self, name: str, shape: tuple[int, ...], shared: bool = False) -> bool:
+        """Whether the adapter changes the model's tensor of that name. shared: it is embedding and output head at once.
+        Raises CheckpointError if it does not fit."""
+        key = _key(name)
+        if key not in self._full and key not in self._factors:
+            return False
+        if shared:
+            raise CheckpointError(
+                f"the adapter {self.folder} changes {name}, which is the embedding and the output head of this model",
+                why="merged, it would change both",
+                fix="merge it by peft into a copy of the model with tie_word_embeddings=False",
+            )
+        wanted = [tuple(self._full[key].shape)] if key in self._full else []
+        if key in self._factors:
+            left, right, _ = self._factors[key]
+            wanted.append((left.shape[0], right.shape[-1]))
+        if any(each != shape for each in wanted):
+            raise CheckpointError(
+                f"{name} has the shape {shape}, the adapter {self.folder} was made for {wanted[0]}",
+                why="it was trained on another model",
+                fix=self._fix,
+            )
+        self._left.discard(key)
+        return True
+
+    def merged(self, name: str, weight: Tensor) -> Tensor:
+        """What becomes of a tensor that the adapter changes."""
+        key = _key(name)
+        if key in self._full:
+            weight = self._full[key].to(weight)
+        if key not in self._factors:
+            return weight
+        left, right, scale = self._factors[key]
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        return (wide + left.to(wide) @ right.to(wide) * scale).to(weight.dtype)
+
+    def check_all_used(self) -> None:
+        """Raise CheckpointError if it holds what no tensor of the model was asked for."""
+        if self._left:
+            raise CheckpointError(
+                f"the adapter {self.folder} changes {len(self._left)} tensors that this model does not have: "
+                + few(self._left),
+                why="leaving them out would run another model than the one that was trained",
+                fix=self._fix,
+            )
+
+
+def _key(name: str) -> str:
+    """Checkpoints of a model without its output head lack the first part of a name."""
+    return name.removeprefix("model.").removeprefix("transformer.")
+
+
+def _of_module(pattern: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first regular expression that the end of the module's name matches, as PEFT chooses it."""
+    return next((v for key, v in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _refuse(config: Mapping[str, Any], folder: Path) -> None:
+    """Raise UnsupportedModelError for an adapter whose effect is not W + s B A."""
+    wrong = {name: value for name, value in config.items() if value and name not in _READ}
+    if str(config.get("peft_type")).upper() != "LORA":
+        wrong["peft_type"] = config.get("peft_type")
+    if config.get("bias") not in (None, "none"):
+        wrong["bias"] = config["bias"]
+    if config.get("init_lora_weights") not in _WITHOUT_EFFECT:
+        wrong["init_lora_weights"] = config["init_lora_weights"]
+    if wrong:
+        raise UnsupportedModelError(
+            f"the adapter {folder} has " + " and ".join(f"{name}={value!r}" for name, value in wrong.items()),
+            why="only plain LoRA is merged: two matrices for each weight",
+            fix="merge it by peft (merge_and_unload), and load the folder that save_pretrained then writes",
+        )

@@ -1,0 +1,262 @@
+"""`ModelShape`: what is known of every model before its weights are read. `ModuleShape`: that of a model that
+transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slipstream.checkpoints.checkpoint import read_config
+from slipstream.errors import ConfigError, UnsupportedModelError, reading
+
+UNBOUNDED = 2**31 - 1
+"""Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
+
+PADDING = 0.01
+"""Numbers of ids that differ by less than this share are those of one vocabulary, padded."""
+
+_FIX = "correct config.json, or export the checkpoint again"
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
+
+
+def differ(*widths: int) -> bool:
+    """Whether numbers of ids differ by more than padding."""
+    return max(widths) - min(widths) > PADDING * max(widths)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: `count` MLPs, of which a router picks `per_token` for each token.
+
+    norm_topk  the weights of the picked experts are rescaled to sum to 1.
+    layers     for each layer, True if its MLP is a mixture.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    norm_topk: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a model, whichever executor runs it; of an encoder-decoder `layers` and `context` are its decoder's.
+
+    heads, kv_heads, head_dim  of the layer with most; 0 for a model without attention.
+    context      maximum number of positions that the checkpoint supports.
+    source_context  most tokens that its encoder reads; None: it has no encoder.
+    position     "rope", "learned" (embeddings added to the input), or "none" where the context has no bound.
+    rope_parameters  theta, type and the parameters of that type; empty for learned positions.
+    windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
+    eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
+    mask_token   `pard_token`: id in whose places the model predicts several tokens in one pass (PARD, arXiv
+                 2504.18583); None: it was not trained so.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    context: int
+    source_context: int | None = None
+    position: str = "rope"
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    windows: tuple[int | None, ...] = ()
+    experts: Experts | None = None
+    tie_embeddings: bool = False
+    eos_ids: tuple[int, ...] = ()
+    mask_token: int | None = None
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of weights; a tied head is counted once."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Number of weights used for one token: of each mixture, only the experts that the router picks."""
+        experts = self.experts
+        idle = 1 - experts.per_token / experts.count if experts else 0.0
+        mixed = sum(math.prod(s) for name, s in self.shapes().items() if ".mlp.experts." in name)
+        return round(self.parameters - idle * mixed)
+
+    @cached_property
+    def step_parameters(self) -> int:
+        """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
+        step reads one row, and without an encoder, which runs once."""
+        shapes = self.shapes()
+        looked_up = ["embed_positions.weight", *([] if self.tie_embeddings else ["embed_tokens.weight"])]
+        if self.source_context is not None:
+            looked_up += [name for name in shapes if "encoder." in name]
+        return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
+
+    def kv_bytes(self, itemsize: int = 4) -> int:
+        """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
+        return 2 * self.kv_width * itemsize
+
+    @property
+    def routed(self) -> tuple[int, int] | None:
+        """As `core.target.Capabilities.experts`."""
+        return (self.experts.per_token, self.experts.count) if self.experts else None
+
+    @property
+    def kv_width(self) -> int:
+        """How many numbers the keys of one token are, in all layers that keep some."""
+        return self.layers * self.kv_heads * self.head_dim
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every weight, a tied head counted once; the input embedding is "embed_tokens.weight"."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleShape(ModelShape):
+    """config: of transformers."""
+
+    kv_width: int = 0
+    config: Any = field(default=None, repr=False, compare=False)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """See `ModelShape`. The model is made without memory for its weights."""
+        import torch
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        auto: Any = AutoModelForCausalLM if self.source_context is None else AutoModelForSeq2SeqLM
+        with reading("transformers makes no model of config.json", _FIX, ConfigError), torch.device("meta"):
+            module = auto.from_config(self.config)
+        weight = getattr(module.get_input_embeddings(), "weight", None)
+        return {
+            "embed_tokens.weight" if parameter is weight else name: tuple(parameter.shape)
+            for name, parameter in module.named_parameters()
+        }
+
+
+def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> ModuleShape:
+    """The shape of a transformers model.
+
+    config      of the whole model. generation: its generation configuration, or None.
+    vocab_size  width of its logits; None: what the configuration says.
+    """
+    text = config.get_text_config(decoder=True)
+    context = _bound(text, "max_decoder_position_embeddings")
+    layers = text.num_hidden_layers
+    source = None
+    if config.is_encoder_decoder:
+        layers = _first(text, "num_decoder_layers") or layers
+        source = (getattr(config, "encoder", None) or config).get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    vocab = vocab_size or text.vocab_size
+    # Some families differ by layer, and then refuse to say what they have in general (Gemma 4).
+    each = [] if config.is_encoder_decoder else list(getattr(text, "per_layer_config", ()))
+    each = each or [text] * layers
+    heads = [_first(one, "num_attention_heads") or 0 for one in each]
+    kv_heads = [_first(one, "num_key_value_heads", "num_kv_heads") or n for one, n in zip(each, heads, strict=True)]
+    dims = [_first(one, "head_dim") or (one.hidden_size // n if n else 0) for one, n in zip(each, heads, strict=True)]
+    shared = getattr(text, "kv_sharing_modes", None) or [None] * len(each)
+    return ModuleShape(
+        model_type=config.model_type,
+        vocab_size=vocab,
+        hidden_size=text.hidden_size,
+        layers=layers,
+        context=min(context, _unscaled(rope, context)),
+        position="none" if context == UNBOUNDED else "rope" if rope else "learned",
+        eos_ids=_eos(text, generation, vocab),
+        heads=max(heads),
+        kv_heads=max(kv_heads),
+        head_dim=max(dims),
+        kv_width=sum(n * d for n, d, mode in zip(kv_heads, dims, shared, strict=True) if mode != "reuse"),
+        windows=_windows(text, each),
+        tie_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        rope_parameters=rope,
+        experts=_experts(text),
+        source_context=_bound(source, "max_encoder_position_embeddings") if source else None,
+        mask_token=getattr(text, "pard_token", None),
+        config=config,
+    )
+
+
+def shape_in(folder: Path) -> ModuleShape:
+    """The shape of the model in a folder, from its small files. Code in the folder is not run.
+
+    Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
+    encoder-decoder of texts, ConfigError for a configuration that it refuses.
+    """
+    import transformers
+
+    kind = read_config(folder).get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise unknown_architecture(kind)
+    with reading(f"transformers cannot read {folder / 'config.json'}", _FIX, ConfigError):
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        if type(config) not in known[bool(config.is_encoder_decoder)]:
+            raise UnsupportedModelError(
+                f"the architecture {kind!r} is not that of a causal language model, nor of an encoder-decoder of texts",
+                why="each token must depend on the text before it, and on a source at most",
+                fix="use a language model",
+            )
+        generation = None
+        if (folder / "generation_config.json").exists():
+            generation = transformers.GenerationConfig.from_pretrained(str(folder))
+        return shape_of(config, generation)
+
+
+def unknown_architecture(kind: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
+        fix="install a newer transformers, or use another model",
+    )
+
+
+def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:
+    eos = getattr(generation, "eos_token_id", None)
+    eos = getattr(text, "eos_token_id", None) if generation is None else eos
+    ids = eos if isinstance(eos, (list, tuple)) else () if eos is None else (eos,)
+    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < vocab))
+
+
+def _bound(text: Any, key: str) -> int:
+    """Most tokens of a text. T5's `n_positions` is how long its training texts were: its positions are distances."""
+    if hasattr(text, "relative_attention_num_buckets"):
+        return UNBOUNDED
+    return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED
+
+
+def _unscaled(rope: Any, context: int) -> int:
+    """How many positions have the same frequencies. "longrope" and "dynamic" change them when a text becomes longer,
+    and keys that are in the cache cannot follow: the text would depend on how it was cut into passes."""
+    each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
+    varying = [one for one in each if one.get("rope_type") in ("longrope", "dynamic")]
+    return min([int(one.get("original_max_position_embeddings") or context) for one in varying], default=context)
+
+
+def _windows(text: Any, each: list[Any]) -> tuple[int | None, ...]:
+    """The sliding window of each layer, None for full attention."""
+    types = getattr(text, "layer_types", None) or ["sliding"] * len(each)
+    sizes = [_first(layer, "sliding_window") for layer in each]
+    return tuple(size if "sliding" in kind else None for size, kind in zip(sizes, types, strict=True))
+
+
+def _experts(text: Any) -> Experts | None:
+    count, per_token = _first(text, *_EXPERT_KEYS), _first(text, *_PER_TOKEN_KEYS)
+    if not count or not per_token or count < 2:
+        return None
+    return Experts(count, min(per_token, count), 0, True, (True,) * text.num_hidden_layers)
+
+
+def _first(config: Any, *keys: str) -> int | None:
+    """The first of these keys that is a positive integer."""
+    for key in keys:
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

@@ -1,0 +1,247 @@
+"""`Blocks`: weights as integers with a scale, and a minimum, for each output and group of columns, as GGUF files store
+them. Nothing is rounded: integer * scale + minimum is exactly the weight of the file, in float32.
+
+Formats of the blocks: ggml-common.h and ggml-quants.c of github.com/ggml-org/ggml; `gguf.quants` computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slipstream.checkpoints.weight_formats import FORMATS, WeightFormat
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A number for each output and group of columns: values[o, c // span] * factors[o, c // group].
+
+    values   float16 [outs, columns / span].
+    factors  int8 [outs, columns / group]; None: all are 1, and a span is a group.
+    """
+
+    values: np.ndarray
+    factors: np.ndarray | None = None
+
+    def __getitem__(self, rows: slice) -> Scales:
+        return Scales(self.values[rows], None if self.factors is None else self.factors[rows])
+
+    def floats(self, group: int, columns: int) -> np.ndarray:
+        """float32 [outs, columns / group], exact."""
+        spread = np.repeat(self.values.astype(np.float32), columns // group // self.values.shape[1], axis=1)
+        return spread if self.factors is None else spread * self.factors
+
+    def divided(self, group: int, span: int, factors: bool, columns: int) -> Scales:
+        """The same numbers for smaller groups and spans, with factors if asked for."""
+        values = np.repeat(self.values, columns // span // self.values.shape[1], axis=1)
+        if not factors:
+            return Scales(values)
+        given = np.ones(values.shape, np.int8) if self.factors is None else self.factors
+        return Scales(values, np.repeat(given, columns // group // given.shape[1], axis=1))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """weight[o, c] = integers[o, c] * scales[o, c // group] + minima[o, c // group].
+
+    integers  [outs, columns]; uint8 below 16 if `bits` is 4, else int8.
+    minima    None if all are 0.
+    """
+
+    bits: int
+    group: int
+    integers: np.ndarray
+    scales: Scales
+    minima: Scales | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outs, columns = self.integers.shape
+        return int(outs), int(columns)
+
+    @property
+    def span(self) -> int:
+        """Columns that share the float16 numbers of `Scales`."""
+        return self.shape[1] // int(self.scales.values.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.integers)
+
+    def __getitem__(self, rows: slice) -> Blocks:
+        return replace(
+            self, integers=self.integers[rows], scales=self.scales[rows], minima=self.minima and self.minima[rows]
+        )
+
+    def floats(self) -> np.ndarray:
+        """The weights in float32."""
+        scales = self.scales.floats(self.group, self.shape[1])
+        values = self.integers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
+        if self.minima is not None:
+            values += np.repeat(self.minima.floats(self.group, self.shape[1]), self.group, axis=1)
+        return values
+
+    def divided(self, kind: WeightFormat) -> Blocks:
+        """The same weights in the blocks of a format that holds them."""
+        columns, least, (group, span, factors) = self.shape[1], self.minima, (kind.group, kind.span, kind.factors)
+        if kind.minima and least is None:
+            least = Scales(np.zeros_like(self.scales.values), self.scales.factors)
+        return Blocks(
+            kind.bits,
+            group,
+            self.integers.astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
+            self.scales.divided(group, span, factors, columns),
+            least and least.divided(group, span, factors, columns),
+        )
+
+
+def stacked(parts: Seq[Blocks]) -> Blocks:
+    """Outputs of several matrices with the same input, in blocks of one format."""
+
+    def joined(scales: Seq[Scales]) -> Scales:
+        numbers = [each.factors for each in scales if each.factors is not None]
+        return Scales(np.concatenate([each.values for each in scales]), np.concatenate(numbers) if numbers else None)
+
+    integers, scales = np.concatenate([part.integers for part in parts]), joined([part.scales for part in parts])
+    minima = [part.minima for part in parts if part.minima is not None]
+    return replace(parts[0], integers=integers, scales=scales, minima=joined(minima) if minima else None)
+
+
+def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
+    """The narrowest format that holds all of these weights exactly; None if none does."""
+
+    def holds(kind: WeightFormat, part: Blocks) -> bool:
+        divides = part.group % kind.group == part.span % kind.span == part.shape[1] % kind.span == 0
+        minima, factors = part.minima is not None, part.scales.factors is not None
+        return divides and kind.bits >= part.bits and kind.minima >= minima and kind.factors >= factors
+
+    return next((kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts)), None)
+
+
+# --- the blocks of GGUF files: bytes [outs, blocks, bytes of a block] -> Blocks --------------------------------------
+
+
+Parts = tuple[np.ndarray, Scales, "Scales | None"]
+"""Integers, scales and minima of `Blocks`."""
+
+
+def _half(raw: np.ndarray, at: int) -> np.ndarray:
+    """The float16 at a byte of each block [outs, blocks]."""
+    return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)[..., 0]
+
+
+def _joined(parts: Seq[np.ndarray], kind: type = np.uint8) -> np.ndarray:
+    """Numbers of each block, in order [outs, columns]."""
+    whole: np.ndarray = np.concatenate(parts, axis=-1).astype(kind)
+    return whole.reshape(len(whole), -1)
+
+
+def _nibbles(raw: np.ndarray) -> list[np.ndarray]:
+    return [raw & 15, raw >> 4]
+
+
+def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
+    """Bit 4 of each of 32 numbers, from the 32 bits at a byte, as two halves."""
+    bits = np.unpackbits(raw[..., at : at + 4], axis=-1, bitorder="little") << 4
+    return [bits[..., :16], bits[..., 16:]]
+
+
+def _q4_0(raw: np.ndarray) -> Parts:
+    scale = _half(raw, 0)
+    return _joined(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8))
+
+
+def _q4_1(raw: np.ndarray) -> Parts:
+    return _joined(_nibbles(raw[..., 4:])), Scales(_half(raw, 0)), Scales(_half(raw, 2))
+
+
+def _q5_0(raw: np.ndarray) -> Parts:
+    parts = [low | high for low, high in zip(_nibbles(raw[..., 6:]), _high_bits(raw, 2), strict=True)]
+    return _joined([part.astype(np.int8) - 16 for part in parts], np.int8), Scales(_half(raw, 0)), None
+
+
+def _q5_1(raw: np.ndarray) -> Parts:
+    parts = [low | high for low, high in zip(_nibbles(raw[..., 8:]), _high_bits(raw, 4), strict=True)]
+    return _joined(parts, np.int8), Scales(_half(raw, 0)), Scales(_half(raw, 2))
+
+
+def _q8_0(raw: np.ndarray) -> Parts:
+    return _joined([raw[..., 2:].view(np.int8)], np.int8), Scales(_half(raw, 0)), None
+
+
+def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
+    """Scales and minima of the 8 groups of a block of Q4_K or Q5_K: 6 bits each in 12 bytes, times d, -dmin."""
+    packed = raw[..., 4:16]
+    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scale = _joined([low & 63, (high & 15) | (low >> 6 << 4)], np.int8)
+    least = _joined([middle & 63, (high >> 4) | (middle >> 6 << 4)], np.int8)
+    return Scales(_half(raw, 0), scale), Scales(-_half(raw, 2), least)
+
+
+def _q4_k(raw: np.ndarray) -> Parts:
+    scales, minima = _k_scales(raw)
+    chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # of 64 columns: lower halves, then upper ones
+    return _joined([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima
+
+
+def _q5_k(raw: np.ndarray) -> Parts:
+    scales, minima = _k_scales(raw)
+    high, chunks = raw[..., 16:48], raw[..., 48:].reshape(*raw.shape[:2], 4, 32)
+    parts = [
+        part | (high >> np.uint8(2 * c + k) & 1) << 4
+        for c in range(4)
+        for k, part in enumerate(_nibbles(chunks[..., c, :]))
+    ]
+    return _joined(parts, np.int8), scales, minima
+
+
+def _q6_k(raw: np.ndarray) -> Parts:
+    parts = []
+    for half in range(2):  # of 128 columns
+        low, high = raw[..., 64 * half : 64 * half + 64], raw[..., 128 + 32 * half : 160 + 32 * half]
+        for k, part in enumerate((low[..., :32] & 15, low[..., 32:] & 15, low[..., :32] >> 4, low[..., 32:] >> 4)):
+            parts.append((part | (high >> np.uint8(2 * k) & 3) << 4).astype(np.int8) - 32)
+    scales = Scales(_half(raw, 208), _joined([raw[..., 192:208].view(np.int8)], np.int8))
+    return _joined(parts, np.int8), scales, None
+
+
+@dataclass(frozen=True)
+class GgufType:
+    """How a tensor is stored: `count` weights in `nbytes` bytes. format: in memory (`weight_formats.FORMATS`); "": our
+    own decoder does not read it. read: bytes [outs, blocks, nbytes] -> `Parts`; None: floating-point numbers."""
+
+    name: str
+    count: int
+    nbytes: int
+    format: str = ""
+    read: Callable[[np.ndarray], Parts] | None = None
+
+    def blocks(self, raw: np.ndarray) -> Blocks:
+        return Blocks(FORMATS[self.format].bits, FORMATS[self.format].group, *self.read(raw))  # type: ignore[misc]
+
+
+TYPES = {
+    number: GgufType(*each)  # type: ignore[arg-type]
+    for number, each in {
+        0: ("F32", 1, 4, "float32"), 1: ("F16", 1, 2, "float16"), 30: ("BF16", 1, 2, "bfloat16"),
+        2: ("Q4_0", 32, 18, "blocks4", _q4_0),
+        3: ("Q4_1", 32, 20, "blocks4", _q4_1),
+        6: ("Q5_0", 32, 22, "blocks8", _q5_0),
+        7: ("Q5_1", 32, 24, "blocks8_minima", _q5_1),
+        8: ("Q8_0", 32, 34, "blocks8", _q8_0),
+        12: ("Q4_K", 256, 144, "blocks4_factors", _q4_k),
+        13: ("Q5_K", 256, 176, "blocks8_factors", _q5_k),
+        14: ("Q6_K", 256, 210, "blocks8_by_16", _q6_k),
+        9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 15: ("Q8_K", 256, 292),
+        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+        24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+        29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+        40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+    }.items()
+}  # fmt: skip
+"""The types of tensors by their numbers in files."""
+
+READERS = {each.name: each.blocks for each in TYPES.values() if each.read}
+FLOATS = {each.name: each.format for each in TYPES.values() if each.format and not each.read}

@@ -1,0 +1,347 @@
+"""`Weights`: a checkpoint's tensors under canonical names, which are the same for every family and file layout.
+
+    embed_tokens.weight [V, d]      embed_positions.weight [context, d] (learned positions)
+    layers.{i}.input_layernorm.{weight,bias}            layers.{i}.post_attention_layernorm.{weight,bias}
+    layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}   layers.{i}.self_attn.{q,k}_norm.weight
+    layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}
+    layers.{i}.mlp.gate.weight (router)                 layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.weight
+    norm.{weight,bias}              lm_head.weight (absent if tied)
+
+All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
+before it reads the next, so a model is never in memory twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.checkpoints.checkpoint import few, open_tensors, resolve, weight_files
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.gguf_weights import GgufTensors
+from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.weight_blocks import Blocks
+from slipstream.errors import CheckpointError, reading
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read so far, total bytes) after each tensor."""
+
+Read = Callable[[], Tensor]
+ReadRows = Callable[[slice], Tensor]
+Cut = Callable[[Tensor], Tensor]
+"""From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
+
+_MAPPED, _PIECE = 2**23, 2**20
+
+
+def widened(name: str, tensor: Tensor) -> Tensor:
+    """A stored tensor in a dtype that can be computed with: float8, cast by hand, becomes bfloat16, which has all its
+    values. Raises CheckpointError for numbers that are no weights without their scales."""
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+        return tensor
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return tensor.to(torch.bfloat16)
+    why = "such weights need scales, and no configuration tells of a quantisation"
+    fix = "use the checkpoint in 16 or 32 bits, and quantize='int8'"
+    raise CheckpointError(f"{name} is stored as {tensor.dtype}", why=why, fix=fix)
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.numel():
+        return
+    low, high = tensor.detach().aminmax()  # one pass, no copy; NaN propagates
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise CheckpointError(
+            f"{name} holds NaN or infinity",
+            why="every token computed with it would be meaningless",
+            fix="download the checkpoint again; if it was made here, look there for an overflow",
+        )
+
+
+class Weights(Mapping[str, Tensor]):
+    """Canonical name -> tensor, read on access, converted to `dtype` and checked for NaN and infinity.
+
+    Every access reads the tensor again, so keep the result. Tensors in the stored dtype are views of the mapped file.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[str, tuple[str, ReadRows]],
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        files: Seq[_Shard] = (),
+        gguf: GgufTensors | None = None,
+    ):
+        self.config = config
+        self._files, self._gguf = files, gguf
+        self._readers = readers  # canonical name -> (stored name, reader)
+        self.shapes = config.shapes()
+        self._progress, self._read, self.dtype = progress, 0, dtype
+        self.nbytes = sum(torch.Size(s).numel() for s in self.shapes.values()) * dtype.itemsize
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.part(name, slice(None))
+
+    def slices(self, name: str) -> list[slice]:
+        """Which rows of a matrix to read at a time: about `_PIECE` numbers."""
+        outs, columns = self.shapes[name]
+        step = max(1, _PIECE // columns // 64) * 64
+        return [slice(first, first + step) for first in range(0, outs, step)]
+
+    def part(self, name: str, rows: slice, as_stored: bool = False) -> Tensor:
+        """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
+        stored, read = self._readers[name]
+        with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
+            raw = widened(stored, read(rows))
+        check_finite(stored, raw)
+        tensor = raw.detach().to(raw.dtype if as_stored else self.dtype).contiguous()
+        self._read += tensor.numel() * self.dtype.itemsize
+        if self._progress:
+            self._progress(min(self._read, self.nbytes), self.nbytes)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers  # the method of Mapping would read the tensor
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return widened(name, self._readers[name][1](slice(1))).dtype
+
+    @property
+    def quantised(self) -> str | None:
+        """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
+        return self._gguf.quantised if self._gguf else None
+
+    def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
+        """Rows of a matrix as they are stored, if that is in blocks of integers (see `gguf_weights`)."""
+        return self._gguf.blocks(name, rows) if self._gguf else None
+
+    def unmap(self) -> None:
+        """Unmap the files, because mapped pages count as memory. The next access maps them again."""
+        for file in self._files:
+            file.unmap()
+
+    @property
+    def head(self) -> str:
+        """Name of the output head: "lm_head.weight", or "embed_tokens.weight" if tied."""
+        return HEAD if HEAD in self._readers else EMBEDDING
+
+
+class _Shard:
+    """One safetensors file. Pages that were read count as memory until the mapping is closed, so the file is mapped
+    again after every `_MAPPED` bytes. A mapping closes with the last tensor that views it."""
+
+    def __init__(self, path: Path):
+        self.path, self.mapped = path, 0
+        self._handle: Any = None
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            self._handle = open_tensors(self.path)
+        return self._handle
+
+    def unmap(self) -> None:
+        self._handle, self.mapped = None, 0
+
+    def read(self, name: str) -> Tensor:
+        if self.mapped > _MAPPED:
+            self.unmap()
+        tensor = self.handle.get_tensor(name)
+        self.mapped += tensor.nbytes
+        return tensor
+
+
+def load_weights(
+    checkpoint: str | Path,
+    config: DecoderConfig,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+    adapter: Adapter | None = None,
+) -> Weights:
+    """Open the safetensors of a folder or hub id, or a GGUF file, and check names and shapes against `config`. adapter:
+    merged into safetensors.
+
+    Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
+    """
+    folder = resolve(checkpoint)
+    if not folder.is_dir():
+        tensors = GgufTensors(read_header(folder), config)
+        return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
+    readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
+    files: list[_Shard] = []
+    parts = weight_files(folder)
+    listed = {name for names in parts.values() for name in names or ()}
+    for file, promised in parts.items():
+        shard = _Shard(folder / file)
+        files.append(shard)
+        stored = set(shard.handle.keys())
+        for name in stored - listed.difference(promised or ()):  # also what no index names
+            shape = tuple(shard.handle.get_slice(name).get_shape())
+            readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
+        lost = [] if promised is None else sorted(set(promised) - stored)
+        if lost:
+            raise CheckpointError(
+                f"{folder / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
+                fix="download the file and the index again",
+            )
+    if adapter is not None:
+        plain = dict(readers)
+        # It is read in pieces.
+        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, widened(name, plain[name][0]())))
+        for name, (_, shape) in plain.items():
+            if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
+                readers[name] = (partial(merged, name), shape)
+        adapter.check_all_used()
+    return _assemble(readers, config, dtype, progress, str(folder), files)
+
+
+def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
+    """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
+    model's (the default)."""
+    readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
+    dtype = dtype or next(model.parameters()).dtype
+    return _assemble(readers, config or DecoderConfig.of_module(model), dtype, None, type(model).__name__)  # type: ignore[arg-type]
+
+
+def _assemble(
+    readers: Mapping[str, tuple[Read, tuple[int, ...]]],
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    origin: str,
+    files: Seq[_Shard] = (),
+) -> Weights:
+    """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
+
+    As in transformers, the head of a tied configuration may be stored in place of the embedding; stored beside it, with
+    other values, it is a head of its own."""
+    expected = (apart := replace(config, tie_embeddings=False)).shapes()
+    assembled: dict[str, tuple[str, ReadRows]] = {}
+    unknown: list[str] = []
+    for stored, (read, shape) in sorted(readers.items()):
+        parts = _canonical(stored, shape, config)
+        if parts is None:
+            unknown.append(stored)
+            continue
+        meta = torch.empty(shape, device="meta")  # cuts are views: applied to a meta tensor they give the shape
+        for name, cut in parts:
+            if name not in expected or name in assembled:
+                unknown.append(stored)
+                continue
+            try:
+                given = tuple(cut(meta).shape)
+            except (IndexError, RuntimeError, ValueError):
+                given = shape
+            if given != expected[name]:
+                raise CheckpointError(
+                    f"{stored} in {origin} gives {name} the shape {given}, config.json says {expected[name]}",
+                    why="weights and configuration belong to different models",
+                    fix="take both from the same checkpoint",
+                )
+            assembled[name] = (f"{stored} in {origin}", lambda rows, read=read, cut=cut: cut(read())[rows])  # type: ignore[misc]
+    if config.tie_embeddings and HEAD in assembled:
+        head = assembled.pop(HEAD)
+        _, embedding = assembled.setdefault(EMBEDDING, head)
+        step = max(1, _PIECE // expected[HEAD][1])
+        for rows in (slice(at, at + step) for at in range(0, config.vocab_size, step)):
+            if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
+                config, assembled[HEAD] = apart, head
+                break
+    expected = config.shapes()
+    missing = [name for name in expected if name not in assembled]
+    if missing:
+        raise CheckpointError(
+            f"{origin} lacks {len(missing)} of {len(expected)} tensors: {few(missing)}",
+            why="the model that config.json describes is incomplete"
+            + (f"; unknown tensors: {few(unknown)}" if unknown else ""),
+            fix="download the checkpoint again, or correct config.json",
+        )
+    if unknown:
+        raise CheckpointError(
+            f"{origin} holds {len(unknown)} tensors that config.json does not account for: {few(unknown)}",
+            why="leaving them out would run another model than the one that was trained",
+            fix="correct config.json (a bias or norm that it denies, a quantisation?)",
+        )
+    return Weights(assembled, config, dtype, progress, files)
+
+
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_TIED = (EMBEDDING, "wte.weight", HEAD)
+_BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+_MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_GPT2 = {
+    "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
+}  # fmt: skip
+_GPT2_TOP = {
+    "wte.weight": "embed_tokens.weight", "wpe.weight": "embed_positions.weight", "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias", "lm_head.weight": "lm_head.weight",
+}  # fmt: skip
+
+
+def _whole(t: Tensor) -> Tensor:
+    return t
+
+
+def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> list[tuple[str, Cut]] | None:
+    """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
+    if _BUFFERS.fullmatch(stored):
+        return []
+    if config.model_type == "gpt2":
+        return _canonical_gpt2(stored, config)
+    name = stored.removeprefix("model.")
+    moe = _MOE.fullmatch(name)
+    if moe is None or not config.experts:
+        return [(name, _whole)]
+    layer, part = moe.groups()
+    if part in ("experts.gate_up_proj", "experts.down_proj"):  # fused: [E, 2I, d] and [E, d, I]
+        return _fused(f"{layer}.mlp.experts", part.removeprefix("experts."), shape[0])
+    *path, last, kind = part.split(".")
+    return [(".".join([f"{layer}.mlp", *path, _MIXTRAL.get(last, last), kind]), _whole)]
+
+
+def _fused(prefix: str, part: str, count: int) -> list[tuple[str, Cut]]:
+    """The in-memory layout of transformers 5: one tensor for all experts, gate rows before up rows."""
+    names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+    return [
+        (f"{prefix}.{e}.{name}.weight", lambda t, e=e, i=i: t[e].chunk(len(names))[i])  # type: ignore[misc]
+        for e in range(count)
+        for i, name in enumerate(names)
+    ]
+
+
+def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
+    """GPT-2 stores linear weights as [in, out], and query, key and value in one tensor."""
+    name = stored.removeprefix("transformer.")
+    if name in _GPT2_TOP:
+        return [(_GPT2_TOP[name], _whole)]
+    match = re.fullmatch(r"h\.(\d+)\.(.+)\.(weight|bias)", name)
+    if not match:
+        return None
+    layer, part, kind = match.groups()
+    if part == "attn.c_attn":
+        d = config.hidden_size
+        return [
+            (f"layers.{layer}.self_attn.{x}_proj.{kind}", lambda t, j=j: t.t()[j * d : (j + 1) * d])  # type: ignore[misc]
+            for j, x in enumerate("qkv")
+        ]
+    if part not in _GPT2:
+        return None
+    cut: Cut = _whole if part.startswith("ln_") else lambda t: t.t()  # t() leaves a bias as it is
+    return [(f"layers.{layer}.{_GPT2[part]}.{kind}", cut)]

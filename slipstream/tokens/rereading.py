@@ -1,0 +1,131 @@
+"""`Reading`: a text of the target's tokens in the tokens of a draft model with another tokenizer.
+
+Complete words are split by the draft model's own tokenizer, as it was trained. A word is complete when the next one
+begins: before a space after something else, at a special token, or after `LONGEST` bytes. The last word may go on, so
+its tokens are taken one by one: a token that the draft model has, too, is that token, and others are split.
+
+    target's tokens   spec  ulative  ▁dec        draft model's, "dec" still open      speculative  Ġdec
+                      spec  ulative  ▁dec  oding  ▁                                    speculative  Ġdecoding  Ġ
+
+So the ids depend on the tokens alone, not on how they were drafted, and ids before the last word never change.
+"""
+
+from collections.abc import Sequence as Seq
+
+from slipstream.tokens.token_texts import SHARED_ROLES, TokenTexts
+
+LONGEST = 64
+"""Bytes after which a word ends at the next character, so that text without spaces is not split again and again."""
+
+WHITESPACE = b" \t\n\r"
+
+
+class Vocabularies:
+    """Tokens of a target and of its draft model, and which of them are the same: those that write
+    the same bytes, and special tokens with the same text or the same role. Each has at most one counterpart.
+
+    width  of the logits of the target and of the draft model: ids beyond them are never predicted.
+    """
+
+    def __init__(self, target: TokenTexts, draft: TokenTexts, width: tuple[int, int]):
+        self.target, self.draft = target, draft
+        pairs = [
+            (id_, draft_id) for data, id_ in target.id_of.items() if (draft_id := draft.id_of.get(data)) is not None
+        ]
+        pairs += [(target.special[name], draft.special[name]) for name in target.special.keys() & draft.special.keys()]
+        for role in SHARED_ROLES:
+            target_id, draft_id = target.roles[role], draft.roles[role]
+            if target_id is not None and draft_id is not None:
+                pairs = [pair for pair in pairs if target_id != pair[0] and draft_id != pair[1]]
+                pairs.append((target_id, draft_id))
+        self.to_draft = {a: b for a, b in sorted(pairs) if a < width[0] and b < width[1]}
+        self.to_target = {b: a for a, b in self.to_draft.items()}
+
+    def __str__(self) -> str:
+        shared, target, draft = len(self.to_draft), len(self.target.written), len(self.draft.written)
+        return (
+            f"{shared} tokens are shared, {shared / max(1, target):.0%} of the target's {target} and "
+            f"{shared / max(1, draft):.0%} of the draft model's {draft}"
+        )
+
+
+class Reading:
+    """ids: the text as the draft model reads it, after what its tokenizer puts before a text. Empty if it puts nothing
+    there and the draft model has no token for the text."""
+
+    def __init__(self, vocabularies: Vocabularies):
+        self._vocabularies = vocabularies
+        self.ids: list[int] = list(vocabularies.draft.begin)
+        self._read = 0  # how many tokens of the target's have been read
+        self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
+
+    def update(self, tokens: Seq[int], same: int) -> int:
+        """Read a text of which the first `same` tokens are those of the last call. Returns how many leading ids are as
+        they were."""
+        known = min(same, self._read)
+        while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may not begin a word now
+            self._words.pop()
+        at, kept = self._words[-1]
+        del self.ids[kept:]
+        word, complete = b"", True  # complete: no character of the word is cut at its end
+        for n in range(at, len(tokens)):
+            written = self._vocabularies.target.text_of(tokens[n])
+            if written is None:
+                self._end_word(word)
+                self._add_special(tokens[n], n)
+                at, word = n + 1, b""
+                self._words.append((at, len(self.ids)))
+                continue
+            next_word = written.startswith(b" ") and word[-1:] not in WHITESPACE
+            if word and complete and (next_word or len(word) >= LONGEST):
+                self._end_word(word)
+                at, word = n, b""
+                self._words.append((at, len(self.ids)))
+            word += written
+            complete = not cut_at_end(word)
+        self._add_open(tokens[at:])
+        self._read = len(tokens)
+        return kept
+
+    @property
+    def open_word(self) -> int:
+        """Place of the first of the target's tokens whose ids may still change."""
+        return self._words[-1][0]
+
+    def _end_word(self, word: bytes) -> None:
+        if not word:
+            return
+        first = len(self.ids) == len(self._vocabularies.draft.begin)
+        if first and self._vocabularies.target.drops_space:
+            word = word.removeprefix(b" ")
+        self.ids += self._vocabularies.draft.pieces(word, first)
+
+    def _add_special(self, token: int, place: int) -> None:
+        """Special tokens that the draft model does not have are left out, and so is a BOS that it has already read."""
+        vocabularies = self._vocabularies
+        if token in vocabularies.to_draft and not (place == 0 and token == vocabularies.target.roles["bos"]):
+            self.ids.append(vocabularies.to_draft[token])
+
+    def _add_open(self, tokens: Seq[int]) -> None:
+        """The tokens of the last word, one by one; those that write a character together, together."""
+        to_draft, data = self._vocabularies.to_draft, b""
+        for token in tokens:
+            if not data and token in to_draft:
+                self.ids.append(to_draft[token])
+                continue
+            data += self._vocabularies.target.text_of(token) or b""
+            if not cut_at_end(data):
+                self.ids += self._vocabularies.draft.pieces(data)
+                data = b""
+        self.ids += self._vocabularies.draft.pieces(data)
+
+
+def cut_at_end(data: bytes) -> int:
+    """How many bytes at the end begin a character that goes on."""
+    for length in range(1, min(3, len(data)) + 1):
+        byte = data[-length]
+        if byte < 0x80:
+            return 0
+        if byte >= 0xC0:
+            return length if length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+    return 0

@@ -1,0 +1,159 @@
+"""Incremental detokenization. It never returns part of a character or of a stop string."""
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.gguf_header import read_header
+from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
+from slipstream.errors import LoadError, reading
+from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer of a checkpoint (local folder, hub id or GGUF file): a transformers tokenizer, or one that does the
+    same. Never runs code of the checkpoint. Raises LoadError."""
+    folder = resolve(path, weights=False)
+    if not folder.is_dir():
+        from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
+
+        tokenizer = gguf_tokenizer(folder)
+        if tokenizer is None:
+            fix = "convert the model with one, or pass token ids as prompts"
+            raise LoadError(f"{folder.name} has no tokenizer", fix=fix)
+        return tokenizer
+    fix = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
+    with reading(f"no tokenizer could be loaded from {str(path)!r}", fix):
+        return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
+
+
+def _transformers_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+
+
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
+
+
+def tokenizer_of(path: str | Path) -> Any | None:
+    """As `load_tokenizer`; None for a local folder or GGUF file that holds no tokenizer: its prompts are token ids."""
+    folder = Path(path).expanduser()
+    if folder.is_file() and not read_header(folder).has_tokenizer:
+        return None
+    if folder.is_dir() and not any(next(folder.glob(name), None) for name in _TOKENIZER_FILES):
+        return None
+    return load_tokenizer(path)
+
+
+def decoder_of(tokenizer: Any) -> Decode:
+    """A function from token ids to text, without special tokens. Spaces are not cleaned up, so that pieces add up."""
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
+    """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
+    special = special_tokens(tokenizer).items()
+    dropped = {token for token, text in special if not any(text in marker for marker in markers)}
+    return lambda ids: tokenizer.decode(
+        [token for token in ids if token not in dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+def token_text_of(tokenizer: Any) -> Callable[[int], str]:
+    """A function from the id of a token to its text behind another one, special tokens included; U+FFFD for a part of a
+    character. At the beginning of a text, many tokenizers drop the space of a word."""
+    lead = tokenizer.encode("x", add_special_tokens=False)
+    before, keeping = tokenizer.decode(lead), {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+
+    @lru_cache(2**16)
+    def text(token: int) -> str:
+        whole = tokenizer.decode([*lead, token], **keeping)
+        return str(whole[len(before) :] if whole.startswith(before) else tokenizer.decode([token], **keeping))
+
+    return text
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Id -> name of the special tokens among the added ones."""
+    whole = not isinstance(tokenizer, FolderTokenizer)
+    added = tokenizer.added_tokens_decoder if whole else tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return {token: known.content for token, known in added.items() if known.special}
+
+
+def stray_byte(tokenizer: Any) -> int | None:
+    """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
+    if not isinstance(tokenizer, FolderTokenizer):
+        from transformers import PreTrainedTokenizerBase  # imported here: it takes long
+
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # of the user: nothing is known of its tokens
+            return None
+    byte = tokenizer.convert_tokens_to_ids("<0xFF>")
+    return byte if isinstance(byte, int) and byte != tokenizer.unk_token_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that one token added; `drafted` if the token is an accepted draft token."""
+
+    text: str
+    token: int
+    drafted: bool
+
+
+class TextStream:
+    """Turns tokens into pieces of text as they arrive.
+
+    A token that ends inside a UTF-8 character gives no text until the character is complete. With a tokenizer that
+    falls back to bytes, a run of bytes gives none until it ends: one invalid byte makes U+FFFD of all of them, also of
+    characters that were complete (stray_byte: see the function). Text that may be the beginning of a stop string is
+    held back until that is ruled out. The joined pieces are the text of the whole output, cut before the stop string
+    that ended it.
+
+    prompt  the tokens before the output: the text of its first token depends on them.
+    """
+
+    def __init__(self, decode: Decode, stop: Seq[str] = (), stray_byte: int | None = None, prompt: Seq[int] = ()):
+        self._text, self._stop = OutputText(decode, prompt, stray_byte), tuple(stop)
+        self._waiting: list[Piece] = []
+
+    def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
+        """Push the tokens of a step, and return the pieces that can be shown: of the last step, all that remain."""
+        for token, accepted in zip(ids, drafted, strict=True):
+            self.push(token, accepted)
+        return self.finish(stop_cause) if last else self.take()
+
+    def push(self, token: int, drafted: bool) -> None:
+        self._waiting.append(Piece(self._text.add(token), token, drafted))
+
+    def take(self) -> list[Piece]:
+        """Return the pieces that can be shown now."""
+        text = "".join(piece.text for piece in self._waiting)
+        unsafe = max((begun_at_end(text, stop) for stop in self._stop), default=0)
+        return self._release(len(text) - unsafe, keep=self._text.incomplete)
+
+    def finish(self, stop_cause: int | str | None) -> list[Piece]:
+        """Return the remaining pieces, up to the stop string if one ended the text. An incomplete character
+        at the very end is shown as U+FFFD."""
+        if self._text.incomplete and self._waiting:
+            last = self._waiting[-1]
+            self._waiting[-1] = Piece(self._text.rest(), last.token, last.drafted)
+        text = "".join(piece.text for piece in self._waiting)
+        end = -1
+        if isinstance(stop_cause, str):
+            end = completed_at(text, "".join(piece.text for piece in self._waiting[:-1]), stop_cause)
+        return self._release(end if end >= 0 else len(text), last=True)
+
+    def _release(self, length: int, keep: int = 0, last: bool = False) -> list[Piece]:
+        out: list[Piece] = []
+        while len(self._waiting) > keep:
+            piece = self._waiting[0]
+            if len(piece.text) > length and not last:
+                break
+            out.append(Piece(piece.text[:length], piece.token, piece.drafted))
+            length -= min(length, len(piece.text))
+            self._waiting.pop(0)
+        return out

@@ -1,0 +1,183 @@
+"""GGUF files made by hand, for tests that need no package: random blocks, and models of each family."""
+
+import struct
+from collections.abc import Mapping, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.gguf_config import FAMILIES
+from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.weight_blocks import TYPES
+
+_STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11
+
+SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
+_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Bytes at which a block has a float16; 0 in other kinds."""
+
+VOCAB = 96
+SPREAD = {"Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}
+"""Standard deviation of the numbers of a block: weights of about 0.1."""
+
+
+def gguf_bytes(
+    metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], version: int = 3, alignment: int = 32,
+    kinds: Mapping[str, str] | None = None,
+) -> bytes:  # fmt: skip
+    """A file with tensors of float32 or, by `kinds`, float16 or blocks: uint8 [..., outs, blocks, bytes of a block]."""
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        out += _text(key) + _value(value)
+    offset, numbers = 0, {each.name: (number, each.count) for number, each in TYPES.items()}
+    stored = []
+    for name, tensor in tensors.items():
+        kind, count = numbers[(kinds or {}).get(name, "F32")]
+        plain = "<f2" if (kinds or {}).get(name) == "F16" else "<f4"
+        data = tensor.tobytes() if count > 1 else tensor.astype(plain).tobytes()
+        shape = (tensor.shape[-2] * count, *tensor.shape[-3::-1]) if count > 1 else tensor.shape[::-1]
+        out += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+        stored.append(data + bytes(-len(data) % alignment))
+        offset += len(stored[-1])
+    return out + bytes(-len(out) % alignment) + b"".join(stored)
+
+
+def tiny_model(**changes: Any) -> bytes:
+    """A Llama of one layer, without a tokenizer. changes: metadata, None to leave one out."""
+    shape = {
+        "vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
+    }  # fmt: skip
+    metadata = {"general.file_type": 0, "llama.vocab_size": 8, "tokenizer.ggml.eos_token_id": None}
+    return model_bytes(family_config("llama", tied=True, **shape), **metadata | changes)[0]
+
+
+def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    """uint8 [outs, blocks, bytes of a block]. scale: standard deviation of the float16 numbers in them."""
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (outs, blocks, SIZES[name][1]), dtype=np.uint8)
+    for at in _SCALES.get(name, (0,)):
+        numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
+        raw[..., at : at + 2] = numbers.view(np.uint8)
+    return raw
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, bytes):  # as it is in the file
+        return value
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value) if 0 <= value < 2**32 else struct.pack("<Iq", _INT64, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    if value and isinstance(value[0], float):
+        return struct.pack(f"<IIQ{len(value)}f", _ARRAY, _FLOAT32, len(value), *value)
+    if value and isinstance(value[0], int):
+        return struct.pack(f"<IIQ{len(value)}i", _ARRAY, _INT32, len(value), *value)
+    return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_text, value))
+
+
+def family_config(family: str, tied: bool = False, **shape: int) -> DecoderConfig:
+    """Two layers of width 256, which all kinds of blocks divide, or of another shape."""
+    common: dict[str, Any] = {
+        "model_type": family, "vocab_size": VOCAB, "eos_token_id": [1], "tie_word_embeddings": tied,
+    }  # fmt: skip
+    if family == "gpt2":
+        sizes = {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 128, "n_inner": 512}
+        return DecoderConfig.from_dict(common | sizes)
+    if family in ("mixtral", "qwen3_moe"):
+        common |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+        common["norm_topk_prob"] = True
+    return DecoderConfig.from_dict(
+        common
+        | {
+            "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+            "head_dim": 64,
+        }
+        | {"intermediate_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
+        | {"sliding_window": None}
+        | shape
+    )  # fmt: skip
+
+
+def gguf_model(
+    folder: Path, config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
+) -> tuple[Path, dict[str, np.ndarray]]:
+    """(file, its canonical weights where they are floating-point). Matrices are stored in these kinds in turn."""
+    data, floats = model_bytes(config, kinds, **metadata)
+    (folder / "model.gguf").write_bytes(data)
+    return folder / "model.gguf", floats
+
+
+def model_bytes(
+    config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
+) -> tuple[bytes, dict[str, np.ndarray]]:
+    """The content of a file, see `gguf_model`."""
+    whole, tensors, stored, floats = model_parts(config, kinds, **metadata)
+    return gguf_bytes(whole, tensors, kinds=stored), floats
+
+
+def byte_characters() -> list[str]:
+    """The characters that stand for the bytes 0..255 in tokens of byte-level BPE."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = iter(range(256, 512))
+    return [chr(byte if byte in shown else next(rest)) for byte in range(256)]
+
+
+def byte_level_keys(
+    pre: str | None, words: Seq[str] = (), merges: Seq[str] = (), special: Seq[str] = (), rows: int = 300, **ids: str
+) -> dict[str, Any]:
+    """Metadata of a byte-level tokenizer. ids: role -> text of a token, as bos="<s>"."""
+    tokens = [*byte_characters(), *words, *special]
+    types = [1] * (256 + len(words)) + [3] * len(special) + [5] * (rows - len(tokens))
+    keys = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.tokens": tokens + [f"[PAD{i}]" for i in range(len(tokens), rows)],
+        "tokenizer.ggml.token_type": types, "tokenizer.ggml.eos_token_id": None,
+    }  # fmt: skip
+    return keys | {f"tokenizer.ggml.{role}_token_id": tokens.index(text) for role, text in ids.items()}
+
+
+def model_parts(
+    config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
+    """Metadata, tensors and their kinds of a file, as `gguf_bytes` takes them; and its canonical weights."""
+    known = {architecture: model_type for model_type, architecture in FAMILIES.items()} | {"mixtral": "llama"}
+    name = known[config.model_type]
+    keys: dict[str, Any] = {
+        "block_count": config.layers, "context_length": config.context, "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size, "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads, "attention.key_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_eps, "attention.layer_norm_epsilon": config.norm_eps,
+    }  # fmt: skip
+    if config.experts:
+        keys |= {"expert_count": config.experts.count, "expert_used_count": config.experts.per_token}
+        keys["expert_feed_forward_length"] = config.experts.intermediate_size
+    whole = {"general.architecture": name, "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.model": "none"}
+    whole |= {f"{name}.{key}": value for key, value in keys.items()} | metadata
+    whole = {key: value for key, value in whole.items() if value is not None}
+    rng, shapes = np.random.default_rng(0), config.shapes()
+    tensors, floats, stored = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, str]()
+    for number, (tensor, parts) in enumerate(names_in_file(config).items()):
+        outs, columns = sum(shapes[part][0] for part in parts), shapes[parts[0]][-1]
+        kind = kinds[number % len(kinds)]
+        if len(shapes[parts[0]]) == 2 and kind != "F32" and "position" not in tensor:
+            stored[tensor] = kind
+            each = random_bytes(kind, outs, columns // SIZES[kind][0], number, SPREAD.get(kind, 0.01))
+            tensors[tensor] = each.reshape(len(parts), -1, *each.shape[1:]) if "_exps" in tensor else each
+            continue
+        for part in parts:
+            floats[part] = (rng.standard_normal(shapes[part]) * 0.1 + ("norm" in part)).astype(np.float32)
+        join = np.stack if "_exps" in tensor else np.concatenate
+        tensors[tensor] = join([rotated(config, part, floats[part]) for part in parts])
+    return whole, tensors, stored, floats

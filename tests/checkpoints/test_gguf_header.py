@@ -1,0 +1,115 @@
+"""Headers of GGUF files: what they say, and files that are none."""
+
+import contextlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.checkpoints.checkpoint import is_gguf
+from slipstream.checkpoints.gguf_header import gguf_shape, read_header
+from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
+from slipstream.targets.describe import describe
+from slipstream.targets.facts import has_chat_template
+from slipstream.tokens.text import load_tokenizer, tokenizer_of
+from tests.checkpoints.gguf_files import gguf_bytes, tiny_model
+
+TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
+WITH_TOKENS = {
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 1, 1, 6, 1, 4, 5, 5], "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}",
+}  # fmt: skip
+
+
+def write(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def test_metadata_and_tensors_are_what_was_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    tensors = {"a": rng.normal(size=(3, 5)), "b": rng.normal(size=7)}
+    metadata = {"general.architecture": "x", "x.f": 0.5, "x.list": [1, -2], "x.texts": ["", "é"], "x.on": True}
+    header = read_header(write(tmp_path, gguf_bytes(metadata, tensors)))
+    assert header.metadata == metadata
+    assert (header.setting("f"), header.setting("missing", 4)) == (0.5, 4)
+    wanted = [("a", (3, 5), "F32", 60), ("b", (7,), "F32", 28)]
+    assert [(t.name, t.shape, t.type, t.nbytes) for t in header.tensors] == wanted
+    data = header.path.read_bytes()[header.weights_at :]
+    assert np.array_equal(np.frombuffer(data[:60], "<f4").reshape(3, 5), tensors["a"].astype(np.float32))
+    assert header.file_type == "F32"
+
+
+def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
+    seen = describe(write(tmp_path, tiny_model(**WITH_TOKENS)))
+    assert (seen.config.layers, seen.config.heads, seen.config.kv_heads, seen.config.head_dim) == (1, 2, 1, 16)
+    assert (seen.config.vocab_size, seen.config.context, seen.config.eos_ids) == (8, 64, (0,))
+    assert seen.config.tie_embeddings
+    assert seen.config.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
+    assert seen.stored == {"F32": 4 * seen.config.parameters}
+    assert has_chat_template(seen.place)
+    assert seen.token_map.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
+    assert (seen.token_map.special, seen.token_map.roles["eos"], seen.token_map.roles["bos"]) == ({0}, 0, None)
+
+
+def test_a_file_is_recognised_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
+    assert is_gguf(write(tmp_path, tiny_model()))
+    assert is_gguf(write(tmp_path, tiny_model(), "blob"))
+    assert is_gguf("missing.GGUF")
+    assert not is_gguf(write(tmp_path, b"{}", "config.json"))
+    assert not is_gguf(tmp_path)
+    assert not is_gguf("org/model")
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = tiny_model(**WITH_TOKENS)
+    read_header(write(tmp_path, whole))
+    for i, length in enumerate([*range(0, 400, 7), *range(400, len(whole) - 1, 997), len(whole) - 32]):
+        with pytest.raises(CheckpointError, match=r"cut\d+\.gguf is not a whole GGUF file"):
+            read_header(write(tmp_path, whole[:length], f"cut{i}.gguf"))
+
+
+def test_every_damaged_byte_of_the_header_is_read_or_refused(tmp_path: Path) -> None:
+    """Never another exception, and never memory or time without bound."""
+    whole = bytearray(tiny_model(**WITH_TOKENS))
+    for at in range(0, 1200, 3):
+        damaged = bytes(whole[:at]) + bytes([whole[at] ^ 0xFF]) + bytes(whole[at + 1 :])
+        with contextlib.suppress(SlipstreamError):
+            gguf_shape(read_header(write(tmp_path, damaged, f"{at}.gguf")))
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
+    for data in (b"", b"GGUF", b"x" * 100, struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 1 << 60)):
+        with pytest.raises(CheckpointError, match="not a whole GGUF file"):
+            read_header(write(tmp_path, data, f"{len(data)}.gguf"))
+    with pytest.raises(CheckpointError, match="there is no file"):
+        read_header(tmp_path / "missing.gguf")
+    with pytest.raises(UnsupportedModelError, match="version 1"):
+        read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=1)))
+    with pytest.raises(UnsupportedModelError, match=r"big\.gguf is big-endian, .*\. its numbers would"):
+        read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=3 << 24), "big.gguf"))
+    with pytest.raises(CheckpointError, match="architecture"):
+        read_header(write(tmp_path, gguf_bytes({}, {}), "nameless.gguf"))
+    wrong = {"general.file_type": [1], "tokenizer.ggml.pre": ["x"], "tokenizer.ggml.token_type": True}
+    for key, value in (wrong | {"general.architecture": 1, "tokenizer.ggml.tokens": [1]}).items():
+        with pytest.raises(CheckpointError, match=f"its {key} is "):
+            read_header(write(tmp_path, tiny_model(**{key: value}), f"{key}.gguf"))
+    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts\. the others .* Fix: join them"):
+        read_header(write(tmp_path, tiny_model(**{"split.count": 3})))
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    file = write(tmp_path, tiny_model(**{"llama.context_length": 64}))
+    assert gguf_shape(read_header(file)).context == 64
+    write(tmp_path, tiny_model(**{"llama.context_length": 65, "general.name": "other"}))
+    assert gguf_shape(read_header(file)).context == 65
+
+
+def test_a_file_without_a_tokenizer_has_token_ids_as_prompts(tmp_path: Path) -> None:
+    file = write(tmp_path, tiny_model())
+    assert tokenizer_of(file) is None
+    assert describe(file).token_map is None
+    with pytest.raises(SlipstreamError, match=r"model\.gguf has no tokenizer"):
+        load_tokenizer(file)
