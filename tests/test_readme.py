@@ -85,6 +85,7 @@ def test_the_transcript_of_verify_has_the_numbers_of_todays_checks(monkeypatch: 
     monkeypatch.setattr(checks, "_decoded", lambda drafter, requests, how=None: full(requests))
     monkeypatch.setattr(checks, "_row", lambda *_: {})
     monkeypatch.setattr(Positions, "decode", counted)
+    monkeypatch.setattr(Positions, "decode_at_ends", lambda *_: None)
     checks.greedy()
     checks.coupled()
     checks._look(0, 1)

@@ -36,6 +36,7 @@ from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import provenance
 from slipstream.bench.results import Result, recording
 from slipstream.core.params import SamplingParams, Strict, integer, number, setting
+from slipstream.core.random import VERIFY
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -43,7 +44,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
-from slipstream.verify.panel_requests import ENDS, Request, among, continued, panel
+from slipstream.verify.panel_requests import ENDS, Request, among, continued, crossed, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.seeded_lengths import SeededLengths
@@ -106,7 +107,7 @@ def seconds(llm: LLM, prompts: PromptSet, config: VerifyConfig) -> float:
     took = (perf_counter() - began) / len(seq.output) * tokens
     llm.use(drafter)
     short = min(1.0, panel_requests.SHORT / tokens)  # requests of a panel; see `_compare` and `_look`
-    pair, sampled = 11 * n + 232 * short, config.texts * (6 + 26 * short) + config.reach / tokens
+    pair, sampled = 11 * n + 100 * short, config.texts * (6 + 17 * short) + 24 * short + config.reach / tokens
     each = {"greedy": pair, "coupled": pair, "distribution": sampled}
     return took * (3 * n + sum(each[name] for name in set(config.checks)))
 
@@ -205,8 +206,8 @@ class Checks:
         before, n = self.stats, len(self.ids)
         unmixed = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
         mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mixed_lengths(self.most))
-        mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 6, [self.most])
-        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 2, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 3, [self.most])
         mixed += continued(unmixed, self.plain, self.llm.checks.longest)
         mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
         plain = [seq.output for seq in self._decoded(None, mixed)]
@@ -251,6 +252,10 @@ class Checks:
         self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
 
     def distribution(self) -> None:
+        unseeded = replace(self.config.sampled, seed=None)
+        one, other = (self.llm.sequence(self.ids[0], unseeded).random.uniforms(VERIFY, 0, 4) for _ in range(2))
+        if (one == other).all():
+            self.data["faults"].append("two requests without a seed have the same random numbers")
         decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
         first = self._look(0, 1)
         tests = [tested(place, first.evidence[place]) for place in PLACES if place in first.evidence]
@@ -277,7 +282,7 @@ class Checks:
         then of all settings side by side; then of texts that continue others; then with lengths that are chosen."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
-        positions = Positions(llm, self.drafter, self.noise.noise, next(seeds))
+        positions = Positions(llm, self.drafter, self.noise, next(seeds))
         base, longest = replace(config.sampled, seed=None), llm.checks.longest
         requests = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, panel_requests.lengths(self.most))
         further = min(config.reach, longest) - len(requests[0].ids)
@@ -286,7 +291,7 @@ class Checks:
         )
         settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
         beside = panel(self.names, self.ids, settings, times * config.texts, panel_requests.mixed_lengths(self.most))
-        beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
+        beside += panel(self.names, self.ids, among(settings, ENDS), times * config.texts, [self.most])
         alike = {"": base} | among(settings, panel_requests.HISTORY)
         chosen = panel(self.names, self.ids, alike, 2 * times * config.texts, [self.most])
         before, llm.draft_tokens = llm.draft_tokens, self.most
@@ -294,14 +299,22 @@ class Checks:
         try:
             outputs = positions.decode(requests, seeds, panel_requests.BATCH, self.advance)
             positions.decode(beside, seeds, panel_requests.TOGETHER, self._at_most(len(requests)))
-            further_on = continued(requests, outputs, longest)[: config.texts]
+            further_on = continued(requests, outputs, longest)[: config.texts] + self._crossed(requests, outputs)
             positions.decode(further_on, seeds, panel_requests.TOGETHER, unseen)
+            positions.decode_at_ends(
+                panel(self.names, self.ids, settings, 2, [self.most]), seeds, panel_requests.TOGETHER
+            )
             llm.draft_tokens, positions.further = SeededLengths(self.most, next(seeds)), [CHOSEN]
             positions.decode(chosen, seeds, panel_requests.TOGETHER, unseen)
         finally:
             llm.draft_tokens = before
         self.data["faults"] += positions.faults
         return positions
+
+    def _crossed(self, requests: Seq[Request], outputs: Seq[Seq[int]]) -> list[Request]:
+        memory, longest = self.llm.target.capabilities.memory, self.llm.checks.longest
+        each = [] if memory is None else crossed(requests, outputs, memory.block)
+        return [one for one in each if len(one.ids) + one.params.max_tokens <= longest][: self.config.texts]
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
         """Seeds of requests that no other purpose, look or run has."""

@@ -90,7 +90,7 @@ class ByDrawnToken(PricedDrafter):
 
 
 def planted(**fault) -> Rule:
-    return chain_rule("rejection", **fault, tokenwise=True)
+    return chain_rule("planted", **fault, tokenwise=True)  # under another name, so that its steps are not replayed
 
 
 DEFAULT = VerifyConfig(checks=("distribution",))
