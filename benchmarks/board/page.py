@@ -20,7 +20,7 @@ is written from `benchmarks/results/board.json`, and every row has the date of i
   with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for each.
 - **refused**: the engine says that it does not do this. **not tested**: with the reason.
 
-The model is the embedded pair of 14.2M and 2.4M parameters. Greedy: {2 * PROMPTS} prompts, texts of {4 * TOKENS} tokens.
+The model is the embedded pair of 14.2M and 2.4M parameters. Greedy: {2 * PROMPTS} prompts, {4 * TOKENS} tokens each.
 Samples: {PROMPTS} prompts, texts of {TOKENS} tokens.
 """
 
@@ -37,7 +37,7 @@ Write a module as `benchmarks/board/transformers_engine.py`, about 60 lines, tha
 and answers three operations on its standard input (`benchmarks/protocol.py`):
 
 - `info()`: `versions`, of the packages that matter.
-- `load(method, target, draft)`: load the checkpoint `target`. `method` is "plain", or one of the engine's ways of speculating.
+- `load(method, target, draft)`: load the checkpoint `target`. `method` is "plain", or one of its ways of speculating.
 - `generate(ids, tokens, sampling, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long.
   `sampling` is empty for greedy decoding, else fields as `temperature`, `top_k`, `top_p`, `min_p`,
   `repetition_penalty`. What the engine does not do raises NotImplementedError: the cell is "refused".

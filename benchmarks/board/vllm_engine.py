@@ -10,9 +10,9 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }  # fmt: skip
 
-from vllm import LLM, SamplingParams  # noqa: E402
+from vllm import LLM, SamplingParams
 
-from benchmarks.protocol import serve, versions  # noqa: E402
+from benchmarks.protocol import serve, versions
 
 DRAFT_TOKENS = 4
 made: dict[str, LLM] = {}
