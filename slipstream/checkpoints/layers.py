@@ -3,9 +3,7 @@ them as data. Importing this does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
 
 ATTENTION = "attention"
 
