@@ -46,7 +46,7 @@ def frequencies(p: Mapping[str, Any], size: int, context: int) -> tuple[Tensor, 
         inv_freq = _llama3(inv_freq, p, context)
     elif kind == "yarn":
         inv_freq, scale = _yarn(powers, theta, dim, p, context)
-    elif kind == "longrope":
+    elif kind == "longrope" and "max_position_embeddings" in p:  # of a family that ends the context there
         inv_freq, scale = _longrope(powers, p, context)
     elif kind == "proportional":
         inv_freq = inv_freq / positive(p, "factor", 1.0)

@@ -221,7 +221,9 @@ def load_weights(
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
     """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
     model's (the default)."""
-    readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
+    kept = model.state_dict().keys()  # without the buffers that are no weights
+    stored = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
+    readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in stored}
     dtype = dtype or next(model.parameters()).dtype
     return _assemble(readers, config or DecoderConfig.of_module(model), dtype, None, type(model).__name__)  # type: ignore[arg-type]
 
@@ -343,7 +345,7 @@ def _canonical(
         first += expected[whole][0]
     if spans:
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
-    return [(name, _plus_one if family.plus_one and "norm." in name else _whole)]
+    return [(name, _plus_one if family.plus_one and name.endswith("norm.weight") else _whole)]
 
 
 def _span(first: int, last: int) -> Cut:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from slipstream.backends.table import backend, choose, resolve, warn_slower
 from slipstream.checkpoints.checkpoint import resolve as resolve_folder
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_config import in_blocks
+from slipstream.checkpoints.gguf_config import in_blocks, keys_read
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
@@ -280,7 +280,7 @@ class DescribedDecoder(Described):
         settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.checkpoint)
         warn_slower(self.refusals, self.runner, settings)
         if not place.is_dir():
-            warn_of_keys(place.name, read_header(place).metadata, own=True)
+            warn_of_keys(place.name, read_header(place).metadata, keys_read(read_header(place)))
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
         executor = chosen.executor(weights.config, weights, settings)
