@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
@@ -137,7 +138,7 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        described = describe(target, load) if isinstance(target, (str, Path)) else target
+        described = describe(target, load) if isinstance(target, (str, Path, Checkpoint)) else target
         described = described if isinstance(described, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
         check_draft_settings(load, [plan])
@@ -145,10 +146,10 @@ class LLM:
         with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
             check_memory(described, load.kv_tokens, *plan.loads)
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
-        path = None if described is None else described.checkpoint
-        self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
+        opened = None if described is None else described.checkpoint
+        self.tokenizer: Any = tokenizer if tokenizer is not None or opened is None else tokenizer_of(opened)
         encoder = self.target.capabilities.encoder
-        self.defaults = generation_defaults(load.generation_config, target, path, encoder is not None)
+        self.defaults = generation_defaults(load.generation_config, target, opened, encoder is not None)
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Capabilities, Target
@@ -24,7 +25,6 @@ from slipstream.settings import AUTO
 from slipstream.targets.describe import as_target
 from slipstream.targets.pair_check import check_pair
 from slipstream.tokens.text import load_tokenizer
-from slipstream.zoo import checkpoint_of
 
 
 class SpeculativeDecoder:
@@ -115,7 +115,7 @@ def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) ->
     `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which has the
     arguments that transformers gives it.
     """
-    target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
+    target, draft = Checkpoint.open(target_id), Checkpoint.open(draft_id, "draft")
     check_pair(target, draft).require()
     models = [GeneratingTarget(as_target(path, **load)) for path in (target, draft)]
     return *models, load_tokenizer(target)

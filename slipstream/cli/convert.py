@@ -9,7 +9,7 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ParameterError
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD, one_of
-from slipstream.zoo import EMBEDDED, checkpoint_of
+from slipstream.zoo import EMBEDDED
 
 
 @grouped
@@ -47,7 +47,7 @@ def convert(
         return
     from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 
-    written = convert_to_gguf(str(checkpoint_of(model, "target")), place, quantize or "f16")
+    written = convert_to_gguf(model, place, quantize or "f16")
     if as_json:
         print(json.dumps(asdict(written) | {"file": str(written.file)}))
         return
@@ -66,8 +66,7 @@ def convert(
 def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) -> None:
     from slipstream.heads.head_convert import convert_head
 
-    checkpoint = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
-    written = convert_head(checkpoint, to, folder, target and str(checkpoint_of(target, "target")))
+    written = convert_head(model, to, folder, target)
     if as_json:
         print(json.dumps(asdict(written) | {"folder": str(written.folder)}))
         return
