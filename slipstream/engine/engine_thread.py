@@ -170,13 +170,13 @@ class EngineThread:
             live = self._live[seq.id]
             if not live.started:
                 live.started = began
-            if len(seq.drafted) > live.sent or seq.finish:
+            if len(seq.proposers) > live.sent or seq.finish:
                 updates.append(self._update(live, ended))
         return updates
 
     def _update(self, live: _Live, ended: float) -> Update:
         seq, first = live.seq, live.sent
-        live.sent = len(seq.drafted)
+        live.sent = len(seq.proposers)
         if seq.finish:
             del self._live[seq.id]
             self._forget(live.key)
@@ -186,7 +186,7 @@ class EngineThread:
         return Update(
             live.key,
             seq.tokens[seq.prompt + first :],
-            seq.drafted[first:],
+            seq.was_drafted(first),
             seq.proposers[first:],
             None if seq.params.logprobs is None else seq.logprobs[first:],
             seq.finish,
