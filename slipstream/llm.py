@@ -36,7 +36,7 @@ from slipstream.engine.beams import Beam
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
-from slipstream.engine.messages import Ask
+from slipstream.engine.messages import RequestSpec
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params, takes_params
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
@@ -339,7 +339,7 @@ class LLM:
             usual_draft_tokens=self.most_draft_tokens if self.drafter.traits.drafts else 0,
         )
 
-    def prepared(self, ask: Ask) -> Prepared:
+    def prepared(self, ask: RequestSpec) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
