@@ -24,7 +24,7 @@ from slipstream.bench.provenance import conditions, public_values
 from slipstream.bench.results import Result, recording
 from slipstream.bench.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read
 from slipstream.bench.traffic_figures import TrafficPass, figures, warnings
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.errors import ParameterError, ServedError
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class Traffic(Strict):
     requests     of one pass.  warm_up: requests before the first pass, which do not count.
     """
 
-    concurrency: int | None = setting(None, check=integer(1))
-    rate: float | None = setting(None, check=number(0.0, 1e6, open_low=True))
-    requests: int = setting(LEAST, check=integer(1))
-    warm_up: int = setting(0, check=integer(0))
+    concurrency: int | None = option(None, check=integer(1))
+    rate: float | None = option(None, check=number(0.0, 1e6, open_low=True))
+    requests: int = option(LEAST, check=integer(1))
+    warm_up: int = option(0, check=integer(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,10 +98,10 @@ class TrafficConfig(Strict):
     timeout   seconds that one request may take.
     """
 
-    rounds: int = setting(3, check=integer(1))
-    seconds: float = setting(1e9, check=number(0.0, 1e9))
-    timeout: float = setting(300.0, check=number(0.0, 1e9, open_low=True))
-    seed: int = setting(0, check=integer(0))
+    rounds: int = option(3, check=integer(1))
+    seconds: float = option(1e9, check=number(0.0, 1e9))
+    timeout: float = option(300.0, check=number(0.0, 1e9, open_low=True))
+    seed: int = option(0, check=integer(0))
 
 
 def requests_of(arms: Seq[TrafficArm], config: TrafficConfig) -> int:

@@ -12,7 +12,7 @@ from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT

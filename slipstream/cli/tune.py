@@ -136,7 +136,7 @@ def tune(
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
     render.line(f"tune: {names}; {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
-    settings = {name: value for name, value in models.keywords.items() if value != DEFAULTS.keywords[name]}
+    settings = {name: value for name, value in models.keywords.items() if value != getattr(DEFAULTS, name)}
     settings |= {} if models.rule == TuneModels.rule else {"rule": models.rule}
     origin = DrafterChoice("none", target=models.target, draft=models.draft_model, engine=settings)
     with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:

@@ -25,7 +25,7 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, Lookup, read_prompts
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
@@ -49,12 +49,12 @@ class HybridConfig(Strict):
                         times the remaining output: prefilling it would cost more than it saves.
     """
 
-    min_match: int = setting(4, check=integer(1))
-    neural: int = setting(5, check=integer(1))
-    append_tokens: int = setting(6, check=integer(0))
-    append_match: int = setting(3, check=integer(1))
-    append_probability: float = setting(0.4, check=number(0.0, 1.0))
-    max_prefill_ratio: float = setting(4.0, check=number(0.0, float("inf")))
+    min_match: int = option(4, check=integer(1))
+    neural: int = option(5, check=integer(1))
+    append_tokens: int = option(6, check=integer(0))
+    append_match: int = option(3, check=integer(1))
+    append_probability: float = option(0.4, check=number(0.0, 1.0))
+    max_prefill_ratio: float = option(4.0, check=number(0.0, float("inf")))
 
 
 class HybridDrafter:

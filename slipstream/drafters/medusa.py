@@ -21,7 +21,7 @@ from torch import Tensor
 from slipstream.backends.table import backend_for_head
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
-from slipstream.core.params import Strict, check_integer, integer, number, setting
+from slipstream.core.params import Strict, check_integer, integer, number, option
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.guard import MAX_NODES
@@ -45,8 +45,8 @@ class MedusaDraftConfig(Strict):
     """
 
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
-    nodes: int = setting(0, check=integer(0))
-    row_cost: float = setting(0.05, check=number(0.0, float("inf")))
+    nodes: int = option(0, check=integer(0))
+    row_cost: float = option(0.05, check=number(0.0, float("inf")))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ from slipstream.bench.measured_steps import CountingArm, Measured, measured, tar
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, setting
+from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
 from slipstream.plan.diagnosis import diagnose
@@ -44,11 +44,11 @@ class TuneConfig(Strict):
     rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
     """
 
-    tokens: int = setting(64, check=integer(2))
-    confirm: int = setting(3, check=integer(1))
-    rounds: int = setting(5, check=integer(1))
-    seconds: float = setting(45.0, check=number(0.0, float("inf")))
-    batch: int = setting(1, check=integer(1))
+    tokens: int = option(64, check=integer(2))
+    confirm: int = option(3, check=integer(1))
+    rounds: int = option(5, check=integer(1))
+    seconds: float = option(45.0, check=number(0.0, float("inf")))
+    batch: int = option(1, check=integer(1))
     seed: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
 

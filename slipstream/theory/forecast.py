@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.core.params import Strict, check_integer, check_number, integer, number, setting
+from slipstream.core.params import Strict, check_integer, check_number, integer, number, option
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
@@ -67,10 +67,10 @@ class ForecastCosts(Strict):
     basis   where the costs come from, in a phrase.
     """
 
-    c: float = setting(0.05, check=number(0.0, float("inf")))
+    c: float = option(0.05, check=number(0.0, float("inf")))
     target: CostCurve | None = None
-    batch: int = setting(1, check=integer(1))
-    host: float = setting(0.0, check=number(0.0, float("inf")))
+    batch: int = option(1, check=integer(1))
+    host: float = option(0.0, check=number(0.0, float("inf")))
     basis: str = "costs as given"
 
     def verify(self, draft_tokens: int) -> float:

@@ -35,7 +35,7 @@ import numpy as np
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import provenance
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import SamplingParams, Strict, integer, number, setting
+from slipstream.core.params import SamplingParams, Strict, integer, number, option
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -70,10 +70,10 @@ class VerifyConfig(Strict):
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
     checks: tuple[str, ...] = CHECKS
-    texts: int = setting(10, check=integer(1))
-    reach: int = setting(512, check=integer(0))
-    level: float = setting(1e-3, check=number(0.0, 0.5, open_low=True))
-    seed: int = setting(0, check=integer(0))
+    texts: int = option(10, check=integer(1))
+    reach: int = option(512, check=integer(0))
+    level: float = option(1e-3, check=number(0.0, 0.5, open_low=True))
+    seed: int = option(0, check=integer(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
