@@ -1,7 +1,5 @@
 """Allowed values of the settings for loading models, shared by library and command line. Does not import torch."""
 
-from typing import Any
-
 from slipstream.errors import ParameterError, did_you_mean
 
 BACKENDS = ("native", "torch", "cuda")
@@ -38,11 +36,11 @@ MOST_THREADS = 256
 """As `pool.MOST_THREADS`, for which the native kernels have counters."""
 
 
-def check_threads(threads: Any) -> None:
-    if threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS):
-        return
+def check_threads(name: str, threads: int) -> int:
+    if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS:
+        return threads
     raise ParameterError(
-        f"threads is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
+        f"{name} is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
         fix="leave it out, or give the number of cores",
     )
 

@@ -10,7 +10,7 @@ import typer
 
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.option_groups import option
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
 from slipstream.core.strict import parse_json
 from slipstream.drafters import draft_plan
@@ -183,12 +183,12 @@ def sampling_options(params: type[SamplingParams]) -> Any:
     types = get_type_hints(params)
     members: list[Any] = []
     for name, known in declared(params).items():
-        if known.option:
+        if known.help:
             several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
             flag = isinstance(known.default, bool)
             shown = False if several or flag or known.default is None else str(known.default)
             declaration = option(
-                False if flag else None, known.help, *known.option, shown=shown, metavar=known.metavar, panel="Sampling"
+                False if flag else None, known.help, *known.names, shown=shown, metavar=known.metavar, panel="Sampling"
             )
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
             members.append((name, kind if flag else kind | None, declaration))

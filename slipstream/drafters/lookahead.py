@@ -39,7 +39,7 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -64,12 +64,12 @@ class LookaheadConfig(Strict):
     pool       most first tokens in the pool; the least recently used are dropped first. About 0.15 kB an n-gram.
     """
 
-    window: int = setting(5, check=integer(1))
-    ngram: int = setting(4, check=integer(2))
-    guesses: int = setting(5, check=integer(1))
+    window: int = option(5, check=integer(1))
+    ngram: int = option(4, check=integer(2))
+    guesses: int = option(5, check=integer(1))
     from_text: bool = True
-    row_cost: float = setting(0.05, check=number(0.0, 1.0))
-    pool: int = setting(1 << 14, check=integer(1))
+    row_cost: float = option(0.05, check=number(0.0, 1.0))
+    pool: int = option(1 << 14, check=integer(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,7 @@ from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
 from slipstream.engine.draft_lengths import DraftLengths
-from slipstream.engine.messages import Load
+from slipstream.engine.messages import EngineStats
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
@@ -103,7 +103,7 @@ class Engine:
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
-        self.stats = Load()  # what is counted here; `EngineThread.load` adds the rest
+        self.stats = EngineStats()  # what is counted here; `EngineThread.stats` adds the rest
         memory = target.capabilities.memory
         self._bounded = None if memory is None or memory.capacity is None else memory
         self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)

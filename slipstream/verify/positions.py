@@ -16,7 +16,7 @@ from slipstream.core.target import TargetOut
 from slipstream.llm import LLM
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import Evidence
-from slipstream.verify.panel_requests import Request, together
+from slipstream.verify.panel_requests import PanelRequest, together
 from slipstream.verify.reference import Context, distribution, impossible, logits_of, wrong_end, wrong_logprob
 
 Ranks = tuple[float, float]
@@ -113,7 +113,7 @@ class Positions:
         return outcomes.BONUS if drafted else outcomes.UNDRAFTED
 
     def decode(
-        self, requests: Seq[Request], seeds: Iterator[int], batch: int, advance: Callable[[], None]
+        self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
         """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
         outputs."""
@@ -134,7 +134,7 @@ class Positions:
             advance()
         return [seq.output for seq in seqs]
 
-    def _text(self, request: Request, seq: Sequence) -> list[Ranks]:
+    def _text(self, request: PanelRequest, seq: Sequence) -> list[Ranks]:
         text, placed = seq.output, list[Ranks]()
         proposed, undrafted = self.proposed.pop(seq.id, {}), Proposal(self._place(1, False, False))
         for t, logits in enumerate(logits_of(self.llm.target, request_ids(seq), text, seq.params)):
