@@ -32,7 +32,7 @@ from slipstream.core.decode_steps import StepSampling
 from slipstream.core.dice import Dice
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Answer, Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.llm import LLM
 from tests.end_to_end.sampling import hurry, many_prompts_a_step, sequences
 from tests.oracle import Distribution, Oracle, joint_distribution
@@ -142,7 +142,7 @@ def branching() -> Iterator[None]:
         yield
 
 
-class Branched(Answer):
+class Branched(SourcedSequence):
     """Ends after `steps` steps with numbers of a `Branch` that are not those of its seed."""
 
     steps = 1

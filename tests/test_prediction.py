@@ -8,7 +8,7 @@ import pytest
 from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Answer, Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.structured import Structured
 from slipstream.drafters.lookups import ReadableText
 from slipstream.drafters.registry import make_drafter
@@ -93,7 +93,7 @@ def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
 
 
 def test_lookup_drafters_read_the_source_then_the_prediction_then_the_tokens_so_far() -> None:
-    seq = Answer([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
+    seq = SourcedSequence([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
     text = ReadableText(seq)
     before = [0, 1, 2, 3, 9, 8, 0, 1, 2, 3, 4, 3]
     for gained in ([], [5], [], [6, 7]):

@@ -138,7 +138,7 @@ class Sequence:
 
 
 @dataclass(eq=False)
-class Answer(Sequence):
+class SourcedSequence(Sequence):
     """A sequence of an encoder-decoder. Its tokens begin with the target's start tokens.
 
     source  ids that the encoder reads, once.
@@ -146,13 +146,13 @@ class Answer(Sequence):
 
     source: Seq[int] = ()
 
-    def copy_for(self, context: int) -> Answer:
-        return Answer(self.tokens, self.params, context=context, source=self.source)
+    def copy_for(self, context: int) -> SourcedSequence:
+        return SourcedSequence(self.tokens, self.params, context=context, source=self.source)
 
 
 def source_of(seq: Sequence) -> Seq[int]:
     """Return the source that a sequence answers; empty if it continues a prompt."""
-    return seq.source if isinstance(seq, Answer) else ()
+    return seq.source if isinstance(seq, SourcedSequence) else ()
 
 
 def request_ids(seq: Sequence) -> list[int]:

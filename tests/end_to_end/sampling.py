@@ -18,7 +18,7 @@ import slipstream.engine.engine
 import slipstream.llm
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Answer, Sequence, source_of
+from slipstream.core.sequence import Sequence, SourcedSequence, source_of
 from slipstream.core.structured import Constraint
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
@@ -102,7 +102,7 @@ def many_prompts_a_step(enough_memory: bool) -> Iterator[None]:
         yield
 
 
-class Sampled(Answer):
+class Sampled(SourcedSequence):
     """Ends with its third token, as nobody looks at later ones; `max_tokens` says as before how many may be drafted."""
 
     def advance(self, *step: Any) -> None:
