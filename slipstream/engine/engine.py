@@ -26,7 +26,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
-from slipstream.core.sequence import Sequence, SourcedSequence
+from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
