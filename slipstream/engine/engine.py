@@ -26,7 +26,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
@@ -237,9 +237,7 @@ class Engine:
         """The timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or if
         no request may draft."""
         # The first step of a text that answers a source reads that, too.
-        if self.lengths is None or any(
-            isinstance(seq, SourcedSequence) and seq.kv_len == 0 for seq in (*seqs, *prompts)
-        ):
+        if self.lengths is None or any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
         requests = [self._request(seqs[b]) for b in decoding]
