@@ -1,16 +1,18 @@
 """`describe`: how a model will be run, before its weights are read; and `as_target`, which also loads it."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.backends.table import usable_device
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
-from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
+from slipstream.checkpoints.load_settings import DEFAULTS, DeviceMap, LoadKeywords, LoadSettings
 from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
@@ -19,7 +21,13 @@ from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS
 from slipstream.targets.decoder import Decoder, DescribedDecoder
 from slipstream.targets.described import Described, check_memory
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 log = logging.getLogger("slipstream")
+
+Model = CheckpointName | torch.nn.Module | Target
+"""A folder, a hub id, a GGUF file or "embedded"; a loaded transformers model; a loaded target."""
 
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 """What a device map may say instead of a device."""
@@ -50,7 +58,7 @@ def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> D
         if settings.executor == LLAMACPP:
             raise ParameterError(
                 f"executor={LLAMACPP!r} was asked for {str(opened)!r}, which is no GGUF file",
-                fix="write one with `slipstream convert`, or leave executor out",
+                fix="write one with llama.cpp's convert_hf_to_gguf.py, or leave executor out",
             )
     # What our own decoder does not run, llama.cpp or transformers runs; the import of either takes long.
     if settings.device_map is not None:
@@ -74,7 +82,7 @@ def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> D
     return DescribedModule.of(opened, settings, refusals)
 
 
-def as_target(model: Any, progress: Progress | None = None, **settings: Any) -> Target:
+def as_target(model: Model, progress: Progress | None = None, **settings: Unpack[LoadKeywords]) -> Target:
     """A `Target` out of what `describe` takes, a loaded transformers model, or a `Target` itself. A warning says so
     where transformers runs what our own decoder does not.
 
@@ -84,7 +92,7 @@ def as_target(model: Any, progress: Progress | None = None, **settings: Any) -> 
     return loaded(model, LoadSettings.of(settings, "as_target"), progress)
 
 
-def loaded(model: Any, settings: LoadSettings, progress: Progress | None = None) -> Target:
+def loaded(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
     """See `as_target`."""
     if isinstance(model, Target):
         settings.refuse(
@@ -106,7 +114,7 @@ def loaded(model: Any, settings: LoadSettings, progress: Progress | None = None)
     return _of_module(model, settings)
 
 
-def _check_places(device_map: Any) -> None:
+def _check_places(device_map: DeviceMap) -> None:
     """Raise ParameterError for a device that is not there; transformers would fail while it loads."""
     for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if isinstance(place, int) and torch.accelerator.is_available():

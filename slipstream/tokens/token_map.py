@@ -3,6 +3,7 @@ avoidable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.checkpoints.checkpoint import Checkpoint, read_once
 from slipstream.tokens.folder_tokenizer import ROLES, backend_in, content_of, settings_of
@@ -32,7 +33,7 @@ def token_map(checkpoint: Checkpoint) -> TokenMap | None:
         return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
     backend = backend_in(checkpoint)
     if backend is None:  # an older tokenizer
-        older = tokenizer_of(checkpoint)
+        older: Any = tokenizer_of(checkpoint)
         if older is None:
             return None
         tokens = {i: token for token, i in older.get_vocab().items()}
