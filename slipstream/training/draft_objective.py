@@ -12,15 +12,15 @@ over the window and the masks of all its tokens, K times as many rows. The paper
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import PairError
 from slipstream.training.eagle3_objective import least_frequent, token_counts
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DraftOptions, RunConfig
 from slipstream.training.objective import Objective, Predictions, decaying
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, new_llama
-from slipstream.zoo import checkpoint_of
 
 DECAY = 0.8
 """Of a parallel draft model, the loss of draft token k has the weight DECAY^k."""
@@ -58,7 +58,7 @@ class DraftObjective(ModelObjective):
                 head_dim=64 if options.hidden_size >= 64 * options.heads else options.hidden_size // options.heads,
             )  # fmt: skip
         else:
-            self.module = load_trainable(checkpoint_of(options.start, "draft"))
+            self.module = load_trainable(Checkpoint.open(options.start, "draft"))
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
                     f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
@@ -69,7 +69,7 @@ class DraftObjective(ModelObjective):
         self.mask: int | None = getattr(self.module.lm.config, "pard_token", None)
 
     @classmethod
-    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> Objective:
         objective = cls(teacher, config.options, config.seed)
         if config.options.parallel and objective.mask is None:
             objective.mask = least_frequent(token_counts(streams, config.shares, teacher.config.vocab_size))
