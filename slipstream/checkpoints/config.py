@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import object_of, unsupported
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import gguf_config
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
@@ -96,8 +97,6 @@ class DecoderConfig(ModelShape):
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
-        from slipstream.checkpoints.families import FAMILIES
-
         config = config if isinstance(config, ReadKeys) else ReadKeys(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
@@ -120,7 +119,7 @@ class DecoderConfig(ModelShape):
             if config.get(key, plain) not in (plain, None):
                 raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
         with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
-            decoder = family.read(config)
+            decoder = DecoderConfig(**family.read(config))
             decoder._check()
         return decoder
 

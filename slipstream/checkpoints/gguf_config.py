@@ -2,16 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
 from slipstream.errors import CheckpointError, UnsupportedModelError
+
+MODEL_TYPES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
+"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
+which has experts."""
 
 STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2")
 """Architectures whose heads llama.cpp rotates as a whole."""
@@ -21,19 +24,10 @@ DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_
 _SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 
 
-@cache
-def model_types() -> Mapping[str, str]:
-    """`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is
-    Mixtral, which has experts."""
-    from slipstream.checkpoints.families import FAMILIES
-
-    return {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
-
-
 def refusal(header: GgufHeader) -> str | None:
     """Why our decoder does not run a GGUF file; None if it does."""
-    if header.architecture not in model_types():
-        return f"its architecture is {header.architecture!r}, not one of {', '.join(model_types())}"
+    if header.architecture not in MODEL_TYPES:
+        return f"its architecture is {header.architecture!r}, not one of {', '.join(MODEL_TYPES)}"
     for tensor in header.tensors:
         if tensor.type not in READERS and tensor.type not in FLOATS:
             return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
@@ -96,8 +90,6 @@ def in_blocks(header: GgufHeader) -> bool:
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
     """The architecture of a GGUF file, as config.json would say it. Raises UnsupportedModelError for one that `refusal`
     refuses, and what `gguf_shape` raises."""
-    from slipstream.checkpoints.families import FAMILIES
-
     why = refusal(header)
     if why is not None:
         raise UnsupportedModelError(
@@ -105,7 +97,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             why=why,
             fix="leave executor at 'auto', or choose executor='llamacpp'",
         )
-    shape, family = gguf_shape(header), model_types()[header.architecture]
+    shape, family = gguf_shape(header), MODEL_TYPES[header.architecture]
     config: dict[str, Any] = {
         "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
         "tie_word_embeddings": shape.tie_embeddings,

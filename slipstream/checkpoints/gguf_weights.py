@@ -18,7 +18,7 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import DIVISORS, LONG, SHORT, in_blocks, read_tensor
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
-from slipstream.checkpoints.rotary import rows_of_halves
+from slipstream.checkpoints.head_rows import rows_of_halves
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
 from slipstream.errors import CheckpointError
 

@@ -31,8 +31,8 @@ from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_weights import GgufTensors
+from slipstream.checkpoints.head_rows import rows_of_halves
 from slipstream.checkpoints.lora import Adapter
-from slipstream.checkpoints.rotary import rows_of_halves
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     FULL,
@@ -19,7 +18,7 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
     ropes_by_kind,
 )
-from slipstream.checkpoints.families.family import GATE_UP, QKV, SANDWICH, Family, common, described
+from slipstream.checkpoints.families.family import GATE_UP, QKV, SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
 
 
@@ -29,7 +28,7 @@ def biases(config: ReadKeys, attention: bool = False) -> dict[str, bool]:
     return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": flag(config, "mlp_bias", False)}
 
 
-def _phi3(config: ReadKeys) -> DecoderConfig:
+def _phi3(config: ReadKeys) -> Fields:
     """Phi-3, Phi-4 and Phi-4-mini. With LongRoPE, the context ends where its factors change."""
     given = common(config, context=4096, eps=1e-5)
     rope = partial_rope(config, given["head_dim"])
@@ -43,7 +42,7 @@ def _phi3(config: ReadKeys) -> DecoderConfig:
     return described(given | {"rope_parameters": rope}, window=window or None)
 
 
-def _smollm3(config: ReadKeys) -> DecoderConfig:
+def _smollm3(config: ReadKeys) -> Fields:
     given = common(config, context=32768, tied=True) | biases(config)
     interval = count_of(config, "no_rope_layer_interval", 4)
     rotates = flags_of(config, "no_rope_layers", [(i + 1) % interval != 0 for i in range(given["layers"])])
@@ -67,13 +66,13 @@ def multipliers(config: ReadKeys) -> dict[str, float]:
     }
 
 
-def _granite(config: ReadKeys) -> DecoderConfig:
+def _granite(config: ReadKeys) -> Fields:
     given = common(config, context=2048) | biases(config) | multipliers(config)
     scale = positive(config, "attention_multiplier", 1.0)
     return described(given | {"rope_parameters": rope_parameters(config)}, scale=scale)
 
 
-def _olmo2(config: ReadKeys) -> DecoderConfig:
+def _olmo2(config: ReadKeys) -> Fields:
     """OLMo 2 and 3: norms of outputs only, and of whole queries and keys."""
     given, kind = common(config, context=2048, eps=1e-5) | biases(config), config["model_type"]
     if kind == "olmo2":
@@ -92,7 +91,7 @@ def _olmo2(config: ReadKeys) -> DecoderConfig:
     )
 
 
-def _ministral3(config: ReadKeys) -> DecoderConfig:
+def _ministral3(config: ReadKeys) -> Fields:
     given = common(config, context=262144, eps=1e-5, size=128)
     rope = rope_parameters(config, 1e6)
     beta = rope.get("llama_4_scaling_beta")
@@ -102,7 +101,7 @@ def _ministral3(config: ReadKeys) -> DecoderConfig:
     return described(given | {"rope_parameters": rope}, growing=bool(beta), window=window or None)
 
 
-def _exaone4(config: ReadKeys) -> DecoderConfig:
+def _exaone4(config: ReadKeys) -> Fields:
     """Layers without a window have no positions, unless no layer has one."""
     given = common(config, context=2048, eps=1e-5)
     used, pattern = config.get("sliding_window", 4096) is not None, config.get("sliding_window_pattern", 4)
@@ -122,7 +121,7 @@ def _exaone4(config: ReadKeys) -> DecoderConfig:
     )
 
 
-def _hunyuan(config: ReadKeys) -> DecoderConfig:
+def _hunyuan(config: ReadKeys) -> Fields:
     given = common(config, context=2048, eps=1e-5) | biases(config)
     rope, size = rope_parameters(config), given["head_dim"]
     if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # fixed, whatever the length
@@ -131,13 +130,13 @@ def _hunyuan(config: ReadKeys) -> DecoderConfig:
     return described(given | {"rope_parameters": rope}, qk_norm="head", late_norm=True)
 
 
-def _seed_oss(config: ReadKeys) -> DecoderConfig:
+def _seed_oss(config: ReadKeys) -> Fields:
     given = common(config, context=524288, size=128) | biases(config, attention=True)
     given["o_bias"] = flag(config, "attention_out_bias", False)
     return described(given | {"rope_parameters": rope_parameters(config)})
 
 
-def _glm4(config: ReadKeys) -> DecoderConfig:
+def _glm4(config: ReadKeys) -> Fields:
     """GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`), which normalises outputs, too."""
     given = common(config, context=131072, eps=1.5625e-07, size=128)
     given["qkv_bias"] = flag(config, "attention_bias", True)
@@ -145,7 +144,7 @@ def _glm4(config: ReadKeys) -> DecoderConfig:
     return described(given | {"rope_parameters": rope}, norm_after=config["model_type"] == "glm4")
 
 
-def _stablelm(config: ReadKeys) -> DecoderConfig:
+def _stablelm(config: ReadKeys) -> Fields:
     refuse(config, "qk_layernorm", False)
     given = common(config, context=4096, norm_eps="layer_norm_eps", eps=1e-5) | {"norm": "layer"}
     given["qkv_bias"] = flag(config, "use_qkv_bias", False)
@@ -154,19 +153,19 @@ def _stablelm(config: ReadKeys) -> DecoderConfig:
     return described(given | {"rope_parameters": rope}, parallel=parallel, one_norm=parallel)
 
 
-def _nemotron(config: ReadKeys) -> DecoderConfig:
+def _nemotron(config: ReadKeys) -> Fields:
     """Nemotron 3 and 4, Minitron: LayerNorm, squared ReLU without a gate."""
     given = common(config, context=4096, norm_eps="norm_eps", eps=1e-5, act=("hidden_act", "relu2")) | biases(config)
     given |= {"norm": "layer", "gated": False}
     return described(given | {"rope_parameters": partial_rope(config, given["head_dim"], default=0.5)})
 
 
-def _arcee(config: ReadKeys) -> DecoderConfig:
+def _arcee(config: ReadKeys) -> Fields:
     given = common(config, context=4096, eps=1e-5, act=("hidden_act", "relu2")) | biases(config) | {"gated": False}
     return described(given | {"rope_parameters": rope_parameters(config)})
 
 
-def _starcoder2(config: ReadKeys) -> DecoderConfig:
+def _starcoder2(config: ReadKeys) -> Fields:
     act = ("hidden_act", "gelu_pytorch_tanh")
     given = common(config, context=4096, norm_eps="norm_epsilon", eps=1e-5, act=act, tied=True)
     biased = flag(config, "use_bias", True)
@@ -175,7 +174,7 @@ def _starcoder2(config: ReadKeys) -> DecoderConfig:
     return described(given | {"rope_parameters": rope_parameters(config)}, window=window or None)
 
 
-def _cohere(config: ReadKeys) -> DecoderConfig:
+def _cohere(config: ReadKeys) -> Fields:
     """Command R and R7B: attention and MLP read one LayerNorm without a bias; R7B's layers without a window have no
     positions."""
     refuse(config, "use_qk_norm", False)
@@ -197,7 +196,7 @@ def _cohere(config: ReadKeys) -> DecoderConfig:
     )
 
 
-def _ernie(config: ReadKeys) -> DecoderConfig:
+def _ernie(config: ReadKeys) -> Fields:
     given, biased = common(config, context=131072, eps=1e-5, tied=True, size=128), flag(config, "use_bias", False)
     given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
     return described(given | {"rope_parameters": rope_parameters(config, 5e5)})

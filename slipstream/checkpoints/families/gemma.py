@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     cap_of,
@@ -17,7 +16,7 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
     ropes_by_kind,
 )
-from slipstream.checkpoints.families.family import SANDWICH, Family, common, described
+from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
 
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
@@ -31,12 +30,12 @@ def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> dict[
     }  # fmt: skip
 
 
-def _gemma(config: ReadKeys) -> DecoderConfig:
+def _gemma(config: ReadKeys) -> Fields:
     act = GELU if config.get("hidden_activation") else ("hidden_act", "gelu_pytorch_tanh")
     return described(_shape(config, 8192, act) | {"rope_parameters": rope_parameters(config)})
 
 
-def _gemma2(config: ReadKeys) -> DecoderConfig:
+def _gemma2(config: ReadKeys) -> Fields:
     given = _shape(config, 8192) | {"logits_cap": cap_of(config, "final_logit_softcapping", 30.0)}
     slides, window = layer_kinds(config, given["layers"], 2), count_of(config, "sliding_window", 4096)
     return described(
@@ -48,7 +47,7 @@ def _gemma2(config: ReadKeys) -> DecoderConfig:
     )
 
 
-def _gemma3(config: ReadKeys) -> DecoderConfig:
+def _gemma3(config: ReadKeys) -> Fields:
     given = _shape(config, 131072) | {"logits_cap": cap_of(config, "final_logit_softcapping")}
     pattern, window = count_of(config, "sliding_window_pattern", 6), count_of(config, "sliding_window", 4096)
     slides = layer_kinds(config, given["layers"], pattern)

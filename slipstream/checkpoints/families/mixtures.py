@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     count_of,
@@ -17,20 +16,20 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
 )
 from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers, sliding
-from slipstream.checkpoints.families.family import Family, common, described
+from slipstream.checkpoints.families.family import Family, Fields, common, described
 from slipstream.checkpoints.families.llama import sparse_layers
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 
 
-def _mixed(given: Mapping[str, Any], experts: Experts, **parts: Any) -> DecoderConfig:
+def _mixed(given: Mapping[str, Any], experts: Experts, **parts: Any) -> Fields:
     """A decoder whose layers are mixtures where `experts` says so."""
     inner = [0 if sparse else given["intermediate_size"] for sparse in experts.layers]
     sparse = list(experts.layers)
     return described({**given, "experts": experts}, sparse=sparse, intermediate_size=inner, **parts)
 
 
-def _gpt_oss(config: ReadKeys) -> DecoderConfig:
+def _gpt_oss(config: ReadKeys) -> Fields:
     given = common(config, context=131072, eps=1e-5, size=64)
     biased = flag(config, "attention_bias", True)
     given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": True, "activation": "swiglu"}
@@ -52,7 +51,7 @@ def _gpt_oss(config: ReadKeys) -> DecoderConfig:
     )
 
 
-def _qwen2_moe(config: ReadKeys) -> DecoderConfig:
+def _qwen2_moe(config: ReadKeys) -> Fields:
     refuse(config, "use_sliding_window", False)
     given = common(config, context=32768)
     layer_kinds(config, given["layers"])  # none has a window then
@@ -66,7 +65,7 @@ def _qwen2_moe(config: ReadKeys) -> DecoderConfig:
     return _mixed(given | {"rope_parameters": rope_parameters(config)}, experts)
 
 
-def _granite_moe(config: ReadKeys) -> DecoderConfig:
+def _granite_moe(config: ReadKeys) -> Fields:
     """Granite 3 MoE, and with a shared expert."""
     given = common(config, context=2048) | biases(config) | multipliers(config)
     shared = count_of(config, "shared_intermediate_size", 0, least=0) if "shared_intermediate_size" in config else 0
@@ -78,7 +77,7 @@ def _granite_moe(config: ReadKeys) -> DecoderConfig:
     return _mixed(given | {"rope_parameters": rope_parameters(config)}, experts, scale=scale)
 
 
-def _glm4_moe(config: ReadKeys) -> DecoderConfig:
+def _glm4_moe(config: ReadKeys) -> Fields:
     """GLM-4.5 to 4.7. Layers that predict further tokens are left out."""
     given = common(config, context=131072, eps=1e-5)
     given["qkv_bias"] = flag(config, "attention_bias", False)
@@ -95,7 +94,7 @@ def _glm4_moe(config: ReadKeys) -> DecoderConfig:
     return _mixed(given | {"rope_parameters": rope}, experts, qk_norm=qk_norm)
 
 
-def _minimax_m2(config: ReadKeys) -> DecoderConfig:
+def _minimax_m2(config: ReadKeys) -> Fields:
     given = common(config, context=196608, size=128)
     rotary = config.get("rotary_dim")
     if rotary is not None:
@@ -108,7 +107,7 @@ def _minimax_m2(config: ReadKeys) -> DecoderConfig:
     return _mixed(given | {"rope_parameters": rope}, experts, qk_norm="width")
 
 
-def _olmoe(config: ReadKeys) -> DecoderConfig:
+def _olmoe(config: ReadKeys) -> Fields:
     refuse(config, "clip_qkv", None)
     given = common(config, context=4096, eps=1e-5) | biases(config)
     experts = Experts(
