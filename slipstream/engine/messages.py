@@ -13,7 +13,7 @@ from slipstream.errors import ReaderError
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestSpec:
     """A request.
 
     ids     the prompt, checked.
@@ -96,7 +96,7 @@ class Streams:
     heard  called in the event loop with each report, after it was handed out.
     """
 
-    def __init__(self, submit: Callable[[int, Ask], None], abort: Callable[[int], None]):
+    def __init__(self, submit: Callable[[int, RequestSpec], None], abort: Callable[[int], None]):
         self.load = Load()
         self.dead: Exception | None = None
         self.heard: Callable[[Report], None] = lambda report: None
@@ -116,7 +116,7 @@ class Streams:
             with suppress(RuntimeError):  # the loop was closed, so nobody waits
                 self._loop.call_soon_threadsafe(self._take, report)
 
-    async def follow(self, ask: Ask) -> AsyncGenerator[Update, None]:
+    async def follow(self, spec: RequestSpec) -> AsyncGenerator[Update, None]:
         """The updates of a request, to the last one. Closing the iterator aborts it. Raises what ended the request."""
         self._loop = asyncio.get_running_loop()
         if self.dead is not None:
@@ -125,7 +125,7 @@ class Streams:
         self._unread[key] = unread
         ended = False
         try:
-            self._submit(key, ask)
+            self._submit(key, spec)
             while not ended:
                 update = await unread.get()
                 ended = update.error is not None or update.finish is not None

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from slipstream import LLM, SamplingParams
-from slipstream.server.script import EventStream
+from slipstream.server.response_writer import EventStream
 from slipstream.server.service import Limits
 from tests.server.hosting import Host, break_engine, eventually, hosted, refused, request_by_hand
 
