@@ -327,7 +327,7 @@ class LLM:
             stop_ids=stop_ids,
             context=self.target.context,
             decode=self._decode,
-            constraint=None if structured is None else self._grammars.constraint(structured, stop_ids),
+            constraint=None if structured is None else self._grammars.make_constraint(structured, stop_ids),
         )
         check_possible(seq, self.target.vocab_size)
         return seq

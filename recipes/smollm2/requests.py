@@ -24,7 +24,7 @@ import numpy as np
 
 from recipes.embedded.corpus import build_corpus, licence_of
 from slipstream.tokens.text import tokenizer_of
-from slipstream.training.regenerate import around_message
+from slipstream.training.regenerate import split_template
 from slipstream.zoo import checkpoint_of
 
 LONGEST = 480
@@ -161,7 +161,7 @@ def main() -> None:
     texts, sources = list(dict.fromkeys(texts)), list(code.values())
     print(f"{len(texts)} paragraphs, {len(sources)} functions", file=sys.stderr)
     tokenizer: Any = tokenizer_of(checkpoint_of("smollm2", "target"))
-    before, after = around_message(tokenizer)
+    before, after = split_template(tokenizer)
 
     rows, asked = list[list[int]](), set[str]()
     while len(rows) < given.count:

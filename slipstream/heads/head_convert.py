@@ -17,11 +17,11 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
-from slipstream.heads.eagle_format import load_eagle, native, speculators
+from slipstream.heads.eagle_format import lay_out_native, lay_out_speculators, load_eagle
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaHeads
-from slipstream.heads.recognition import recognise, stored, write
+from slipstream.heads.recognition import read_tensors, recognise, write
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD
 from slipstream.zoo import checkpoint_of
 
@@ -62,7 +62,7 @@ def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Pa
     if kind == "dflash" and to == SMALL_HEAD:
         dflash = load_dflash(place)
         save_dflash(dflash, folder, torch.int8, config.get("target_model"))
-        return _converted(folder, place, kind, dflash.config.depth)
+        return _describe_result(folder, place, kind, dflash.config.depth)
     wanted = "medusa" if to == "medusa" else "eagle3"
     if kind is not None and kind != wanted:
         raise UnsupportedModelError(
@@ -73,38 +73,40 @@ def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Pa
     named = target or config.get("target_model") or config.get("base_model_name_or_path")
     name = None if named is None else str(checkpoint_of(named, "target"))
     if wanted == "medusa":
-        heads = _self_contained(load_medusa(place), place, name)
-        save_medusa(heads, folder, _dtype(place), target=name, file="medusa_lm_head.safetensors")
-        return _converted(folder, place, "medusa", heads.config.heads)
+        heads = _add_lm_head(load_medusa(place), place, name)
+        save_medusa(heads, folder, _find_dtype(place), target=name, file="medusa_lm_head.safetensors")
+        return _describe_result(folder, place, "medusa", heads.config.heads)
     needed = target is not None or to == "speculators"
-    about = _about(resolve(name, weights=False)) if name and needed else {}
+    about = _read_target(resolve(name, weights=False)) if name and needed else {}
     head = load_eagle(place, about.get("num_hidden_layers"))
     _check(head.config, to, place)
     if to != "speculators":
-        layout = native(head, name, maps=to == "specforge")
+        layout = lay_out_native(head, name, maps=to == "specforge")
     elif name:
-        layout = speculators(head, name, about.get("architectures") or ())
+        layout = lay_out_speculators(head, name, about.get("architectures") or ())
     else:
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
-    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _dtype(place))
-    return _converted(folder, place, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
+    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _find_dtype(place))
+    return _describe_result(folder, place, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
 
 
-def _about(target: Path) -> dict[str, Any]:
+def _read_target(target: Path) -> dict[str, Any]:
     """What a head may need of the config.json of its target, a folder or a GGUF file."""
     if target.is_dir():
         return read_config(target)
     return {"num_hidden_layers": DecoderConfig.load(target).layers}
 
 
-def _dtype(place: Path) -> torch.dtype:
+def _find_dtype(place: Path) -> torch.dtype:
     """The narrowest dtype that holds every stored float."""
-    return reduce(torch.promote_types, {t.dtype for t in stored(place).values() if t.is_floating_point()})
+    return reduce(torch.promote_types, {t.dtype for t in read_tensors(place).values() if t.is_floating_point()})
 
 
-def _converted(folder: Path, place: Path, method: str, draft_tokens: int, parallel: bool = False) -> ConvertedHead:
+def _describe_result(
+    folder: Path, place: Path, method: str, draft_tokens: int, parallel: bool = False
+) -> ConvertedHead:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return ConvertedHead(folder, str(_dtype(place)).removeprefix("torch."), size, method, draft_tokens, parallel)
+    return ConvertedHead(folder, str(_find_dtype(place)).removeprefix("torch."), size, method, draft_tokens, parallel)
 
 
 def _check(c: EagleConfig, to: str, place: Path) -> None:
@@ -136,7 +138,7 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
             )  # fmt: skip
 
 
-def _self_contained(heads: MedusaHeads, place: Path, target: str | None) -> MedusaHeads:
+def _add_lm_head(heads: MedusaHeads, place: Path, target: str | None) -> MedusaHeads:
     """The same heads as in the authors' releases: each has an lm_head of its own and biases."""
     c = heads.config
     if c.draft_vocab is not None:

@@ -71,14 +71,14 @@ def recognise(checkpoint: str | Path) -> HeadKind | None:
     return "eagle" if "eagle" in declared or family == "eagle" else None
 
 
-def opened(
+def open_head(
     checkpoint: str | Path, ignored: re.Pattern[str]
 ) -> tuple[Path, HeadKind | None, dict[str, Any], dict[str, Tensor]]:
     """(folder, kind, config.json, tensors) of a head; names without the prefix "model.", none that match `ignored`.
     Raises the family of `LoadError`."""
     folder = resolve(checkpoint)
     kind, config = recognise(folder), read_config(folder)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in stored(folder).items()}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
     return folder, kind, config, {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}
 
 
@@ -101,7 +101,7 @@ def check_host(
             )
 
 
-def stored(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a (small) checkpoint by its stored name, in its stored dtype; matrices in 8 bits in float32.
 
     Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.

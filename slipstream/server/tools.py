@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
-from slipstream.grammar.json_schemas import rebuilt
+from slipstream.grammar.json_schemas import rebuild
 from slipstream.server.api_error import ApiError, has_no_effect
 from slipstream.server.fields import read_flag, read_members, read_object
 
@@ -102,7 +102,7 @@ def _move_references(schema: Any, to: int) -> Any:
             return part | {"$ref": f"#/$defs/{to}{reference[1:]}"}
         return part
 
-    return rebuilt(schema, move)
+    return rebuild(schema, move)
 
 
 def read_tool_use(given: Mapping[str, Any]) -> ToolUse:
