@@ -15,7 +15,7 @@ from types import TracebackType
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
-from slipstream.engine.messages import Load, Report, RequestSpec, Streams, Update
+from slipstream.engine.messages import EngineStats, Report, RequestSpec, Streams, Update
 from slipstream.engine.request_checks import Prompt, takes_params
 from slipstream.llm import LLM, Chunk, Completion
 
@@ -39,9 +39,9 @@ class AsyncLLM:
         return self._thread.dead
 
     @property
-    def load(self) -> Load:
+    def stats(self) -> EngineStats:
         """What the engine held after its last step."""
-        return self.streams.load
+        return self.streams.stats
 
     @takes_params
     async def generate(

@@ -23,7 +23,7 @@ from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
 from slipstream.core.text_ends import Decode, completed_at, text_after
@@ -301,8 +301,8 @@ class LLM:
         for _ in self.decode([seq]):
             pieces: list[Piece] = []
             if text is not None:
-                pieces = text.add(seq.output[done:], seq.drafted[done:], seq.finish is not None, seq.stop_cause)
-            done = len(seq.drafted)
+                pieces = text.add(seq.output[done:], seq.was_drafted(done), seq.finish is not None, seq.stop_cause)
+            done = len(seq.proposers)
             yield Chunk(pieces, self.completion(seq) if seq.finish else None)
 
     @takes_params
@@ -408,10 +408,10 @@ class LLM:
             token_ids=seq.output,
             finish_reason=seq.finish or "length",
             stop_cause=seq.stop_cause,
-            drafted=list(seq.drafted),
+            drafted=seq.was_drafted(),
             logprobs=seq.logprobs if seq.params.logprobs is not None else None,
             stats=seq.stats,
-            prompt_token_ids=seq.asked,
+            prompt_token_ids=request_ids(seq),
         )
 
 

@@ -58,7 +58,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Load:
+class EngineStats:
     """What an engine holds and has counted.
 
     running, waiting  requests.
@@ -82,7 +82,7 @@ class Report:
     """One message a step. dead: why the engine has stopped for good, or None."""
 
     updates: list[Update]
-    load: Load
+    stats: EngineStats
     dead: Exception | None = None
 
 
@@ -97,7 +97,7 @@ class Streams:
     """
 
     def __init__(self, submit: Callable[[int, RequestSpec], None], abort: Callable[[int], None]):
-        self.load = Load()
+        self.stats = EngineStats()
         self.dead: Exception | None = None
         self.heard: Callable[[Report], None] = lambda report: None
         self._submit, self._abort = submit, abort
@@ -142,7 +142,7 @@ class Streams:
             self._lose(key, fault)
 
     def _take(self, report: Report) -> None:
-        self.load = report.load
+        self.stats = report.stats
         if report.dead is not None:
             self.dead = report.dead
         for update in report.updates:

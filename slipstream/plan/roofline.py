@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.params import Strict, check_number, integer, number, option
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import Rates, StepCosts, forecast
+from slipstream.theory.forecast import ForecastCosts, Rates, forecast
 
 if TYPE_CHECKING:
     from slipstream.checkpoints.module_shape import ModelShape
@@ -217,7 +217,7 @@ def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, c
 
 
 @dataclass(frozen=True)
-class PairCosts(StepCosts):
+class PairCosts(ForecastCosts):
     """draft_devices: number of devices of the draft model: one, or all of the target's, whichever is faster."""
 
     draft_devices: int = 1

@@ -21,7 +21,7 @@ from slipstream.tokens.token_texts import part_of_character
 LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
-class ChoiceWriter(ResponseWriter):
+class ChoicesWriter(ResponseWriter):
     """given: the fields of the request. chunk_name, name: the values of `object`; prefix: of ids."""
 
     name = chunk_name = prefix = ""
@@ -96,7 +96,7 @@ class ChoiceWriter(ResponseWriter):
         return {"statistics": choice.stats.as_dict() | more}
 
 
-class CompletionWriter(ChoiceWriter):
+class CompletionsWriter(ChoicesWriter):
     """echo: the text of each prompt that comes before its choices; empty without."""
 
     name = chunk_name = "text_completion"
@@ -178,7 +178,7 @@ def prepare_completion(service: Service, given: Object) -> ResponseWriter:
     generation = make_generation(service, prompts, params, n, given, scored=scored)
     for choice in generation.choices if nothing else ():
         choice.finish = "length"
-    return CompletionWriter(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
+    return CompletionsWriter(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
 
 
 def _read_prompts(service: Service, prompt: Any) -> list[list[int]]:
@@ -195,7 +195,7 @@ def _read_prompts(service: Service, prompt: Any) -> list[list[int]]:
         raise service.describe_prompt_error(fault, "prompt") from fault
 
 
-class ChatWriter(ChoiceWriter):
+class ChatWriter(ChoicesWriter):
     """Messages, and deltas in streams."""
 
     name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"

@@ -20,7 +20,7 @@ from slipstream.server.fields import (
 )
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
-from slipstream.server.response_writer import Block, BlockWriter, Event, Object, ResponseWriter, stop_text
+from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter, stop_text
 from slipstream.server.service import Service
 
 NAMES = {
@@ -37,7 +37,7 @@ COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
 
 
 def prepare_message(service: Service, given: Object) -> ResponseWriter:
-    return translate_request(service, given, MESSAGES, translate_to_chat, MessagesApiWriter, NAMES)
+    return translate_request(service, given, MESSAGES, translate_to_chat, MessagesWriter, NAMES)
 
 
 def count_prompt_tokens(service: Service, given: Object) -> int:
@@ -134,7 +134,7 @@ def _read_message(message: Any, where: str) -> list[Object]:
     return results if results and not converted["content"] else [*results, converted]
 
 
-class MessagesApiWriter(BlockWriter):
+class MessagesWriter(BlocksWriter):
     """A message with its blocks."""
 
     def __init__(self, generation: Generation, given: Object):

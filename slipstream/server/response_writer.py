@@ -81,7 +81,7 @@ class Block:
     text: str = ""
 
 
-class BlockWriter(ResponseWriter):
+class BlocksWriter(ResponseWriter):
     """Writes a list of blocks, each of one kind, as Responses and Messages are: sees where blocks begin and end, and
     asks how that is written."""
 

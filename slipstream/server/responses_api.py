@@ -9,7 +9,7 @@ from slipstream.server.chat_requests import translate_request
 from slipstream.server.fields import RESPONSES, pass_on, read_list, read_members, read_object, read_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
-from slipstream.server.response_writer import Block, BlockWriter, Event, Object, ResponseWriter
+from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter
 from slipstream.server.service import Service
 
 NAMES = {
@@ -22,7 +22,7 @@ _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
 def prepare_response(service: Service, given: Object) -> ResponseWriter:
-    return translate_request(service, given, RESPONSES, translate_to_chat, ResponsesApiWriter, NAMES)
+    return translate_request(service, given, RESPONSES, translate_to_chat, ResponsesWriter, NAMES)
 
 
 def translate_to_chat(given: Object) -> Object:
@@ -91,7 +91,7 @@ def _read_messages(given: Any) -> list[Object]:
     return messages
 
 
-class ResponsesApiWriter(BlockWriter):
+class ResponsesWriter(BlocksWriter):
     """A response with its items; each event has a number."""
 
     def __init__(self, generation: Generation, given: Object):

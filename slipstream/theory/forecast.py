@@ -57,7 +57,7 @@ class Rates(Strict):
 
 
 @dataclass(frozen=True)
-class StepCosts(Strict):
+class ForecastCosts(Strict):
     """What a speculative step costs. The unit is one decode step of the same batch without speculation.
 
     c       cost of a draft token.
@@ -101,7 +101,7 @@ class Forecast(Strict):
     """
 
     rates: Rates
-    costs: StepCosts
+    costs: ForecastCosts
     draft_tokens: int
     chosen: bool = False
 
@@ -143,7 +143,7 @@ class Forecast(Strict):
         }
 
 
-def forecast(rates: Rates, costs: StepCosts, draft_tokens: int | None = None) -> Forecast:
+def forecast(rates: Rates, costs: ForecastCosts, draft_tokens: int | None = None) -> Forecast:
     """Expected speed-up at a draft length, or at the best one up to the number of rates.
 
     Raises ParameterError if `draft_tokens` is longer than the rates.

@@ -28,10 +28,10 @@ import numpy as np
 
 from slipstream.bench.counters import Counters
 from slipstream.bench.endpoint import Answer, Endpoint
-from slipstream.bench.load_client import LoadClient
 from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
+from slipstream.bench.traffic_client import TrafficClient
 from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.text_ends import common_beginning
 from slipstream.errors import ParameterError
@@ -123,7 +123,7 @@ def counters_of(place: Endpoint) -> Counters | None:
     """The server's counters; None if it shows none that are known."""
 
     async def read() -> Counters | None:
-        async with LoadClient(place, place.timeout) as client:
+        async with TrafficClient(place, place.timeout) as client:
             return await client.counters()
 
     return asyncio.run(read())
