@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
@@ -157,7 +158,7 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        if isinstance(target, (str, Path)):
+        if isinstance(target, (str, Path, Checkpoint)):
             target = describe(target, load)
         described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
@@ -166,10 +167,12 @@ class LLM:
         with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
             check_memory(described, load.kv_tokens, *plan.loads)
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
-        path = None if described is None else described.checkpoint
-        self.tokenizer: Tokenizer | None = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
+        opened = None if described is None else described.checkpoint
+        self.tokenizer: Tokenizer | None = tokenizer
+        if tokenizer is None and opened is not None:
+            self.tokenizer = tokenizer_of(opened)
         encoder = self.target.capabilities.encoder
-        self.defaults = generation_defaults(load.generation_config, target, path, encoder is not None)
+        self.defaults = generation_defaults(load.generation_config, target, opened, encoder is not None)
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadKeywords, show_settings
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
@@ -28,7 +29,6 @@ from slipstream.targets.describe import as_target
 from slipstream.targets.pair_check import check_pair
 from slipstream.tokens.text import load_tokenizer
 from slipstream.tokens.tokenizer import Tokenizer
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -134,7 +134,7 @@ def load_model_pair(
     `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which has the
     arguments that transformers gives it.
     """
-    target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
+    target, draft = Checkpoint.open(target_id), Checkpoint.open(draft_id, "draft")
     check_pair(target, draft).require()
     running, drafting = (GeneratingTarget(as_target(path, **settings)) for path in (target, draft))
     return running, drafting, load_tokenizer(target)

@@ -137,10 +137,10 @@ def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> Non
     """Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
     ask = RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))
-    assert (llm.prepare(ask).draft_tokens, llm.prepared(ask).chosen) == (16, True)
+    assert (llm.prepare(ask).draft_tokens, llm.prepare(ask).chosen) == (16, True)
     assert llm.engine().draft_tokens == 0, "without a drafter, only predictions are drafted"
     given = replace(ask, params=replace(PARAMS, structured=Structured(tokens=(4, 3, 2))))
-    assert (llm.prepare(given).draft_tokens, llm.prepared(given).chosen) == (10, False)
+    assert (llm.prepare(given).draft_tokens, llm.prepare(given).chosen) == (10, False)
     llm.draft_tokens = 4
     assert llm.prepare(ask).draft_tokens == 10
 

@@ -25,7 +25,6 @@ import numpy as np
 from recipes.embedded.corpus import build_corpus, licence_of
 from slipstream.tokens.text import tokenizer_of
 from slipstream.training.regenerate import split_template
-from slipstream.zoo import checkpoint_of
 
 LONGEST = 480
 """Tokens of a request, template included."""
@@ -160,7 +159,7 @@ def main() -> None:
             texts.extend(paragraphs(each.doc))
     texts, sources = list(dict.fromkeys(texts)), list(code.values())
     print(f"{len(texts)} paragraphs, {len(sources)} functions", file=sys.stderr)
-    tokenizer: Any = tokenizer_of(checkpoint_of("smollm2", "target"))
+    tokenizer: Any = tokenizer_of("smollm2")
     before, after = split_template(tokenizer)
 
     rows, asked = list[list[int]](), set[str]()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
 from slipstream.bench.configs import Contender
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.drafters.draft_plan import DraftPlan
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -165,7 +165,7 @@ def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]
 def drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
     """Name and digest of every checkpoint that these drafters load."""
     paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
-    return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
+    return {str(path): model(Checkpoint.open(path, "draft").source) for path in paths}
 
 
 def describe_engine(llm: LLM) -> dict[str, Any]:

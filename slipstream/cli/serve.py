@@ -11,10 +11,10 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
@@ -25,7 +25,6 @@ from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.targets.described import Described
@@ -217,8 +216,8 @@ def check_memory(models: ModelOptions) -> None:
     from slipstream.targets.describe import describe
     from slipstream.targets.described import check_memory
 
-    target = checkpoint_of(models.target, "target")
-    if torch.cuda.is_available() or not Path(target).exists():
+    target = Checkpoint.open(models.target)
+    if torch.cuda.is_available() or not target.is_local:
         return
     settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
     draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)

@@ -17,7 +17,6 @@ import copy
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
@@ -208,7 +208,7 @@ class EagleDrafter(HeadDrafter):
 
 
 def make(
-    target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
     ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
@@ -219,7 +219,7 @@ def make(
 
 
 def make_eagle3(
-    target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
     own drafts; a head of P-EAGLE (2602.01469) drafts in one pass.
@@ -229,7 +229,7 @@ def make_eagle3(
 
 
 def _make(
-    target: Target, head: str | Path | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
+    target: Target, head: CheckpointName | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
 ) -> EagleDrafter:
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.checkpoints.checkpoint import few, tensor_names
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig, count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, open_head, write
+from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, read_head, write
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's weights; not loaded."""
@@ -32,7 +32,7 @@ Layout = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
-def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
+def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.
 
@@ -41,7 +41,8 @@ def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; an unsupported variant.
     """
-    folder, kind, config, tensors = open_head(checkpoint, _IGNORED)
+    opened, kind, tensors = read_head(checkpoint, _IGNORED)
+    folder, config = opened.place, opened.config
     if kind not in ("eagle", "eagle3"):
         raise CheckpointError(
             f"{folder} holds {f'a {kind} head' if kind else 'no EAGLE head'}",
@@ -58,7 +59,7 @@ def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
     head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.version == 3:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
-    fill(head, tensors, folder, "EAGLE")
+    fill(head, tensors, opened, "EAGLE")
     return head.eval().requires_grad_(False)
 
 
@@ -208,9 +209,9 @@ def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Pa
         )
 
 
-def fill(head: Any, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> None:
+def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind: str) -> None:
     """Load the tensors into an EAGLE or DFlash head; none may be missing, unknown or of another shape."""
-    wanted = head.state_dict()
+    wanted, folder = head.state_dict(), checkpoint.place
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
         parts = [f"lacks {len(missing)} tensors ({few(sorted(missing))})"] if missing else []
@@ -225,7 +226,7 @@ def fill(head: Any, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> N
             shape = tuple(tensors[name].shape)
             raise _explain_mismatch(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
     head.load_state_dict(dict(tensors))
-    head.in_8_bits = any(name.endswith(SCALE) for name in tensor_names(folder))
+    head.in_8_bits = any(name.endswith(SCALE) for name in checkpoint.tensors)
 
 
 def _explain_mismatch(what: str, fix: str = "take both from the same checkpoint") -> CheckpointError:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import SINGLE, few, read_config, resolve
+from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, reading
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
@@ -33,16 +33,16 @@ _HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
-def load_medusa(checkpoint: str | Path) -> MedusaHeads:
+def load_medusa(checkpoint: CheckpointName) -> MedusaHeads:
     """The heads in a folder or hub id, float32, on the CPU. If they use the target's lm_head and the file has no copy
     of it, `borrow` must be called before use.
 
     Raises CheckpointError (files missing, corrupt or pickled; tensors missing, unknown or of another shape) and
     ConfigError (config.json contradicts the tensors).
     """
-    folder = resolve(checkpoint)
-    config = read_config(folder)
-    tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in read_tensors(folder).items()}
+    opened = Checkpoint.open(checkpoint)
+    folder, config = opened.download(), opened.config
+    tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in read_tensors(opened).items()}
     token_map, shared = tensors.pop("token_map", None), tensors.pop("lm_head.weight", None)
     heads = sorted(name for name in tensors if _HEAD.fullmatch(name))
     if config.get("original_lm_head") and len(heads) == 1:  # vLLM also accepts the shared head under this name

@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import INDEX, read_config, read_json, resolve, tensor_names
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.errors import PairError
-from slipstream.zoo import checkpoint_of
 
 log = logging.getLogger("slipstream")
 
@@ -94,30 +92,22 @@ def explain_no_layers(family: str) -> PairError:
     )
 
 
-def count_mtp_layers(target: str | Path) -> int:
+def count_mtp_layers(target: CheckpointName) -> int:
     """Number of MTP layers of a checkpoint that can be used. 0 if transformers cannot run them, if the files cannot be
     read, or (with a warning) if some layers are missing. Of a checkpoint on the hub, the small files are downloaded."""
     if not has_mtp_layers():
         return 0
     try:
-        folder = resolve(checkpoint_of(target, "target"), weights=False)
-        config = read_config(folder)
+        opened = Checkpoint.open(target)
+        config = opened.config
         text_config = config.get("text_config") or config
         family = FAMILIES.get(text_config.get("model_type", ""))
         if family is None or config.get("quantization_config"):
             return 0
-        stored = family.count_layers(list_tensors(folder), int(text_config["num_hidden_layers"]))
+        stored = family.count_layers(opened.tensor_names, int(text_config["num_hidden_layers"]))
         promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except Exception:  # loading says why
         return 0
     if stored < promised:
         log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)
     return 0 if stored < promised else stored
-
-
-def list_tensors(folder: Path) -> Iterable[str]:
-    """Names of the tensors of a checkpoint, of which shards may be missing. Raises LoadError."""
-    if (folder / INDEX).exists():
-        listed: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
-        return listed
-    return tensor_names(folder)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -30,7 +31,6 @@ from slipstream.heads.recognition import recognise
 from slipstream.llm import LLM
 from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.describe import as_target
-from slipstream.zoo import checkpoint_of
 
 _log = logging.getLogger("slipstream")
 
@@ -138,7 +138,7 @@ class custom_generate:
             return draft
         if self._draft_model is None:
             if not isinstance(draft, (Target, torch.nn.Module)):
-                draft = checkpoint_of(draft, "draft")
+                draft = Checkpoint.open(draft, "draft")
                 if recognise(draft) is not None:
                     return self.draft  # a draft head
             self._draft_model = as_target(draft)

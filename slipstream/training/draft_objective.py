@@ -12,6 +12,7 @@ over the window and the masks of all its tokens, K times as many rows. The paper
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import PairError
 from slipstream.training.eagle3_objective import count_tokens, find_least_frequent
 from slipstream.training.features import FINAL, Teacher, Window
@@ -20,7 +21,6 @@ from slipstream.training.methods import DraftOptions, RunConfig
 from slipstream.training.objective import Objective, Predictions, decay_weights
 from slipstream.training.packing import TokenStream
 from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, make_llama
-from slipstream.zoo import checkpoint_of
 
 DECAY = 0.8
 """Of a parallel draft model, the loss of draft token k has the weight DECAY^k."""
@@ -58,7 +58,7 @@ class DraftObjective(ModelObjective):
                 head_dim=64 if options.hidden_size >= 64 * options.heads else options.hidden_size // options.heads,
             )  # fmt: skip
         else:
-            self.module = load_trainable(checkpoint_of(options.start, "draft"))
+            self.module = load_trainable(Checkpoint.open(options.start, "draft"))
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
                     f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from slipstream.backends.table import usable_device
-from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError
 from slipstream.llm import LLM
@@ -43,7 +43,6 @@ from slipstream.training.resume_state import check_same, read_state, replace_ato
 from slipstream.training.run_report import run_card
 from slipstream.training.schedule import make_counter
 from slipstream.training.trainable import check_trainable
-from slipstream.zoo import checkpoint_of
 
 Say = Callable[[str], None]
 LOG: Say = partial(print, flush=True)
@@ -60,10 +59,10 @@ def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = usable_device(config.device)
-    checkpoint = checkpoint_of(config.target, "target")
+    checkpoint = Checkpoint.open(config.target)
     shape = _read_shape(checkpoint, config.kind)
     if config.kind == "draft" and config.options.start:
-        check_trainable(resolve(checkpoint_of(config.options.start, "draft"), weights=False), "draft")
+        check_trainable(Checkpoint.open(config.options.start, "draft"), "draft")
     if config.length > shape.context:
         raise ParameterError(
             f"length is {config.length}, the target's context holds {shape.context} tokens",
@@ -188,13 +187,12 @@ def check_out(config: RunConfig) -> None:
         )
 
 
-def _read_shape(checkpoint: str | Path, kind: str) -> DecoderConfig:
+def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
     """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
-    place = resolve(checkpoint, weights=False)
     if kind == "layerskip":
-        check_trainable(place, "target")
+        check_trainable(checkpoint, "target")
     try:
-        return DecoderConfig.load(place)
+        return DecoderConfig.load(checkpoint)
     except UnsupportedModelError as fault:
         raise ParameterError(
             f"{fault.what}, so nothing can be trained for it",

@@ -13,7 +13,6 @@ from slipstream.core.warp import distributions
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
 from slipstream.tokens.text import load_tokenizer
-from slipstream.zoo import checkpoint_of
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget
 
@@ -22,7 +21,7 @@ V = 4096
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(load_tokenizer(checkpoint_of("embedded", "target")), V)
+    return Grammars(load_tokenizer("embedded"), V)
 
 
 def refused(grammars: Grammars, **form: Any) -> str:
