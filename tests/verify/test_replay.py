@@ -22,7 +22,7 @@ from slipstream.core.rules import RULES, Rule
 from slipstream.core.stats import TokenLogprob
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.llm import LLM
-from slipstream.verify.panel_requests import Request, crossed
+from slipstream.verify.panel_requests import PanelRequest, crossed
 from slipstream.verify.reference import wrong_logprob
 from slipstream.verify.replay import EndStream, numbers
 from slipstream.verify.verification import Checks, VerifyConfig
@@ -98,7 +98,7 @@ def test_numbers_of_the_step_before_are_found(monkeypatch):
 
     def again(seqs, draft):
         counts = [len(draft.nodes(b)) for b in range(len(seqs))]
-        return Dice([s.random for s in seqs], [len(s.tokens) - (s.drafted[-1:] == [False]) for s in seqs], counts)
+        return Dice([s.random for s in seqs], [len(s.tokens) - (s.proposers[-1:] == [None]) for s in seqs], counts)
 
     monkeypatch.setattr(core_step, "dice", again)
     assert right is not again
@@ -205,7 +205,7 @@ def test_log_probabilities_are_checked_with_their_alternatives():
 
 
 def test_texts_are_crossed_at_a_block():
-    requests = [Request(str(i), [10 * i + n for n in range(5)], SamplingParams()) for i in (1, 1, 2, 2)]
+    requests = [PanelRequest(str(i), [10 * i + n for n in range(5)], SamplingParams()) for i in (1, 1, 2, 2)]
     each = crossed(requests, [[1, 2, 3]] * 4, 4)
     assert [one.ids for one in each] == [[20, 21, 22, 23, 14, 1, 2, 3]] * 2 + [[10, 11, 12, 13, 24, 1, 2, 3]] * 2
     assert crossed(requests, [[]] * 4, 4) == []
