@@ -95,10 +95,9 @@ def without_layers(family: str) -> PairError:
 
 
 def mtp_layer_count(target: str | Path) -> int:
-    """Number of MTP layers of a checkpoint that can be used. 0 if transformers cannot run them, if the files cannot be
-    read, or (with a warning) if some layers are missing. Of a checkpoint on the hub, the small files are downloaded."""
-    if not are_built():
-        return 0
+    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, or (with a warning) if
+    transformers cannot run the layers or some are missing. Of a checkpoint on the hub, the small files are downloaded.
+    """
     try:
         folder = resolve(checkpoint_of(target, "target"), weights=False)
         config = read_config(folder)
@@ -109,6 +108,9 @@ def mtp_layer_count(target: str | Path) -> int:
         stored = family.stored(tensors(folder), int(text_config["num_hidden_layers"]))
         promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except Exception:  # loading says why
+        return 0
+    if stored and not are_built():
+        log.warning("%s brings MTP layers, which need transformers %s: no drafter uses them", target, TRANSFORMERS)
         return 0
     if stored < promised:
         log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)
