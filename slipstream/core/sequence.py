@@ -118,7 +118,9 @@ class Sequence:
             return self.tokens
         if self._readable is None:
             lead = self.tokens[max(0, self.prompt - LEAD) : self.prompt]
-            self._readable = [token for text in (self.source, self.prediction) if text for token in (*lead, *text)]
+            self._readable = []
+            for text in filter(None, (self.source, self.prediction)):
+                self._readable += [*lead, *text]
             self._before = len(self._readable)
         self._readable += self.tokens[len(self._readable) - self._before :]
         return self._readable

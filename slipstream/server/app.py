@@ -189,11 +189,14 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:
-        body = await request_fields(request, service, DETOKENIZE)
-        ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
-            raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
+        ids = (await request_fields(request, service, DETOKENIZE)).get("tokens")
+
+        def text() -> str:
+            if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
+                raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
+            return str(service.tokenizer.decode(ids))
+
+        return JSONResponse({"prompt": await asyncio.to_thread(text)})
 
     counted = body_schema(COUNTED, ["messages"])
 

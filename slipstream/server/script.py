@@ -253,19 +253,24 @@ async def _gone(receive: Receive) -> None:
 
 MOST_DEPTH = 64
 """Most nested lists and objects."""
-FEW_BYTES = 1 << 16
+FEW_BYTES = 1 << 12
 """A larger body is read in a thread."""
 
 
 async def request_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
-    """The fields of a request that are set. Raises ApiError: see `json_body`, `given_fields` and `check_model`."""
-    given = given_fields(await json_body(request, service.limits.body), known)
-    service.check_model(given.get("model"))
-    return given
+    """The fields of a request that are set. Raises ApiError for what is wrong with the body, its fields, its model."""
+
+    def fields() -> dict[str, Any]:
+        given = given_fields(_object(read), known)
+        service.check_model(given.get("model"))
+        return given
+
+    read = await body_of(request, service.limits.body)
+    return await asyncio.to_thread(fields) if len(read) > FEW_BYTES else fields()
 
 
-async def json_body(request: Request, most: int) -> dict[str, Any]:
-    """The JSON object of a body. Raises ApiError 413 past `most` bytes, and 400 for anything else that is wrong."""
+async def body_of(request: Request, most: int) -> bytearray:
+    """The body of a request. Raises ApiError 413 past `most` bytes, and 400 if it is not announced as JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(400, f"the content type is {kind or 'missing'}, must be application/json")
@@ -277,10 +282,11 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
         read += chunk
         if len(read) > most:
             raise _too_large(most)
-    return await asyncio.to_thread(_object, read) if len(read) > FEW_BYTES else _object(read)
+    return read
 
 
 def _object(read: bytearray) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError 400."""
     try:
         body = json.loads(read.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as fault:
