@@ -92,7 +92,7 @@ def main(arguments: Seq[str] | None = None) -> None:
             raise ParameterError(
                 f"there is no command {arguments[0]!r} any more", fix=f"slipstream {FORMER[arguments[0]]}"
             )
-        with render.log_shown():
+        with render.show_log():
             code = parser()(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:
         code = _failed(error, debug, 2)

@@ -124,7 +124,7 @@ class LogHandler(logging.Handler):
 
 
 @contextmanager
-def log_shown() -> Iterator[None]:
+def show_log() -> Iterator[None]:
     """Print the library's log records through `message`, and nowhere else, while a command runs."""
     log, handler = logging.getLogger("slipstream"), LogHandler()
     propagated, log.propagate = log.propagate, False

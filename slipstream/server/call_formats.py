@@ -20,8 +20,8 @@ from slipstream.server.call_arguments import Pairs, gemma_arguments, json_symbol
 from slipstream.server.reply import CONTENT, MOST_NAME, REASONING, CallId, NoCall, Reading, Reply, plain
 from slipstream.server.tools import call_schema, calls_schema
 
-SPACE = "SPACE: /[ \\t\\r\\n]{1,8}/"
-"""Not more: small models go on with white space without end."""
+SPACE = "SPACE: /[ \\t\\r\\n]{1,5}/"
+"""Not more than a line break and four spaces: small models go on with white space without end."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.backends.table import backend, choose, resolve, warn_slower
-from slipstream.checkpoints.checkpoint import resolve as resolve_folder
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import in_blocks
-from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
@@ -102,7 +101,7 @@ class Decoder:
 
     @staticmethod
     def load(
-        checkpoint: str | Path,
+        checkpoint: CheckpointName,
         executor: str = AUTO,
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
@@ -114,7 +113,7 @@ class Decoder:
         (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be
         honoured."""
         given = {"executor": executor, "dtype": dtype, "device": device, **settings}
-        described = DescribedDecoder.of(checkpoint, LoadSettings.of(given, "Decoder.load"))
+        described = DescribedDecoder.of(Checkpoint.open(checkpoint), LoadSettings.of(given, "Decoder.load"))
         check_memory(described)
         return described.load(progress, chunk)
 
@@ -228,11 +227,10 @@ class DescribedDecoder(Described):
     config: DecoderConfig = field(kw_only=True)
 
     @staticmethod
-    def of(checkpoint: str | Path, settings: LoadSettings) -> DescribedDecoder:
+    def of(checkpoint: Checkpoint, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
         backend does not; ParameterError where weights would be quantised twice."""
-        place = resolve_folder(checkpoint, weights=False)
-        if not place.is_dir() and in_blocks(read_header(place)):
+        if checkpoint.is_gguf and in_blocks(checkpoint.header):
             settings.refuse(
                 ("quantize",),
                 "asked of a GGUF file",
@@ -240,9 +238,9 @@ class DescribedDecoder(Described):
                 ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
                 + ", or give the folder of the checkpoint that the file was made of",
             )
-        config, resolved = DecoderConfig.load(place), resolve(settings)
+        config, resolved = DecoderConfig.load(checkpoint), resolve(settings)
         chosen, refusals = choose(config, resolved)
-        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, place=place, config=config)
+        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, config=config)
 
     @property
     def kind(self) -> Kind:
@@ -253,7 +251,7 @@ class DescribedDecoder(Described):
         if self.runner != "native":
             return None
         quantised = self.settings.weight_format
-        header = None if self.place.is_dir() else read_header(self.place)
+        header = self.checkpoint.header if self.checkpoint.is_gguf else None
         return quantised.quantize if quantised else header.file_type if header and in_blocks(header) else None
 
     @property
@@ -277,12 +275,13 @@ class DescribedDecoder(Described):
         return self.settings.kv_tokens or requests * self.config.context
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
-        settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.checkpoint)
+        settings, chosen, place = self.settings, backend(self.runner), self.checkpoint.download()
         warn_slower(self.refusals, self.runner, settings)
-        if not place.is_dir():
-            warn_of_keys(place.name, read_header(place).metadata, own=True)
+        if self.checkpoint.is_gguf:
+            warn_of_keys(place.name, self.checkpoint.header.metadata, own=True)
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
+        dtype = chosen.load_dtype or settings.dtype
+        weights = load_weights(self.checkpoint, self.config, dtype, progress, adapter)
         executor = chosen.executor(weights.config, weights, settings)
         weights.unmap()
         return Decoder(executor, chunk, weights, place)

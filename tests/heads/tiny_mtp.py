@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.drafters.eagle import EagleDraftConfig
 from slipstream.drafters.mtp import MtpDrafter
-from slipstream.heads.mtp_names import TRANSFORMERS, are_built
+from slipstream.heads.mtp_names import TRANSFORMERS, has_mtp_layers
 from tests.targets.huggingface.architectures import _EXPERTS, _LINEAR, _MLA, _config
 
 LAYERS = 2
@@ -57,7 +57,7 @@ BRINGS.append(("mimo_v2_flash", 2))
 
 
 def skip_where_none_is_built() -> None:
-    if not are_built():
+    if not has_mtp_layers():
         pytest.skip(f"MTP layers need transformers {TRANSFORMERS}")
 
 
