@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.structured import Structured
 from slipstream.errors import DeadEndError, ParameterError
+from slipstream.grammar.forced_text import ForcedText, SpelledForm
 from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -175,8 +176,11 @@ class TextConstraint:
     States are kept from one call to the next: a drafter asks first, then `prune`, verification and `stop`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, stop_ids: frozenset[int]):
+    def __init__(
+        self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, spelled: SpelledForm, stop_ids: frozenset[int]
+    ):
         self._vocabulary, self._free = vocabulary, free
+        self._forced = ForcedText(spelled)
         self._stops = sorted(token for token in stop_ids if token < vocabulary.size)
         self._walk = Walk(grammar)
         self._all = np.ones(vocabulary.size, np.bool_)
@@ -199,6 +203,12 @@ class TextConstraint:
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         self._settle(output)
         return self._state(tuple(tail)).complete
+
+    def forced(self, output: Seq[int]) -> Seq[int]:
+        self._settle(output)
+        state = self._state(())
+        begin = state.place.begin
+        return () if begin is None or state.over else self._forced.tokens([*state.place.lead, *output[begin:]])
 
     def _settle(self, output: Seq[int]) -> None:
         """Make `output` the one that tails follow. States that are still reachable are kept."""
@@ -274,6 +284,9 @@ class GivenTokens:
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return len(output) + len(tail) >= len(self._tokens)
+
+    def forced(self, output: Seq[int]) -> Seq[int]:
+        return self._tokens[len(output) :]
 
 
 class Walk:
