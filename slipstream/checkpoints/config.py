@@ -10,16 +10,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.checkpoints.checkpoint import few, read_config, read_json, resolve
+from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.gguf_config import gguf_config
-from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.module_shape import Experts, ModelShape
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
@@ -52,25 +50,25 @@ class DecoderConfig(ModelShape):
     qk_norm: bool = False
 
     @staticmethod
-    def load(checkpoint: str | Path) -> DecoderConfig:
+    def load(checkpoint: CheckpointName) -> DecoderConfig:
         """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; of a GGUF file, its
         metadata.
 
         A warning names the keys that are not known here. Raises ConfigError or UnsupportedModelError, and what
-        `checkpoint.resolve` raises.
+        `Checkpoint.open` raises.
         """
-        folder = resolve(checkpoint)
-        if not folder.is_dir():
-            return DecoderConfig.from_dict(gguf_config(read_header(folder)))
-        config = ReadKeys(read_config(folder))
-        eos = read_json(folder / "generation_config.json", missing_ok=True).get("eos_token_id")
+        opened = Checkpoint.open(checkpoint)
+        if opened.is_gguf:
+            return DecoderConfig.from_dict(gguf_config(opened.header))
+        config = ReadKeys(opened.config)
+        eos = opened.json(GENERATION).get("eos_token_id")
         if eos is not None:
             config["eos_token_id"] = eos
         decoder = DecoderConfig.from_dict(config)
         if unread := config.unread():
             log.warning(
-                f"config.json of {folder} has {few(unread)}, unknown for a {decoder.model_type} model: left out. Texts "
-                "differ if that changes what the model computes"
+                f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: left out. "
+                "Texts differ if that changes what the model computes"
             )
         return decoder
 

@@ -14,12 +14,11 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import GGUF_MAGIC
-from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, TEMPLATE, WHOLE, wrong_value
+from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, MAGIC, TEMPLATE, WHOLE, wrong_value
 from slipstream.checkpoints.module_shape import UNBOUNDED, Experts, ModelShape
 from slipstream.checkpoints.weight_blocks import TYPES
 from slipstream.errors import CheckpointError, UnsupportedModelError
@@ -138,14 +137,9 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
     UnsupportedModelError for one that is a part of several."""
     path = Path(checkpoint).expanduser()
     try:
-        seen = path.stat()
+        size = path.stat().st_size
     except OSError as fault:
         raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
-    return _read(path, seen.st_mtime_ns, seen.st_size)
-
-
-@lru_cache(maxsize=4)  # facts, tokenizer and target read the same one
-def _read(path: Path, changed: int, size: int) -> GgufHeader:
     if size < 24:
         raise _damaged(path, f"it has {size} bytes")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -207,7 +201,7 @@ class _Reader:
 
 
 def _header(path: Path, reader: _Reader) -> GgufHeader:
-    if reader.take(4) != GGUF_MAGIC:
+    if reader.take(4) != MAGIC:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
     if version not in (2, 3):

@@ -12,8 +12,10 @@ from typing import Any
 
 log = logging.getLogger("slipstream")
 
+MAGIC = b"GGUF"
+"""First bytes of a GGUF file."""
 ENDS = "slipstream.eos_ids"
-"""Key of the ids that end a text, as in "0 3" or "none", in files that `slipstream convert` wrote: the format has
+"""Key of the ids that end a text, as in "0 3" or "none", in files that Slipstream wrote: the format has
 places for three, and llama.cpp adds tokens by their texts."""
 WHOLE = "tokenizer.huggingface.json"
 """Key of the checkpoint's tokenizer.json."""

@@ -9,11 +9,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from slipstream.checkpoints.gguf_config import odd_heads, same_token
-from slipstream.checkpoints.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape, read_header
+from slipstream.checkpoints.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape
 from slipstream.checkpoints.gguf_keys import ENDS
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 
@@ -68,14 +67,14 @@ class LlamaModel:
     """
 
     def __init__(
-        self, checkpoint: str | Path, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
+        self, header: GgufHeader, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
     ):
         """vocab_only: without weights. progress: called with (bytes read, bytes in all).
 
         Raises LoadError without llama-cpp-python, CheckpointError for a damaged file, UnsupportedModelError for one
         that llama.cpp refuses.
         """
-        self.header, self.library = read_header(checkpoint), llama_cpp()
+        self.header, self.library = header, llama_cpp()
         _check_it_survives(self.header, vocab_only)
         library = self.library
         params = library.llama_model_default_params()
@@ -104,8 +103,8 @@ class LlamaModel:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a text: those that `slipstream convert` wrote, else those that the file names and special tokens
-        that llama.cpp knows by name. Ordinary ones are left out: they are its defaults for files that name none."""
+        """Ids that end a text: the ones under `ENDS`, else those that the file names and special tokens that llama.cpp
+        knows by name. Ordinary ones are left out: they are its defaults for files that name none."""
         ends, named = self.library.llama_vocab_is_eog, gguf_shape(self.header).eos_ids
         if ENDS in self.header.metadata or not self.header.has_tokenizer:
             return named

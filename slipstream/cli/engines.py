@@ -6,20 +6,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.vllm_server import LOADING, VllmServer, interpreter
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, one_of
-from slipstream.zoo import checkpoint_of
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
@@ -83,11 +83,11 @@ def vllm_server(
     method = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
     name = "none" if method else models.method
     draft = models.draft_model if name != "none" else None
-    choice = Choice(
+    choice = DrafterChoice(
         name,
         _length(models),
-        str(checkpoint_of(models.target, "target")),
-        None if draft is None else str(checkpoint_of(draft, "draft")),
+        str(Checkpoint.open(models.target)),
+        None if draft is None else str(Checkpoint.open(draft, "draft")),
         dict(parse_options(models.drafter_option or ())),
     )
     defaults: dict[str, Any] = {"served_model_name": models.target, "dtype": models.dtype, **(more or {})}

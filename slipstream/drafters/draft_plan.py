@@ -14,22 +14,29 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, checkpoint_of
+from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.checkpoint import CheckpointName
     from slipstream.checkpoints.weights import Progress
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
     from slipstream.drafters.string_match import Writer
+    from slipstream.targets.describe import Model
     from slipstream.targets.described import Described, HeadFiles
     from slipstream.targets.pair_check import PairReport
+    from slipstream.tokens.tokenizer import Tokenizer
+
+    OneDraft: TypeAlias = "Model | Drafter | Described | Writer | DraftPlan | None"
+    WithOptions: TypeAlias = tuple[OneDraft, Mapping[str, object]]
+    DraftArgument: TypeAlias = OneDraft | WithOptions | Seq[OneDraft | WithOptions]
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
@@ -37,6 +44,10 @@ WITH_MTP, WITH_HEAD = "mtp", "suffix,eagle3"
 """In place of the latter where the target's checkpoint brings MTP layers, and where a head ships for the target."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
+
+
+_NAMES = (str, Path, Checkpoint)
+"""Types of a name that `Checkpoint.open` takes."""
 
 
 def names_of(text: str) -> tuple[str, ...]:
@@ -53,12 +64,12 @@ def usual(target: str, draft_model: str | None) -> str:
     files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
-    from slipstream.heads.mtp_names import mtp_layer_count
+    from slipstream.heads.mtp_names import count_mtp_layers
 
-    return WITH_MTP if mtp_layer_count(target) else WITHOUT_DRAFT
+    return WITH_MTP if count_mtp_layers(target) else WITHOUT_DRAFT
 
 
-def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
+def asked(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
     """Drafter and options as `LLM.use` takes them, for what was written on the command line.
 
     names  drafters of the registry; several are stacked in this order. None are named: a draft model drafts, a head
@@ -69,13 +80,13 @@ def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
     """
     if not names:
         return (WITHOUT_DRAFT if draft is None else replace(DraftPlan.of(draft), lookup=True)), {}
-    members = [_one(name, draft) for name in names]
+    members: list[tuple[OneDraft, dict[str, object]]] = [_one(name, draft) for name in names]
     if len(members) == 1:
         return members[0]
     return [(drafter, options) if options else drafter for drafter, options in members], {}
 
 
-def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, Any]]:
+def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, object]]:
     spec = DRAFTERS[name]
     if name == "none":
         return None, {}
@@ -95,9 +106,9 @@ class DraftPlan:
     """A drafter before it is made.
 
     name     in the registry.
-    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory; a
-             model also as its `Described` (see `ready`). With `quantize`, a draft model or head in files is loaded
-             in that format (one of `DRAFT_QUANTISATIONS`).
+    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", its `Checkpoint`, or an
+             object in memory; a model also as its `Described` (see `ready`). With `quantize`, a draft model or head in
+             files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
     members  of a stack, in their order.
     drafter  an object that is used as it is.
     bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
@@ -114,7 +125,7 @@ class DraftPlan:
     pair: PairReport | None = None
 
     @staticmethod
-    def of(draft: Any, options: Mapping[str, Any] | None = None) -> DraftPlan:
+    def of(draft: DraftArgument, options: Mapping[str, object] | None = None) -> DraftPlan:
         """The plan of what `LLM.use` takes. Nothing is read.
 
         draft    None: plain decoding; a plan; a `Drafter`; a name in the registry; a folder or hub id of a draft model
@@ -131,10 +142,10 @@ class DraftPlan:
             return DraftPlan("none")
         if draft == STACK and "members" in options:
             members, further = options["members"], {name: value for name, value in options.items() if name != "members"}
-            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)
+            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)  # type: ignore
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
-        if isinstance(draft, (str, Path)):
+        if isinstance(draft, _NAMES):
             return DraftPlan(WITH_DRAFT, {**options, "model": draft}, bare=draft != EMBEDDED)
         if isinstance(draft, tuple) and len(draft) == 2 and isinstance(draft[1], Mapping):
             return DraftPlan.of(draft[0], {**draft[1], **options})
@@ -164,10 +175,10 @@ class DraftPlan:
         return str(self.options["model"]) if self.bare else self.name
 
     @property
-    def checkpoints(self) -> list[str | Path]:
+    def checkpoints(self) -> list[CheckpointName]:
         """Draft models and heads that are read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
-        return [path for path in named if isinstance(path, (str, Path))]
+        return [name for name in named if isinstance(name, _NAMES)]
 
     def has_model(self, loaded: bool) -> bool:
         """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
@@ -180,15 +191,17 @@ class DraftPlan:
         for a name that is nearly a known one."""
         if not self.bare:
             return self
-        path = self.options["model"]
-        refuse_misspelt(path)
+        refuse_misspelt(self.options["model"])
         from slipstream.heads.recognition import recognise
 
-        kind = recognise(resolve(checkpoint_of(path, "draft"), weights))
+        opened = Checkpoint.open(self.options["model"], "draft")
+        if weights:
+            opened.download()
+        kind = recognise(opened)
+        options = {**self.options, "model": opened}
         if kind is None:
-            return replace(self, bare=not weights and not _is_here(path))
-        options = {name: value for name, value in self.options.items() if name != "model"}
-        head = DraftPlan(kind, {"head": path, **options})
+            return replace(self, options=options, bare=not weights and not opened.is_local)
+        head = DraftPlan(kind, {"head": options.pop("model"), **options})
         return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
     def ready(self, target: Described | None, settings: LoadSettings, weights: bool = True) -> DraftPlan:
@@ -211,14 +224,22 @@ class DraftPlan:
             config(**{name: value for name, value in options.items() if name not in arguments})
         if plan.members:
             return replace(plan, members=tuple(member.ready(target, settings, weights) for member in plan.members))
-        model = options.get("model")
-        if not isinstance(model, (str, Path)) or (plan.bare and not _has_tokens(model)):
+        if spec.needs is Needs.DRAFT_HEAD and target is not None:
+            head = options.get("head", EMBEDDED)
+            if head == EMBEDDED:
+                head = head_dir(plan.name, target.checkpoint.place)
+            opened = Checkpoint.open(head) if isinstance(head, _NAMES) else head
+            return replace(plan, options=options | {"head": opened})
+        if not isinstance(options.get("model"), _NAMES):
             return plan
-        from slipstream.targets.describe import describe, describe_model
+        model = Checkpoint.open(options["model"], "draft")
+        if plan.bare and not _has_tokens(model):
+            return plan
+        from slipstream.targets.describe import describe
 
         if (quantize := options.pop("quantize", None)) is not None:
             settings = replace(settings, quantize=None if quantize == "none" else quantize)
-        files = (describe_model if self.bare else describe)(model, settings)  # it was recognised as no head
+        files = describe(model, settings)
         pair = plan.pair
         if pair is None and target is not None:
             from slipstream.targets.pair_check import check_pair
@@ -236,10 +257,9 @@ class DraftPlan:
         named = [one for one in self.each if one.drafter is None]
         models = [model for one in named if isinstance(model := one.options.get("model"), Described)]
         heads = [
-            (one.name, None if head == EMBEDDED else head, one.options.get("quantize"))
+            (one.name, head, one.options.get("quantize"))
             for one in named
-            if DRAFTERS[one.name].needs is Needs.DRAFT_HEAD
-            and isinstance(head := one.options.get("head", EMBEDDED), (str, Path))
+            if isinstance(head := one.options.get("head"), Checkpoint)
         ]
         return models, heads, any(one.name == WITH_MTP for one in named)
 
@@ -269,19 +289,13 @@ def options_of(name: str) -> Any:
     return min(configs, key=lambda each: each.__module__ != module.__name__)
 
 
-def _has_tokens(name: str | Path) -> bool:
-    """Whether the small files of a model are those of one with a tokenizer. Heads have none, and some look like models
-    until their weights are read."""
-    folder = resolve(checkpoint_of(name, "draft"), weights=False)
-    return (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+def _has_tokens(model: Checkpoint) -> bool:
+    """Return True if the small files of a model are those of one with a tokenizer. Heads have none, and some look like
+    models until their weights are read."""
+    return (model.place / "config.json").is_file() and (model.place / "tokenizer.json").is_file()
 
 
-def _is_here(name: str | Path) -> bool:
-    """Whether it is the name of a folder or file on this machine."""
-    return Path(checkpoint_of(name, "draft")).expanduser().exists()
-
-
-def refuse_misspelt(name: str | Path) -> None:
+def refuse_misspelt(name: CheckpointName) -> None:
     """Raise ParameterError for a name that is nearly a known one, before the hub is asked for it."""
     draft = str(name)
     if draft in NAMES or "/" in draft or Path(draft).expanduser().exists():
@@ -294,7 +308,7 @@ def refuse_misspelt(name: str | Path) -> None:
 
 
 def embedded_role(drafter: str) -> str:
-    """What "embedded" is for this drafter or stack, as a role of `zoo.checkpoint_of`."""
+    """What "embedded" is for this drafter or stack, as a role of `Checkpoint.open`."""
     heads = [name for name in drafter.split(",") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
     return heads[0] if heads else "draft"
 
@@ -312,7 +326,7 @@ class DrafterFactory:
     target: Target
     described: Described | None
     settings: LoadSettings
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     progress: Progress | None = None
 
     def make(self, plan: DraftPlan) -> Drafter:
@@ -374,20 +388,20 @@ class DrafterFactory:
         return with_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
 
 
-def _checkpoint(model: Any) -> Path | None:
+def _checkpoint(model: object) -> Path | None:
     """The checkpoint that a loaded target came from, if it is still there."""
     runtime = model.capabilities.runtime if _is_target(model) else None
     path = None if runtime is None else runtime.checkpoint
     return path if path is not None and path.exists() else None
 
 
-def _is_target(model: Any) -> bool:
+def _is_target(model: object) -> TypeGuard[Target]:
     from slipstream.core.target import Target
 
     return isinstance(model, Target)
 
 
-def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
+def _refuse_options(options: Mapping[str, object], given: str, fix: str) -> None:
     """Raise ParameterError if there are options that nothing would read."""
     if options:
         raise ParameterError(
@@ -405,7 +419,7 @@ def _without_model(name: str) -> ParameterError:
     )
 
 
-def _refuse_incomplete(draft: Any) -> None:
+def _refuse_incomplete(draft: object) -> None:
     """Raise ParameterError for an object that proposes draft tokens but lacks other members of a drafter."""
     from slipstream.core.drafter import Drafter
 

@@ -15,7 +15,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.hybrid import Part, join_drafts
+from slipstream.drafters.hybrid import DraftPart, join_drafts
 
 MOST_FORCED = 32
 """Most tokens of a forced text that are drafted in one step, where the user names no number."""
@@ -43,23 +43,25 @@ class FormDrafter(Drafter):
 class ForcedFirst(Drafter):
     """The drafter of a step in which some requests have forced tokens.
 
-    forced   id of a sequence -> its forced tokens, which it drafts. drafter: drafts for the others.
+    forced   id of a sequence -> its forced tokens, which it drafts. drafter: drafts for the others among the first
+             `shown` sequences, and is shown these.
     """
 
-    def __init__(self, forced: Mapping[int, Seq[int]], drafter: Drafter, vocab_size: int):
-        self._forced, self._drafter, self._vocab_size = forced, drafter, vocab_size
+    def __init__(self, forced: Mapping[int, Seq[int]], drafter: Drafter, shown: int, vocab_size: int):
+        self._forced, self._drafter, self._shown, self._vocab_size = forced, drafter, shown, vocab_size
         self.name, self.traits = drafter.name, replace(drafter.traits, drafts=True)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains = [self._forced.get(seq.id, ())[: each.depth] for seq, each in zip(seqs, budgets, strict=True)]
         left = [Budget(0) if seq.id in self._forced else each for seq, each in zip(seqs, budgets, strict=True)]
-        others = self._drafter.propose(seqs, left)
-        forced = Draft.chains(chains, device=others.tokens.device)
-        parts = [Part(forced, FormDrafter.name) if chain else Part(others) for chain in chains]
+        others = self._drafter.propose(seqs[: self._shown], left[: self._shown]).padded(len(seqs) - self._shown)
+        forced = Draft.chains(chains, device=others.tokens.device).named(FormDrafter.name)
+        parts = [DraftPart(forced if chain else others) for chain in chains]
         return join_drafts(parts, self._vocab_size, others.tokens.device).with_drawn(others.drawn)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self._drafter.observe(seqs, draft, out, verdict)
+        if self._shown:
+            self._drafter.observe(seqs[: self._shown], draft, out, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`."""

@@ -3,7 +3,7 @@
 A schema forces names, quotes and brackets, but hardly ever a single token, because several tokens may write the
 beginning of the same text. So the form is followed byte by byte, as far as only one text can follow, and this text is
 split as the tokenizer splits it behind the last token. White space that may stand there or not is taken as the text had
-it before (see `Layout`). The last token is left out where it depends on what follows:
+it before (see `Spacing`). The last token is left out where it depends on what follows:
 
     text so far            {"city": "Paris",
     forced                  "unit": "                    then c or f
@@ -21,7 +21,7 @@ from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from slipstream.grammar.layout import Layout
+from slipstream.grammar.spacing import Spacing
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.vocabulary import Vocabulary
 
@@ -141,7 +141,7 @@ class ForcedText:
     def _begin(self) -> None:
         self._text: list[int] = []
         self._matcher = self._form.grammar.deep_copy()  # stands behind the text and `_ahead`
-        self._layout = Layout()
+        self._spacing = Spacing()
         self._ahead: list[int] = []  # symbols
         self._follow: bytes | None = None  # see `SpelledForm.tokens`
         self._is_lost = self._matcher.is_error()
@@ -173,18 +173,18 @@ class ForcedText:
             self._is_lost = self._matcher.try_consume_tokens(rest) < len(rest)
             same = len(ahead)
         self._ahead = ahead[same:]
-        self._layout.read(self._form.symbols.bytes_of(symbols), learns=True)
+        self._spacing.read(self._form.symbols.bytes_of(symbols), learns=True)
 
     def _look_ahead(self) -> None:
         """Follow the form as far as only one text can."""
-        matcher, symbols, layout = self._matcher, self._form.symbols, copy(self._layout)
+        matcher, symbols, spacing = self._matcher, self._form.symbols, copy(self._spacing)
         self._follow, goes_on = None, True
         while goes_on and len(self._ahead) < AHEAD:
             found = self._form.read(matcher.compute_ff_bytes())[:AHEAD]
             if not found and not matcher.is_error():
                 allowed = symbols.allowed(matcher.compute_bitmask())
                 only = symbols.only(allowed)
-                gap = layout.expected(None if only is None else symbols.bytes_of([only])[0])
+                gap = spacing.expected(None if only is None else symbols.bytes_of([only])[0])
                 found = symbols.spaces(allowed, gap) + ([] if only is None else [only])
                 goes_on = only is not None
                 self._follow = None if goes_on else _compared(symbols.following(allowed))
@@ -194,7 +194,7 @@ class ForcedText:
                 self._is_lost = True
                 return
             self._ahead += found[:count]
-            layout.read(symbols.bytes_of(found[:count]))
+            spacing.read(symbols.bytes_of(found[:count]))
             goes_on = goes_on and count == len(found)
 
 

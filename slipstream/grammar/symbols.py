@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.grammar.layout import SPACES
-from slipstream.grammar.vocabulary import Vocabulary, read_tokenizer
+from slipstream.grammar.spacing import SPACES
+from slipstream.grammar.vocabulary import Vocabulary, make_tokens
 
 SPECIAL = 0xFF
 """Stands for a special token where bytes are read; no byte of UTF-8."""
@@ -30,7 +30,7 @@ class Symbols:
         texts = [b""] * self.first + [bytes([byte]) for byte in range(256)] + [b"<end>"]
         for token in special:
             texts[token] = self._written[token]
-        self.tokens = read_tokenizer(TokenizerWrapper(_Alphabet(texts, [*special, len(texts) - 1])), slices=[])
+        self.tokens = make_tokens(TokenizerWrapper(_Alphabet(texts, [*special, len(texts) - 1])), slices=[])
         self._ids = np.array([*special, *range(self.first, self.first + 256)])
         self._count = len(special)
         self._is_space = np.isin(self._ids - self.first, list(SPACES))

@@ -22,10 +22,10 @@ from slipstream.bench.configs import STARTED_WITH
 from slipstream.bench.counters import NAMES, NOT_REPORTED, SERVERS, Counters, name_of, total
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import Estimate, t_quantile
-from slipstream.bench.load_client import LoadClient
 from slipstream.bench.provenance import conditions
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Section, Table, counted, interval, percent, remark, times, words
+from slipstream.bench.traffic_client import TrafficClient
 from slipstream.errors import ServedError
 from slipstream.plan.diagnosis import ACCEPTANCE, FINE, FIXES, LENGTH, NOTHING, UNKNOWN
 
@@ -117,7 +117,7 @@ def diagnose_served(
     if 0 < k < longest and drafts >= ENOUGH and gains[k] >= FINE * gains[longest]:
         why = f"if rows are free and a draft token costs {c:g} decode steps (--c; not measured), {counted(k, 'token')} "
         why += f"give {times(gains[k])}, {longest} give {times(gains[longest])}"
-        setting = STARTED_WITH[counters["server"]].format(k=k, k1=k + 1)
+        setting = STARTED_WITH.get(counters["server"], "see its options").format(k=k)
         return found(why, f"draft {counted(k, 'token')}: {setting}", LENGTH)
     if measured and SURE <= measured["low"] <= most:
         return found(f"{against}; {at_most}", "", NOTHING)
@@ -194,7 +194,7 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
 
     async def read() -> list[Counters]:
         seen: list[Counters | None] = []
-        async with LoadClient(place, place.timeout) as client:
+        async with TrafficClient(place, place.timeout) as client:
             for i in range((PARTS if seconds else 1) + 1):
                 await asyncio.sleep(seconds / PARTS if i and seen[0] else 0)
                 seen.append(await client.counters())

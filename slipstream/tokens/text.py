@@ -3,58 +3,47 @@
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
-from slipstream.checkpoints.checkpoint import resolve
-from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, read_once
 from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
 from slipstream.errors import LoadError, reading
-from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder
-
-
-def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a checkpoint (local folder, hub id or GGUF file): a transformers tokenizer, or one that does the
-    same. Never runs code of the checkpoint. Raises LoadError."""
-    folder = resolve(path, weights=False)
-    if not folder.is_dir():
-        from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
-
-        tokenizer = gguf_tokenizer(folder)
-        if tokenizer is None:
-            fix = "convert the model with one, or pass token ids as prompts"
-            raise LoadError(f"{folder.name} has no tokenizer", fix=fix)
-        return tokenizer
-    fix = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
-    with reading(f"no tokenizer could be loaded from {str(path)!r}", fix):
-        return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
-
-
-def _transformers_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-
+from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder, transformers_tokenizer
+from slipstream.tokens.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
+_FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
 
 
-def tokenizer_of(path: str | Path) -> Any | None:
-    """As `load_tokenizer`; None for a local folder or GGUF file that holds no tokenizer: its prompts are token ids."""
-    folder = Path(path).expanduser()
-    if folder.is_file() and not read_header(folder).has_tokenizer:
+@read_once
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer of a checkpoint: a transformers tokenizer, or one that does the same. None if the checkpoint has no
+    tokenizer: its prompts are token ids. Never runs code of the checkpoint. Raises LoadError."""
+    if checkpoint.is_gguf:
+        from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(checkpoint.header)
+    if not any(next(checkpoint.place.glob(name), None) for name in _TOKENIZER_FILES):
         return None
-    if folder.is_dir() and not any(next(folder.glob(name), None) for name in _TOKENIZER_FILES):
-        return None
-    return load_tokenizer(path)
+    with reading(f"no tokenizer could be loaded from {str(checkpoint)!r}", _FIX):
+        return open_folder(checkpoint) or transformers_tokenizer(checkpoint.place)
 
 
-def decoder_of(tokenizer: Any) -> Decode:
+def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
+    """As `tokenizer_of`. Raises LoadError if the checkpoint has no tokenizer."""
+    opened = Checkpoint.open(checkpoint)
+    tokenizer = tokenizer_of(opened)
+    if tokenizer is None:
+        fix = "convert the model with one, or pass token ids as prompts" if opened.is_gguf else _FIX
+        raise LoadError(f"{opened} has no tokenizer", fix=fix)
+    return tokenizer
+
+
+def decoder_of(tokenizer: Tokenizer) -> Decode:
     """A function from token ids to text, without special tokens. Spaces are not cleaned up, so that pieces add up."""
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
+def decoder_keeping(tokenizer: Tokenizer, markers: Seq[str]) -> Decode:
     """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
     special = special_tokens(tokenizer).items()
     dropped = {token for token, text in special if not any(text in marker for marker in markers)}
@@ -63,7 +52,7 @@ def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
     )
 
 
-def token_text_of(tokenizer: Any) -> Callable[[int], str]:
+def token_text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
     """A function from the id of a token to its text behind another one, special tokens included; U+FFFD for a part of a
     character. At the beginning of a text, many tokenizers drop the space of a word."""
     lead = tokenizer.encode("x", add_special_tokens=False)
@@ -77,14 +66,16 @@ def token_text_of(tokenizer: Any) -> Callable[[int], str]:
     return text
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Id -> name of the special tokens among the added ones."""
-    whole = not isinstance(tokenizer, FolderTokenizer)
-    added = tokenizer.added_tokens_decoder if whole else tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    if isinstance(tokenizer, FolderTokenizer):
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    else:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
     return {token: known.content for token, known in added.items() if known.special}
 
 
-def stray_byte(tokenizer: Any) -> int | None:
+def stray_byte(tokenizer: Tokenizer) -> int | None:
     """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerBase  # imported here: it takes long

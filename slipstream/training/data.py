@@ -1,6 +1,6 @@
 """Turns `--data` into token streams: tokenised with the target's tokenizer and split by document.
 
-Every source becomes one pair of streams in the run's data folder (`packing.Stream`; `N` is the index of the source):
+Every source becomes one pair of streams in the data folder of the run (`packing.TokenStream`; `N`: its index):
 
     train-N.bin, heldout-N.bin    the two splits; a source that is already a stream is split without tokenising
     data.json                     what they were made from; a run with different data is refused
@@ -21,12 +21,12 @@ import numpy as np
 from slipstream.bench.provenance import digest
 from slipstream.errors import DataError, TrainingError
 from slipstream.training.documents import Document, check_documents, files_of, place_of_text, read_documents
-from slipstream.training.packing import Marked, Stream, write_masked
+from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.resume_state import write_json
 
 
 @dataclass(frozen=True)
-class Encoder:
+class DocumentEncoder:
     """Encodes documents with the target's tokenizer. Special tokens in plain text are encoded as text.
 
     tokenizer  a transformers tokenizer; None if the target has none (then only .bin streams can be used).
@@ -40,21 +40,21 @@ class Encoder:
         """Raises DataError for a conversation if the tokenizer has no chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
-            pieces = [self._pieces(d) for d in batch]
+            pieces = [self._cut(d) for d in batch]
             ids = dict[bool, Iterator[list[int]]]()
             for special in (False, True):
                 texts = [text for parts, templated in pieces for text, _ in parts if templated == special]
-                ids[special] = iter(self._ids(texts, special) if texts else [])
+                ids[special] = iter(self._encode(texts, special) if texts else [])
             for document, (parts, templated) in zip(batch, pieces, strict=True):
                 encoded = [(next(ids[templated]), answer) for _, answer in parts]
                 mask = [answer for new, answer in encoded for _ in new] if any(a for _, a in encoded) else None
                 yield document, ([token for new, _ in encoded for token in new], mask)
 
-    def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
+    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
         encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=not special, verbose=False)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
-    def _pieces(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
+    def _cut(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
         """((text, whether it is an answer) in order, whether the chat template wrote them)."""
         chats, turns = bool(getattr(self.tokenizer, "chat_template", None)), document.turns
         if document.answer is not None and chats:
@@ -115,23 +115,23 @@ def check_data(data: Iterable[str], tokenizer: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrainingData:
     """The streams of a run: one train and one held-out stream per source. `about`: contents of data.json."""
 
-    train: list[Stream]
-    heldout: list[Stream]
+    train: list[TokenStream]
+    heldout: list[TokenStream]
     about: dict[str, Any]
 
 
 def prepare_data(
     folder: Path,
     data: Iterable[str],
-    encoder: Encoder,
+    encoder: DocumentEncoder,
     vocab_size: int,
     length: int,
     heldout: float = 0.03,
     say: Callable[[str], None] = lambda text: None,
-) -> Prepared:
+) -> TrainingData:
     """Tokenise the sources, unless that was done before, and open the streams.
 
     length   tokens per window; every source must fill at least one window of each split.
@@ -151,13 +151,13 @@ def prepare_data(
             text = not name.endswith(".bin")  # documents of a stream end with their own EOS
             if text:
                 say(f"tokenising {name}")
-            splits = _split(_documents(name, encoder, vocab_size), heldout, length)
+            splits = _split(_read_documents(name, encoder, vocab_size), heldout, length)
             folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
             for split, marked in splits.items():
                 plain = ((list(map(int, ids)), mask) for ids, mask in marked)
                 write_masked(folder / f"{split}-{number}.bin", plain, encoder.eos if text else None, vocab_size)
         write_json(record, about)
-    opened: dict[str, list[Stream]] = {"train": [], "heldout": []}
+    opened: dict[str, list[TokenStream]] = {"train": [], "heldout": []}
     for split, streams in opened.items():
         for number, name in enumerate(names):
             stream = open_stream(folder / f"{split}-{number}.bin", length)
@@ -168,12 +168,12 @@ def prepare_data(
                     fix="give more text, or a smaller --length",
                 )
             streams.append(stream)
-    return Prepared(opened["train"], opened["heldout"], about)
+    return TrainingData(opened["train"], opened["heldout"], about)
 
 
-def open_stream(path: Path, length: int) -> Stream:
+def open_stream(path: Path, length: int) -> TokenStream:
     """Open a stream; its windows begin at document starts if the median document is shorter than a window."""
-    stream = Stream.open(path, whole=False)
+    stream = TokenStream.open(path, whole=False)
     if len(stream.starts) > 1 and float(np.median(np.diff(stream.starts))) < length:
         stream.whole = True
     return stream
@@ -201,13 +201,13 @@ def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]
         )
 
 
-def _documents(name: str, encoder: Encoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
+def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
     """(place, ids and mask) of each document of a source; those with a place near 1 are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked
         return
-    stream = Stream.open(Path(name), whole=False)
+    stream = TokenStream.open(Path(name), whole=False)
     if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
         raise DataError(
             f"the stream {name!r} holds id {int(stream.tokens.max())}, the target's vocabulary is 0..{vocab_size - 1}",

@@ -41,7 +41,7 @@ VALUE = {"city": 'Paris, "the" city', "unit": "celsius", "days": 3, "at": {"lat"
 
 def followed(grammars: Grammars, ids: list[int], form: Structured) -> tuple[list[int], list[int]]:
     """The forced tokens that were right, and those that were wrong, along a text."""
-    constraint, output = grammars.constraint(form, frozenset()), list[int]()
+    constraint, output = grammars.make_constraint(form, frozenset()), list[int]()
     right, wrong = list[int](), list[int]()
     while len(output) < len(ids):
         forced, rest = list(constraint.forced(output)), ids[len(output) :]
@@ -67,22 +67,22 @@ def test_names_and_marks_of_a_schema_are_forced_in_the_layout_that_the_text_has(
 
 
 def test_a_text_is_never_forced_where_the_form_leaves_a_choice(grammars: Grammars, tokenizer: Any) -> None:
-    constraint = grammars.constraint(Structured(regex="(red|green|blue)!"), frozenset())
+    constraint = grammars.make_constraint(Structured(regex="(red|green|blue)!"), frozenset())
     assert not constraint.forced([])
     assert tokenizer.decode(constraint.forced(tokenizer.encode("gr"))) == "een!"
-    assert not grammars.constraint(Structured(regex="[a-z]+"), frozenset()).forced([])
+    assert not grammars.make_constraint(Structured(regex="[a-z]+"), frozenset()).forced([])
 
 
 def test_the_last_token_is_left_out_where_it_depends_on_what_follows(grammars: Grammars, tokenizer: Any) -> None:
     for text, form in (("true", "tru(e|th)"), ("return x", "retu(rn x|n)")):
-        forced = list(grammars.constraint(Structured(regex=form), frozenset()).forced([]))
+        forced = list(grammars.make_constraint(Structured(regex=form), frozenset()).forced([]))
         ids = tokenizer.encode(text)
         assert forced == ids[: len(forced)]
 
 
 def test_a_form_after_free_text_is_forced_from_its_trigger_on(grammars: Grammars, tokenizer: Any) -> None:
     form = Structured(grammar='start: "CALL" " weather" (" now" | " later")', trigger=Trigger(["CALL"], repeats=True))
-    constraint = grammars.constraint(form, frozenset())
+    constraint = grammars.make_constraint(form, frozenset())
     output = tokenizer.encode("the CAL")
     assert not constraint.forced(output)
     output = tokenizer.encode("the CALL")
@@ -92,7 +92,7 @@ def test_a_form_after_free_text_is_forced_from_its_trigger_on(grammars: Grammars
 
 
 def test_a_given_text_is_forced_token_by_token(grammars: Grammars) -> None:
-    constraint = grammars.constraint(Structured(tokens=[5, 6, 7]), frozenset())
+    constraint = grammars.make_constraint(Structured(tokens=[5, 6, 7]), frozenset())
     assert list(constraint.forced([])) == [5, 6, 7]
     assert list(constraint.forced([5, 6])) == [7]
 
@@ -100,10 +100,10 @@ def test_a_given_text_is_forced_token_by_token(grammars: Grammars) -> None:
 def test_forced_text_does_not_depend_on_how_the_text_was_read(grammars: Grammars, tokenizer: Any) -> None:
     """A constraint that is asked for other texts in between, as after a preemption, says the same."""
     ids, form = tokenizer.encode(json.dumps(VALUE, indent=1)), Structured(json_schema=WEATHER)
-    one = grammars.constraint(form, frozenset())
+    one = grammars.make_constraint(form, frozenset())
     step_by_step = [list(one.forced(ids[:n])) for n in range(len(ids))]
     assert [list(one.forced(ids[:n])) for n in reversed(range(len(ids)))] == step_by_step[::-1]
-    assert [list(grammars.constraint(form, frozenset()).forced(ids[:n])) for n in range(len(ids))] == step_by_step
+    assert [list(grammars.make_constraint(form, frozenset()).forced(ids[:n])) for n in range(len(ids))] == step_by_step
 
 
 ENDLESS = {"grammar": 'start: "a" start'}

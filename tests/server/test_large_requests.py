@@ -12,9 +12,9 @@ import pytest
 from slipstream import LLM
 from slipstream.engine.messages import Streams
 from slipstream.engine.request_checks import RequestChecks
-from slipstream.server.completions import ChoiceScript
-from slipstream.server.messages_api import MessageScript
-from slipstream.server.responses_api import ResponseScript
+from slipstream.server.completions import ChoicesWriter
+from slipstream.server.messages_api import MessagesWriter
+from slipstream.server.responses_api import ResponsesWriter
 from tests.server.hosting import Host
 
 SMALL = {"prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
@@ -44,12 +44,12 @@ def test_requests_are_checked_and_answers_written_outside_of_the_event_loop(
 
     for name in ("prompt", "params", "prediction"):
         noted(RequestChecks, name)
-    for kind in (ChoiceScript, ResponseScript, MessageScript):
-        noted(kind, "whole")
+    for kind in (ChoicesWriter, ResponsesWriter, MessagesWriter):
+        noted(kind, "write_whole")
     body = {"prompt": "a"} if path == PATH else {"input": "hi"} if path == "/v1/responses" else {"messages": [USER]}
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     assert talker.post(path, **body, **{length: 2}).status_code == 200
-    assert set(where) == {"prompt", "params", "prediction", "whole"}
+    assert set(where) == {"prompt", "params", "prediction", "write_whole"}
 
 
 @pytest.mark.parametrize(("n", "together"), [(7, 7), (8, 7), (16, 7)])

@@ -53,9 +53,9 @@ class TestDecoder(Conformance):
             seq = case.sequence(9)
             draft = case.forest([TREE])
             for cut in range(1, layers):
-                early = target.run([seq], draft, layers=(0, cut))
+                early = target.exits.run_layers([seq], draft, (0, cut))
                 stream = early.hidden[cut].clone()
-                late = target.run([seq], draft, layers=(cut, layers), hidden=stream)
+                late = target.exits.run_layers([seq], draft, (cut, layers), stream)
                 text = seq.tokens + [draft.ids[i] for i in draft.ancestors(0, 6)]
                 case.same(late.logits[7], case.oracle([text])[0][-1])
                 exit_logits = early.logits.clone()

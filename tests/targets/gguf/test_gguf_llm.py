@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams
-from slipstream.bench.provenance import engine_facts
+from slipstream.bench.provenance import describe_engine
 from slipstream.checkpoints import llamacpp_library
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
 from slipstream.targets.describe import as_target
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from tests.checkpoints.gguf_files import tiny_model
@@ -152,7 +152,7 @@ def test_prompts_of_very_different_length_and_a_full_context(llm: LLM) -> None:
 
 
 def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
-    seen = engine_facts(llm)
+    seen = describe_engine(llm)
     assert seen["target"]["name"] == "target.gguf"
     assert len(seen["target"]["sha256"]) == 16
     assert (seen["executor"], seen["quantize"], seen["kv_dtype"]) == ("llamacpp", None, "float32")
@@ -161,7 +161,7 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("settings", "fix"),
     [
-        ({"quantize": "int8"}, "slipstream convert"), ({"dtype": "bfloat16"}, "leave it out"),
+        ({"quantize": "int8"}, "llama-quantize"), ({"dtype": "bfloat16"}, "leave it out"),
         ({"device": "cuda"}, "leave it out"), ({"device": "nonesuch"}, "leave it out"),
         ({"kv_dtype": "int4"}, "float32"), ({"kv_tokens": 3}, ""), ({"threads": 0}, ""),
     ],

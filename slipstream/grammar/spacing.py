@@ -1,4 +1,4 @@
-"""`Layout`: the white space that a text has where its form leaves that free."""
+"""`Spacing`: the white space that a text has where its form leaves that free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ USUAL = {ord(":"): b" ", ord(","): b" "}
 
 
 @dataclass
-class Layout:
+class Spacing:
     """Reads a text and remembers the white space behind each mark of JSON (a text writes it the same way throughout).
     A copy reads on without changing what was remembered.
 
