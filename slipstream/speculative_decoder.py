@@ -22,7 +22,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Capabilities, Target
 from slipstream.errors import ParameterError
-from slipstream.integrations.custom_generation import prompts_of
+from slipstream.integrations.custom_generation import read_prompts
 from slipstream.llm import LLM, LLMKeywords
 from slipstream.settings import AUTO
 from slipstream.targets.describe import as_target
@@ -73,7 +73,7 @@ class SpeculativeDecoder:
             shape = tuple(input_ids.shape)
             raise ParameterError(f"input_ids are {input_ids.dtype} {shape}, expected integers [B, L]")
         whole = input_ids if input_ids.dim() == 2 else input_ids[None]
-        prompts = prompts_of(whole, None if attention_mask is None else attention_mask.reshape(whole.shape))
+        prompts = read_prompts(whole, None if attention_mask is None else attention_mask.reshape(whole.shape))
         done = self.llm.generate(prompts, SamplingParams(max_tokens=max_new_tokens, **sampling))
         self.stats = sum((completion.stats for completion in done), SpecStats())
         longest = max(len(completion.token_ids) for completion in done)
@@ -92,13 +92,13 @@ class GeneratingTarget:
     def __init__(self, target: Target):
         self.vocab_size, self.context, self.device = target.vocab_size, target.context, target.device
         self.run, self.commit, self.release = target.run, target.commit, target.release
-        self._target = target
+        self._prepare_target = target
         self.config = SimpleNamespace(vocab_size=target.vocab_size, max_position_embeddings=target.context)
         self._decoders: list[tuple[DraftArgument, SpeculativeDecoder]] = []  # with the draft model of each
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._target.capabilities
+        return self._prepare_target.capabilities
 
     def generate(
         self,

@@ -159,7 +159,7 @@ def conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
 
 def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
     """The conditions of a measurement with this engine, as plain JSON values."""
-    return conditions(seed, **engine_facts(llm), **more)
+    return conditions(seed, **describe_engine(llm), **more)
 
 
 def drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
     return {str(path): model(Checkpoint.open(path, "draft").source) for path in paths}
 
 
-def engine_facts(llm: LLM) -> dict[str, Any]:
+def describe_engine(llm: LLM) -> dict[str, Any]:
     """Target, executor, dtype, device, rule, and a digest of the chat template."""
     import torch
 

@@ -101,9 +101,9 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
     if missing:
         raise ParameterError(f"{', '.join(missing)} is not installed", fix="pip install 'slipstream[server]'")
     quieten()
-    from slipstream.server.serving import bound
+    from slipstream.server.serving import open_listener
 
-    with bound(server.host, server.port) as listening:  # before the model is loaded
+    with open_listener(server.host, server.port) as listening:  # before the model is loaded
         with uncollected():
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine
@@ -133,7 +133,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
                 render.line(shown(engine.facts.sampling))
             running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
-            engine.ended = running.end
+            engine.on_end = running.end
             if engine.over:
                 running.end()
             running.run(sockets=[listening])
@@ -175,7 +175,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
 def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
     """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
     it does not start, or ends by itself."""
-    from slipstream.server.serving import bound
+    from slipstream.server.serving import open_listener
 
     refuse_ignored(server, type(server), LISTENING)
     if len(server.keys) > 1:
@@ -187,7 +187,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     speculates = "speculative_config" in launched.values
     python = interpreter(engine.vllm_python)
     check_memory(models)
-    with bound(server.host, server.port) as probe:
+    with open_listener(server.host, server.port) as probe:
         port = probe.getsockname()[1]
     if speculates:
         render.line(BESIDE_SPECULATION)

@@ -54,7 +54,7 @@ class DFlashDrafter(HeadDrafter):
         behind = [seq for seq in seqs if self.rows[seq.id].pending]
         if behind:
             self.runtime.extend(*self.pending(behind))
-            self.ran(behind)
+            self.note_run(behind)
         c = self.runtime.config
         tokens = [[seq.tokens[-1], *[c.mask_token] * (c.block - 1)] for seq in seqs]
         first = [c.block * (r + 1) - c.depth for r in range(len(seqs))]

@@ -59,9 +59,9 @@ def usual(target: str, draft_model: str | None) -> str:
     files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
-    from slipstream.heads.mtp_names import mtp_layer_count
+    from slipstream.heads.mtp_names import count_mtp_layers
 
-    return WITH_MTP if mtp_layer_count(target) else WITHOUT_DRAFT
+    return WITH_MTP if count_mtp_layers(target) else WITHOUT_DRAFT
 
 
 def asked(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:

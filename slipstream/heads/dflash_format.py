@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import CheckpointName
-from slipstream.checkpoints.config import DecoderConfig, count_of, object_of
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.config_values import count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
-from slipstream.heads.eagle_format import complete_maps, fill, layer_config
+from slipstream.heads.eagle_format import complete_maps, describe_layers, fill
 from slipstream.heads.recognition import check_host, read_head, write
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*|verifier_.*")
@@ -49,7 +50,7 @@ def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
         )
     if "t2d" in tensors and bool(tensors["t2d"].all()):  # every id can be drafted
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-    head_config = _config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
+    head_config = _read_config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
     head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.draft_vocab is not None:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
@@ -57,7 +58,7 @@ def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
     return head.eval().requires_grad_(False)
 
 
-def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
+def _read_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
     nested, markov = object_of(config, "dflash_config"), tensors.get("markov_head.markov_w1.weight")
     _refuse_variants(config, nested, tensors, folder)
     said: Any = {**config, **nested}
@@ -139,7 +140,7 @@ def save_dflash(
     nested |= {} if c.causal_windows else {"causal": c.causal}
     config = {
         "architectures": ["Qwen3DSparkModel" if c.markov_rank else "DFlashDraftModel"],
-        **layer_config(c.decoder),
+        **describe_layers(c.decoder),
         "model_type": "qwen3",
         "target_hidden_size": c.target_hidden,
         "block_size": c.block,

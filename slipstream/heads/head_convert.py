@@ -18,11 +18,11 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
-from slipstream.heads.eagle_format import load_eagle, native, speculators
+from slipstream.heads.eagle_format import lay_out_native, lay_out_speculators, load_eagle
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaHeads
-from slipstream.heads.recognition import recognise, stored, write
+from slipstream.heads.recognition import read_tensors, recognise, write
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD
 
 _FORMATS = {"eagle3": ", ".join(name for name in HEAD_FORMATS if name != "medusa"), "medusa": "medusa"}
@@ -65,7 +65,7 @@ def convert_head(
     if kind == "dflash" and to == SMALL_HEAD:
         dflash = load_dflash(source)
         save_dflash(dflash, folder, torch.int8, config.get("target_model"))
-        return _converted(folder, source, kind, dflash.config.depth)
+        return _describe_result(folder, source, kind, dflash.config.depth)
     if kind is not None and kind != wanted:
         raise UnsupportedModelError(
             f"{place} holds {_KINDS[kind]}, the format {to!r} holds {_KINDS[wanted]}",
@@ -76,38 +76,38 @@ def convert_head(
     base = None if named is None else Checkpoint.open(named)
     name = None if base is None else str(base)
     if wanted == "medusa":
-        heads = _self_contained(load_medusa(source), place, base)
-        save_medusa(heads, folder, _dtype(source), target=name, file="medusa_lm_head.safetensors")
-        return _converted(folder, source, "medusa", heads.config.heads)
+        heads = _add_lm_head(load_medusa(source), place, base)
+        save_medusa(heads, folder, _find_dtype(source), target=name, file="medusa_lm_head.safetensors")
+        return _describe_result(folder, source, "medusa", heads.config.heads)
     needed = target is not None or to == "speculators"
-    about = _about(base) if base and needed else {}
+    about = _read_target(base) if base and needed else {}
     head = load_eagle(source, about.get("num_hidden_layers"))
     _check(head.config, to, place)
     if to != "speculators":
-        layout = native(head, name, maps=to == "specforge")
+        layout = lay_out_native(head, name, maps=to == "specforge")
     elif name:
-        layout = speculators(head, name, about.get("architectures") or ())
+        layout = lay_out_speculators(head, name, about.get("architectures") or ())
     else:
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
-    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _dtype(source))
-    return _converted(folder, source, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
+    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _find_dtype(source))
+    return _describe_result(folder, source, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
 
 
-def _about(target: Checkpoint) -> Mapping[str, Any]:
+def _read_target(target: Checkpoint) -> Mapping[str, Any]:
     """What a head may need of the config.json of its target, a folder or a GGUF file."""
     return {"num_hidden_layers": DecoderConfig.load(target).layers} if target.is_gguf else target.config
 
 
-def _dtype(source: Checkpoint) -> torch.dtype:
+def _find_dtype(source: Checkpoint) -> torch.dtype:
     """The narrowest dtype that holds every stored float."""
-    return reduce(torch.promote_types, {t.dtype for t in stored(source).values() if t.is_floating_point()})
+    return reduce(torch.promote_types, {t.dtype for t in read_tensors(source).values() if t.is_floating_point()})
 
 
-def _converted(
+def _describe_result(
     folder: Path, source: Checkpoint, method: str, draft_tokens: int, parallel: bool = False
 ) -> ConvertedHead:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return ConvertedHead(folder, str(_dtype(source)).removeprefix("torch."), size, method, draft_tokens, parallel)
+    return ConvertedHead(folder, str(_find_dtype(source)).removeprefix("torch."), size, method, draft_tokens, parallel)
 
 
 def _check(c: EagleConfig, to: str, place: Path) -> None:
@@ -139,7 +139,7 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
             )  # fmt: skip
 
 
-def _self_contained(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> MedusaHeads:
+def _add_lm_head(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> MedusaHeads:
     """The same heads as in the authors' releases: each has an lm_head of its own and biases."""
     c = heads.config
     if c.draft_vocab is not None:

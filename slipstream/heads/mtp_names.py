@@ -41,7 +41,7 @@ class MtpFamily:
     config: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def stored(self, names: Iterable[str], layers: int) -> int:
+    def count_layers(self, names: Iterable[str], layers: int) -> int:
         """How many MTP layers there are among the tensors of a target with this many layers."""
         numbers = {int(match[1]) for name in names if (match := re.search(self.index, name))}
         return sum(n >= layers for n in numbers) if self.numbered else len(numbers)
@@ -77,13 +77,13 @@ FAMILIES: dict[str, MtpFamily] = {
 """`model_type` of a target's (text) configuration -> its MTP layers."""
 
 
-def are_built() -> bool:
+def has_mtp_layers() -> bool:
     """Whether the installed transformers builds MTP layers."""
     installed, first = version("transformers").split("."), TRANSFORMERS.split(".")
     return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
-def without_layers(family: str) -> PairError:
+def explain_no_layers(family: str) -> PairError:
     """What is said of a target whose family is not in `FAMILIES`."""
     return PairError(
         f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
@@ -92,10 +92,10 @@ def without_layers(family: str) -> PairError:
     )
 
 
-def mtp_layer_count(target: CheckpointName) -> int:
+def count_mtp_layers(target: CheckpointName) -> int:
     """Number of MTP layers of a checkpoint that can be used. 0 if transformers cannot run them, if the files cannot be
     read, or (with a warning) if some layers are missing. Of a checkpoint on the hub, the small files are downloaded."""
-    if not are_built():
+    if not has_mtp_layers():
         return 0
     try:
         opened = Checkpoint.open(target)
@@ -104,7 +104,7 @@ def mtp_layer_count(target: CheckpointName) -> int:
         family = FAMILIES.get(text_config.get("model_type", ""))
         if family is None or config.get("quantization_config"):
             return 0
-        stored = family.stored(opened.tensor_names, int(text_config["num_hidden_layers"]))
+        stored = family.count_layers(opened.tensor_names, int(text_config["num_hidden_layers"]))
         promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except Exception:  # loading says why
         return 0

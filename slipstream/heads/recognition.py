@@ -71,7 +71,7 @@ def read_head(
     """(checkpoint, kind, tensors) of a head; names without the prefix "model.", none that match `ignored`. Raises the
     family of `LoadError`."""
     opened = Checkpoint.open(checkpoint)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in stored(opened).items()}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(opened).items()}
     return opened, recognise(opened), {n: tensor for n, tensor in tensors.items() if not ignored.fullmatch(n)}
 
 
@@ -94,7 +94,7 @@ def check_host(
             )
 
 
-def stored(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Every tensor of a (small) checkpoint by its stored name, in its stored dtype; matrices in 8 bits in float32.
 
     Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.

@@ -11,14 +11,15 @@ from typing import Any
 
 from slipstream.backends.table import backend, choose_for_head
 from slipstream.checkpoints.checkpoint import Checkpoint
-from slipstream.checkpoints.config import DecoderConfig, object_of
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import ModelShape
 from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Runtime, Target
 from slipstream.errors import CheckpointError, LoadError, SlipstreamError
-from slipstream.heads.mtp_names import mtp_layer_count
+from slipstream.heads.mtp_names import count_mtp_layers
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.settings import BACKENDS
@@ -95,7 +96,7 @@ class Described(ABC):
     @cached_property
     def mtp_share(self) -> float:
         """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return mtp_layer_count(self.checkpoint) / self.config.layers
+        return count_mtp_layers(self.checkpoint) / self.config.layers
 
     @property
     def stored_as(self) -> str | None:

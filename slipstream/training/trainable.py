@@ -74,7 +74,7 @@ class ModelObjective(Objective):
         """States after the final norm [..., d] -> logits [..., V]."""
         return F.linear(states, self.module.table.to(states.dtype))
 
-    def shifted(self, logits: Tensor) -> list[Tensor]:
+    def shift(self, logits: Tensor) -> list[Tensor]:
         """Logits [R, L, V] of a model that reads the text: those of draft token j after token n are at position n + j,
         because until a rejection the draft is the text itself."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
@@ -103,7 +103,7 @@ def check_trainable(checkpoint: Checkpoint, role: str) -> None:
         )
 
 
-def new_llama(seed: int, **sizes: Any) -> TrainableModel:
+def make_llama(seed: int, **sizes: Any) -> TrainableModel:
     """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
     write to the residual stream. sizes: as `LlamaConfig` names them."""
     from transformers import LlamaConfig, LlamaForCausalLM
