@@ -13,13 +13,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Number
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
@@ -160,7 +159,7 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        if isinstance(target, (str, Path, Checkpoint)):
+        if isinstance(target, CheckpointName):
             target = describe(target, load)
         described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
