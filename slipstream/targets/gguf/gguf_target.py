@@ -22,11 +22,11 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
-from slipstream.executor.executor import unknown_ids
+from slipstream.executor.executor import check_finite, unknown_ids
 from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
-from slipstream.targets.decoder import check_finite, check_is_chain
+from slipstream.targets.decoder import check_is_chain
 from slipstream.targets.described import Described
 from slipstream.targets.gguf.cell_memory import CellMemory
 from slipstream.targets.gguf.llama_context import ROWS, LlamaContext, Row
@@ -47,21 +47,18 @@ class GgufTarget:
     """context: of llama.cpp. shape: of the model. memory: who holds which cells of the context."""
 
     def __init__(self, context: LlamaContext, shape: GgufShape, runtime: Runtime):
-        self.config, self._runtime, self.memory = shape, runtime, CellMemory(context)
+        self.config, self.memory = shape, CellMemory(context)
         self.vocab_size = context.model.vocab_size
         self.context = min(shape.context, context.cells)
         self.device = torch.device("cpu")
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            eos_ids=frozenset(self.config.eos_ids),
+        self.capabilities = Capabilities(
+            eos_ids=frozenset(shape.eos_ids),
             trees=False,
-            runtime=self._runtime,
+            runtime=runtime,
             memory=self.memory,
             fork=self.memory.fork,
             torch_threads=1,
-            experts=self.config.routed,
+            experts=shape.routed,
         )
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
@@ -189,7 +186,7 @@ class DescribedGguf(Described):
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
         for why in self.refusals.values():
             log.warning("%s: llama.cpp runs it instead, slower", why)
-        warn_of_keys(shape.header.path.name, shape.header.metadata, own=False)
+        warn_of_keys(shape.header.path.name, shape.header.metadata, read=None)
         return GgufTarget(context, shape, runtime)
 
 
