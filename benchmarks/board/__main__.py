@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -81,8 +82,13 @@ def judged(cell: Cell, plain: Side, other: Side, samples: int) -> dict[str, Any]
     return judge.sampled(look)
 
 
-def run(wanted: list[Cell], records: dict[str, Any], samples: int) -> Iterator[Cell]:
-    """Judge cells one after another, each method of an engine in one process."""
+def records() -> dict[str, Any]:
+    """What the board holds so far, by cell."""
+    return json.loads(RECORDS.read_text()) if RECORDS.exists() else {"cells": {}}
+
+
+def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Judge cells one after another, each method of an engine in one process; yields each with its record."""
     sides: dict[tuple[str, str], Side] = {}
 
     def side(engine: Engine, method: str) -> Side:
@@ -96,6 +102,7 @@ def run(wanted: list[Cell], records: dict[str, Any], samples: int) -> Iterator[C
     for cell in wanted:
         engine = ENGINES.get(cell.engine, CONTROLS)
         record: dict[str, Any] = {"date": datetime.now(timezone.utc).date().isoformat(), "samples": samples}
+        record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
         record["command"] = f"{engine.make}; python -m benchmarks.board --cell '{cell.key}'"
         try:
             if not engine.python.exists():
@@ -109,8 +116,7 @@ def run(wanted: list[Cell], records: dict[str, Any], samples: int) -> Iterator[C
             record |= {"verdict": judge.REFUSED if refused else judge.UNTESTED, "why": said}
             for key in [key for key in sides if sides[key].worker.process.poll() is not None]:
                 del sides[key]
-        records[cell.key] = record
-        yield cell
+        yield cell, record
     for each in sides.values():
         each.worker.close()
 
@@ -119,23 +125,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", help="only the cells of this engine, or of: controls")
     parser.add_argument("--method", help="only cells of this method")
+    parser.add_argument("--check", help="only these checks, with commas between them")
     parser.add_argument("--cell", help="only this cell, also if it has a record")
     parser.add_argument("--samples", type=int, default=100, help="texts of each prompt at each side (default: 100)")
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    board = json.loads(RECORDS.read_text()) if RECORDS.exists() else {"cells": {}}
+    board = records()
     chosen = [
         cell
         for cell in cells()
         if options.cell in (None, cell.key)
         and options.engine in (None, cell.engine)
         and options.method in (None, cell.method)
+        and (options.check is None or cell.check in options.check.split(","))
         and (options.cell or cell.key not in board["cells"])
     ]
-    for cell in run([] if options.page else chosen, board["cells"], options.samples):
-        board["machine"] = platform.processor() or platform.machine()
+    for cell, record in run([] if options.page else chosen, options.samples):
+        board = records()  # another process may have written some
+        board["cells"][cell.key] = record
         write_text(RECORDS, json.dumps(board, indent=1) + "\n")
-        record = board["cells"][cell.key]
         print(
             f"{cell.key}: {record['verdict']}", *(f"{k}={record[k]}" for k in ("p", "why") if k in record), flush=True
         )

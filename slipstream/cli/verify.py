@@ -77,14 +77,14 @@ def verify(
             servers = {"speculation": vllm_server(models, engine), "plain": vllm_server(models, engine, plain=True)}
             with started(servers, engine) as places:
                 urls = places["speculation"], places["plain"]
-                return compare_servers(*urls, served_model, served, prompts, files, junit)
+                compare_servers(*urls, served_model, served, prompts, files, junit)
         if base_url is None or against is None:
             raise ParameterError(
                 "one of --base-url and --against is missing",
                 why="texts of a server that speculates are compared with those of one that does not",
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
-        return compare_servers(base_url, against, served_model, served, prompts, files, junit)
+        compare_servers(base_url, against, served_model, served, prompts, files, junit)
     from slipstream.core.rules import rule_named
     from slipstream.templates.sizes import duration
     from slipstream.verify.verification import CHECKS, VerifyConfig, seconds, steps, verify as verified

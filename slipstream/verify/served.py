@@ -258,9 +258,9 @@ def choices(one: Seq[Seq[str]], other: Seq[Seq[str]]) -> tuple[np.ndarray, np.nd
     A token's place is that of its frequency after the token before it, or at the beginning of the text, in both samples
     together: so it says nothing of the sample that the text is from. A token that nothing else follows has no place.
     """
-    after: dict[str | None, Counter[str]] = defaultdict(Counter)
+    after: dict[str, Counter[str]] = defaultdict(Counter)  # by the token before; "" at the beginning
     for text in (*one, *other):
-        for before, token in pairwise((None, *text)):
+        for before, token in pairwise(("", *text)):
             after[before][token] += 1
     place = {
         (before, token): min(at, PLACES - 1)
@@ -271,7 +271,7 @@ def choices(one: Seq[Seq[str]], other: Seq[Seq[str]]) -> tuple[np.ndarray, np.nd
     for texts in (one, other):
         counts = np.zeros((len(texts), PLACES), dtype=np.float32)
         for row, text in zip(counts, texts, strict=True):
-            for pair in pairwise((None, *text)):
+            for pair in pairwise(("", *text)):
                 if pair in place:
                     row[place[pair]] += 1
         sides.append(counts)
