@@ -10,7 +10,7 @@ from benchmarks.markdown import QUIET
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
-from slipstream.bench.tables import Plot, counted, interval, percent, times
+from slipstream.bench.tables import Estimate, Plot, counted, interval, percent, times
 from slipstream.cli.table_forms import markdown_rows as rows, render_markdown as table
 from slipstream.drafters.registry import DRAFTERS
 
@@ -84,8 +84,8 @@ def closed_form(kit: Kit) -> str:
 
 
 def pairs(kit: Kit) -> str:
-    from slipstream.cli.simulate import assumed, published, rate
     from slipstream.plan.known_pairs import PAIRS, outlook
+    from slipstream.plan.report_simulate import assumed, published, rate
     from slipstream.plan.roofline import find_hardware
 
     place, body = find_hardware("h100"), []
@@ -181,7 +181,7 @@ def gpt2(kit: Kit) -> str:
     steps = f["mean_acceptance_length"] / gain["value"]
     c = f["shares"]["draft"] * steps / k
     verdict = "not statistically significant"
-    if not unsure(gain):
+    if not unsure(Estimate(**gain)):
         verdict = "slower than plain decoding" if gain["value"] < 1 else "faster"
     said = (
         f"A step with {k} draft tokens takes as long as {steps:.2f} plain decode steps, {c:.2f} of them for each draft "
@@ -216,7 +216,7 @@ def three_lengths(kit: Kit) -> str:
         gain = f["speedup"]
         body.append([
             arm["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
-            interval(gain), times(expected["speedup"]),
+            interval(Estimate(**gain)), times(expected["speedup"]),
         ])  # fmt: skip
     heads = ["K", "acceptance rate", "tokens per step", "speed-up (95 % interval)", "predicted"]
     return block(rows(heads, body, ()))

@@ -28,7 +28,8 @@ from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.bench.tables import ends
+from slipstream.bench.results import from_json
+from slipstream.bench.tables import Estimate, ends
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.tokens.text import load_tokenizer
 
@@ -187,7 +188,7 @@ def figures(results: dict[str, Any]) -> list[str]:
     body = [
         (
             row["text"], f"at least {bound(row['reach'], unit='x')}", beside(row["value"], row["reach"], unit="x"),
-            ends(row, "{:.2f}".format, " to "), "yes" if row["reached"] else "**no**",
+            ends(from_json(Estimate, row), "{:.2f}".format, " to "), "yes" if row["reached"] else "**no**",
         )
         for row in sorted(results["figures"], key=lambda row: row["reached"])
     ]  # fmt: skip

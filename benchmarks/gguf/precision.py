@@ -30,7 +30,7 @@ from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.bench.tables import ends, interval, percent
+from slipstream.bench.tables import Estimate, ends, interval, percent
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
@@ -136,8 +136,8 @@ def table(results: Mapping[str, Any]) -> str:
     body = [
         [
             row["kind"].upper(), f"{sum(row['stored'].values()) / 1e6:.1f}",
-            f"{row['plain']['tokens_per_second']['median']:.0f}", interval(row["plain"]["speedup"]),
-            f"{row['draft']['tokens_per_second']['median']:.0f}", interval(row["draft"]["speedup"]),
+            f"{row['plain']['tokens_per_second']['median']:.0f}", interval(Estimate(**row["plain"]["speedup"])),
+            f"{row['draft']['tokens_per_second']['median']:.0f}", interval(Estimate(**row["draft"]["speedup"])),
             percent(row["acceptance_rate"]), *(f"{row['perplexity'][name]:.3f}" for name in SETS),
         ]
         for row in results["rows"]
@@ -157,7 +157,7 @@ def compared(results: Mapping[str, Any]) -> str:
         )
         said.append(
             f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(losses)} texts is "
-            f"{change.value:.4f} times that of {base['kind'].upper()} ({ends(vars(change), '{:.4f}'.format, ' to ')})."
+            f"{change.value:.4f} times that of {base['kind'].upper()} ({ends(change, '{:.4f}'.format, ' to ')})."
         )
     if results["provenance"]["processor_time"]:
         said.append("Tokens per second of processor time of one thread, because the machine had other work.")

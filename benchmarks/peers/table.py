@@ -15,7 +15,8 @@ from benchmarks.session import Session
 from slipstream.bench import loops
 from slipstream.bench.estimates import mean, ratio, unsure
 from slipstream.bench.plots import plot_intervals
-from slipstream.bench.tables import Plot, ends
+from slipstream.bench.results import from_json
+from slipstream.bench.tables import Estimate, Plot, ends
 
 SCHEMA = 2
 NEAR_TIE = 1e-3
@@ -67,7 +68,7 @@ def _match(match: Match, session: Session) -> dict[str, Any]:
     if match.ours not in session.cells or match.theirs not in session.cells:
         return row | {"verdict": "not measured"}
     estimate = ratio(session.cells[match.theirs], session.cells[match.ours])
-    verdict = "no difference shown" if unsure(vars(estimate)) else "faster" if estimate.value > 1 else "slower"
+    verdict = "no difference shown" if unsure(estimate) else "faster" if estimate.value > 1 else "slower"
     return row | vars(estimate) | {"verdict": verdict}
 
 
@@ -142,7 +143,7 @@ def comparison(
         line = [CLASSES[row["bits"]], row["mode"]]
         line += [named(labels[key], measured.get(key)) if key else "-" for key in (row["ours"], row["theirs"])]
         if "value" in row:
-            line += [f"{_over(row['value'])}x as fast ({ends(row, _over, ' to ')})"]
+            line += [f"{_over(row['value'])}x as fast ({ends(from_json(Estimate, row), _over, ' to ')})"]
         else:
             line += [""]
         line += ["**slower**" if row["verdict"] == "slower" else row["verdict"]]
@@ -179,7 +180,7 @@ def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
             str(row["draft_tokens"] or "-"),
             f"{row['code']['median']:.0f}",
             f"{row['edit']['median']:.0f}",
-            "-" if over is None else f"{_over(over['value'])}x ({ends(over, _over, ' to ')})",
+            "-" if over is None else f"{_over(over['value'])}x ({ends(from_json(Estimate, over), _over, ' to ')})",
             verdict(row),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -205,7 +206,7 @@ def plot(results: dict[str, Any]) -> Plot:
     """Speed over Slipstream's plain decoding, one line per contender, coloured by engine."""
     rows = [row for row in results["contenders"] if "over_plain" in row]
     systems = list(dict.fromkeys(SYSTEMS.values()))
-    lines = [(row["label"], row["over_plain"], systems.index(row["system"])) for row in rows]
+    lines = [(row["label"], from_json(Estimate, row["over_plain"]), systems.index(row["system"])) for row in rows]
 
     return plot_intervals(
         "peers", "Side by side",

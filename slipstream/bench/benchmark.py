@@ -17,8 +17,9 @@ from slipstream.bench.configs import Contender
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
 from slipstream.bench.measure import Arm, Run, grouped, line_up, load_weights_once, race
 from slipstream.bench.measured_steps import measured, target_costs
+from slipstream.bench.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
 from slipstream.bench.prompts import PromptSet
-from slipstream.bench.provenance import OtherProcesses, drafts, provenance
+from slipstream.bench.provenance import QUIET, OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import counted
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
@@ -29,8 +30,6 @@ from slipstream.llm import LLM
 from slipstream.settings import AUTO
 from slipstream.theory.cost_curve import CostCurve
 
-QUIET = 0.1
-"""If other processes use a larger share of the machine's time than this, the report warns."""
 MOST_ARMS = 100
 """Most arms of one run, plain decoding included."""
 LOOPS = 0.1
@@ -148,12 +147,11 @@ def bench(
     costs: CostCurve | None = None
     neighbours = OtherProcesses()
 
-    def collect() -> dict[str, Any]:
+    def collect() -> BenchData:
         result.provenance["neighbours"] = neighbours.share()
         result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
         ready = [run for run in runs if run.measured]
-        data = [arm_data(run, prompts, ready) | {"predicted": predicted(run, ready, costs)} for run in ready]
-        return {"prompts": prompts.as_dict(), "arms": data}
+        return BenchData(prompts.as_dict(), [arm_figures(run, prompts, ready, costs) for run in ready])
 
     with recording(result, out, collect) as save:
         runs += lines(llm, contenders, prompts, config)
@@ -164,55 +162,56 @@ def bench(
     return result
 
 
-def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
-    """One arm as plain JSON values: figures over all prompts and by category, and the single measurements."""
-    categories = {}
-    for kind in dict.fromkeys(prompts.categories):
-        groups = [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind]
-        categories[kind] = figures(run, groups)
-    return {
-        "label": run.arm.name,
-        "plain": run.plain is None,
-        "draft_tokens": run.arm.draft_tokens if run.arm.lengths is None else AUTO,
-        "temperature": run.arm.params.temperature,
-        "batch": run.arm.batch,
-        "against": None if run.plain is None else runs.index(run.plain),
-        **{name: getattr(run, name) for name in ("context", "rounds", "exact")},
-        "texts": text_verdict(run),
-        "divergences": [
-            {"prompt": prompts.prompts[i].name, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences
-        ],
-        "overall": figures(run),
-        "categories": categories,
-        "loops": {"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
-        "cells": {
+def arm_figures(run: Run, prompts: PromptSet, runs: Seq[Run], costs: CostCurve | None) -> BenchArm:
+    """Compute the figures of one arm over all prompts and by category. runs, costs: as for `predicted`."""
+    kinds = dict.fromkeys(prompts.categories)
+    groups = {kind: [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind] for kind in kinds}
+    return BenchArm(
+        label=run.arm.name,
+        plain=run.plain is None,
+        draft_tokens=run.arm.draft_tokens if run.arm.lengths is None else AUTO,
+        temperature=run.arm.params.temperature,
+        batch=run.arm.batch,
+        against=None if run.plain is None else runs.index(run.plain),
+        context=run.context,
+        rounds=run.rounds,
+        exact=run.exact,
+        texts=text_verdict(run),
+        divergences=[NamedDivergence(**vars(d), prompt=prompts.prompts[i].name) for i, d in run.divergences],
+        overall=figures(run),
+        categories={kind: figures(run, of_kind) for kind, of_kind in groups.items()},
+        loops={"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
+        cells={
             "prompts": run.groups,
             "seconds": [[cell.seconds for cell in row] for row in run.cells],
             "tokens": [[cell.tokens for cell in row] for row in run.cells],
         },
-    }
+        predicted=predicted(run, runs, costs),
+    )
 
 
-def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
-    """The figures of one arm over all prompt groups or some. Times in seconds."""
+def figures(run: Run, groups: Seq[int] | None = None) -> Figures:
+    """Compute the figures of one arm over all prompt groups or some."""
     stats = run.stats(groups)
     wall = float((run.seconds_per_token(groups).mean(1) * run.weights(groups)).sum()) * run.rounds
     spent = dict(stats.seconds)
     spent["outside"] = max(0.0, wall - stats.total_seconds)
-    return {
-        "tokens_per_second": asdict(run.tokens_per_second(groups)),
-        "speedup": asdict(run.speedup(groups)),
-        "first_token_seconds": run.first_token_seconds(groups),
-        "seconds_per_later_token": run.seconds_per_later_token(groups),
-        **{name: getattr(stats, name) for name in ("acceptance_rate", "mean_acceptance_length", "position_rates")},
-        "shares": {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
-        "stats": stats.as_dict(),
-    }
+    return Figures(
+        tokens_per_second=run.tokens_per_second(groups),
+        speedup=run.speedup(groups),
+        first_token_seconds=run.first_token_seconds(groups),
+        seconds_per_later_token=run.seconds_per_later_token(groups),
+        acceptance_rate=stats.acceptance_rate,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        position_rates=list(stats.position_rates),
+        shares={phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
+        stats=stats.as_dict(),
+    )
 
 
-def predicted(run: Run, runs: Seq[Run], costs: CostCurve | None) -> dict[str, Any] | None:
-    """Tokens per second and speed-up predicted by the closed forms, from the *longest* draft of the arms that differ
-    only in the draft length, and the shortest, which tells the cost of a draft token. costs: of the target. None if the
+def predicted(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted | None:
+    """Predict tokens per second and speed-up by the closed forms, from the *longest* draft of the arms that differ only
+    in the draft length, and the shortest, which tells the cost of a draft token. costs: of the target. None if the
     closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no draft)."""
     if costs is None or run.plain is None or run.arm.lengths is not None:
         return None
@@ -223,11 +222,7 @@ def predicted(run: Run, runs: Seq[Run], costs: CostCurve | None) -> dict[str, An
         return None
     m = measured(longest, costs, shortest)
     expected = m.prediction(run.arm.draft_tokens)
-    return {
-        "tokens_per_second": m.batch * m.tokens / expected.total_seconds,
-        "speedup": expected.speedup,
-        "mean_acceptance_length": expected.tau,
-    }
+    return Forecasted(m.batch * m.tokens / expected.total_seconds, expected.speedup, expected.tau)
 
 
 def is_tree(stats: SpecStats) -> bool:

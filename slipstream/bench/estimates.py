@@ -32,15 +32,12 @@ truth. With fewer than 3 passes or 3 prompts there is no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipstream.bench.tables import remark
+from slipstream.bench.tables import Estimate as Estimate, remark
 
 FEWEST_PASSES = FEWEST_PROMPTS = 3
 """Fewer have no interval: with two, Student's t makes it so wide that it says nothing."""
@@ -56,25 +53,11 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % interval; without one, low and high are None and `note` says why."""
-
-    value: float
-    low: float | None
-    high: float | None
-    note: str = ""
-
-    def inverse(self) -> Estimate:
-        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
-        return replace(self, value=1 / self.value, low=low, high=high)
-
-
-def unsure(e: Mapping[str, Any]) -> str:
-    """A sentence to put after a ratio that is not shown to differ from 1; otherwise an empty text. e: an `Estimate`."""
-    if e["low"] is None:
-        return f" {remark(REASONS[e['note']])}"
-    return " Not statistically significant: the 95% interval includes 1." if e["low"] <= 1 <= e["high"] else ""
+def unsure(e: Estimate) -> str:
+    """A sentence to put after a ratio that is not shown to differ from 1; otherwise an empty text."""
+    if e.low is None or e.high is None:
+        return f" {remark(REASONS[e.note])}"
+    return " Not statistically significant: the 95% interval includes 1." if e.low <= 1 <= e.high else ""
 
 
 def ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -> Estimate:

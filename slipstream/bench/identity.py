@@ -6,44 +6,16 @@ a bug.
 """
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slipstream.bench.measurements import Divergence
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target, begun, released
 from slipstream.core.text_ends import common_beginning
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """The first difference between two outputs.
-
-    position  index of the first differing output token.
-    margin    logit of the target's most likely token there, minus that of the other text's token (minus the second
-              largest logit if one text ended earlier).
-    noise     how much the logits of that position change with the other rows of the pass (largest |difference|).
-    """
-
-    position: int
-    margin: float
-    noise: float
-
-    @property
-    def near_tie(self) -> bool:
-        """Whether rounding explains the margin: each of the two logits may be off by the noise."""
-        return self.margin <= 2 * self.noise
-
-    def __str__(self) -> str:
-        verdict = "a near-tie that rounding decides" if self.near_tie else "too far apart for rounding: this is a bug"
-        return (
-            f"token {self.position}: the target's two best logits are {self.margin:.2g} apart, rounding moves them by "
-            f"{self.noise:.2g}: {verdict}"
-        )
-
 
 Scores = Callable[[Tensor, Seq[int]], Tensor]
 """(logits [V], output before them) -> scores [V]; the index of the first maximum is the next token."""

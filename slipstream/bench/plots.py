@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.tables import Plot, interval
+from slipstream.bench.tables import Estimate, Plot, interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,14 +95,19 @@ def legend(axes: Axes) -> None:
         )  # fmt: skip
 
 
-def errors(estimates: Seq[dict[str, Any]]) -> list[list[float]]:
+def style(series: int) -> tuple[str, str, Any]:
+    """Marker, colour and dashes of a series."""
+    return tuple(kinds[series % len(kinds)] for kinds in (MARKERS, SERIES, DASHES))  # type: ignore[return-value]
+
+
+def errors(estimates: Seq[Estimate]) -> list[list[float]]:
     """The error bars of estimates: lengths below and above the values; 0 without an interval."""
-    ends = [(e["low"] or e["value"], e["value"], e["high"] or e["value"]) for e in estimates]
+    ends = [(e.low or e.value, e.value, e.high or e.value) for e in estimates]
     return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
 
 
 def plot_intervals(
-    name: str, title: str, caption: str, rows: Seq[tuple[str, dict[str, Any], int]], label: str = "speed-up",
+    name: str, title: str, caption: str, rows: Seq[tuple[str, Estimate, int]], label: str = "speed-up",
     row: float = 0.48, width: float = Plot.width,
 ) -> Plot:  # fmt: skip
     """Plot an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked. row:
@@ -110,10 +115,10 @@ def plot_intervals(
 
     def draw(axes: Axes) -> None:
         for y, (_, e, series) in enumerate(rows):
-            marker, colour = MARKERS[series % len(MARKERS)], SERIES[series % len(SERIES)]
-            axes.errorbar([e["value"]], [y], xerr=errors([e]), fmt=marker, color=colour, elinewidth=2.2, markersize=7)
+            marker, colour, _ = style(series)
+            axes.errorbar([e.value], [y], xerr=errors([e]), fmt=marker, color=colour, elinewidth=2.2, markersize=7)
             axes.annotate(
-                f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center",
+                f"{e.value:.2f}x", (e.value, y), xytext=(0, 7), textcoords="offset points", ha="center",
                 va="bottom", color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
         axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
@@ -133,10 +138,8 @@ def lines(
 ) -> None:
     """Draw named lines (name, xs, ys). few: the values on the x axis are few, and each has a tick."""
     for i, (name, xs, ys) in enumerate(groups):
-        axes.plot(
-            xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)] if len(xs) < 40 else None,
-            linestyle=DASHES[i % len(DASHES)], label=name,
-        )  # fmt: skip
+        marker, colour, dashes = style(i)
+        axes.plot(xs, ys, color=colour, marker=marker if len(xs) < 40 else None, linestyle=dashes, label=name)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if percent:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, if the package is in one."""
+QUIET = 0.1
+"""If other processes use a larger share of the machine's time than this, the report warns."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 

@@ -1,12 +1,14 @@
 """Report of a bench result."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
+from slipstream.bench.measurements import BenchArm, BenchData, Figures
 from slipstream.bench.results import Result
-from slipstream.bench.tables import Alarm, Column, Plot, Section, Table, interval, percent, words
+from slipstream.bench.tables import Alarm, Column, Plot, Section, Table, interval, percent, tabulate, words
 
 PHASES = ("draft", "target", "verify", "host", "outside")
 SHOWN_POSITIONS = 8
@@ -14,159 +16,148 @@ VERDICTS = {"plain": "", "sampled": "sampled", "identical": "identical", "near-t
 PREDICTED = (
     " predicted: by the closed forms, from acceptance by position at the longest draft and the target's cost curve."
 )
-WHO = (words("method"), words("setting"))
 AXES = {"draft_tokens": "draft length K", "batch": "batch size"}
-Series = list[tuple[str, list[dict[str, Any]]]]
+Series = list[tuple[str, list[BenchArm]]]
 
 
 def section(result: Result) -> Section:
-    arms = result.data["arms"]
+    arms = result.measured(BenchData).arms
     report = Section("Drafters against plain decoding", lead(arms))
     if not arms:
         return report
-    fast = [arm for arm in arms if not arm["plain"]]
+    fast = [arm for arm in arms if not arm.plain]
     axis = result.settings.get("x")  # results of earlier versions have none
-    conditions = list(dict.fromkeys(condition(arm) for arm in arms))
-    names = list(dict.fromkeys(name(arm) for arm in fast))
+    conditions = list(dict.fromkeys(map(condition, arms)))
+    names = list(dict.fromkeys(map(name, fast)))
     report.tables.append(speeds(arms))
     if fast:
         report.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
         report.plots.append(speedups(fast, conditions, names))
-        if len(arms[0]["categories"]) > 1:
+        if len(arms[0].categories) > 1:
             report.tables.append(by_category(arms))
             report.plots.append(category_plot(fast, conditions, names))
         report.tables.append(by_position(fast))
     report.tables.append(times_spent(arms))
     if len(conditions) == 1:
         report.tables = [part for table in report.tables for part in table.divided("setting")]
-    report.notes += [f"{name(arm)}, prompt {d['prompt']}: {parted(d)}" for arm in fast for d in arm["divergences"]]
+    report.notes += [
+        f"{name(arm)}, prompt {d.prompt}: the texts differ at {d}." for arm in fast for d in arm.divergences
+    ]
     return report
 
 
-def lead(arms: list[dict[str, Any]]) -> str:
-    """The fastest arm with accepted draft tokens, whether it is shown to differ from plain decoding, and how far
+def lead(arms: list[BenchArm]) -> str:
+    """Name the fastest arm with accepted draft tokens, whether it is shown to differ from plain decoding, and how far
     predictions are off."""
-    fast = [arm for arm in arms if not arm["plain"]]
+    fast = [arm for arm in arms if not arm.plain]
     if not fast:
         return "Nothing was measured before the run ended."
-    gaining = [arm for arm in fast if arm["overall"]["stats"]["accepted"]]
-    best = max(gaining or fast, key=lambda arm: arm["overall"]["speedup"]["value"])
-    gain = best["overall"]["speedup"]
+    gaining = [arm for arm in fast if arm.overall.stats["accepted"]]
+    best = max(gaining or fast, key=lambda arm: arm.overall.speedup.value)
+    gain = best.overall.speedup
     who = f"{name(best)} ({condition(best)}), {interval(gain)}"
-    if gain["value"] < 1 or not gaining:
-        measured = "The least slow one" if gain["value"] < 1 else "Measured"
+    if gain.value < 1 or not gaining:
+        measured = "The least slow one" if gain.value < 1 else "Measured"
         text = f"No drafter is faster than plain decoding. {measured}: {who}.{unsure(gain)}"
     else:
         text = f"Fastest: {who} over plain decoding.{unsure(gain)}"
-    known = [arm for arm in fast if arm.get("predicted")]
-    if known:
-        off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]
+    off = [abs(arm.predicted.speedup / arm.overall.speedup.value - 1) for arm in fast if arm.predicted]
+    if off:
         text += f" The predictions are off by {percent(sum(off) / len(off))} on average, {percent(max(off))} at most."
     return text
 
 
-def name(arm: dict[str, Any]) -> str:
-    return arm["label"] + ("" if arm["plain"] else f", K={arm['draft_tokens']}")
+def name(arm: BenchArm) -> str:
+    return arm.label + ("" if arm.plain else f", K={arm.draft_tokens}")
 
 
-def condition(arm: dict[str, Any]) -> str:
-    sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
-    more = {"batch": arm["batch"] if arm["batch"] > 1 else None, "context": arm.get("context")}
+def condition(arm: BenchArm) -> str:
+    sampling = "greedy" if arm.temperature == 0 else f"T={arm.temperature:g}"
+    more = {"batch": arm.batch if arm.batch > 1 else None, "context": arm.context}
     return ", ".join([sampling, *(f"{name} {value}" for name, value in more.items() if value)])
 
 
-def setting(arm: dict[str, Any]) -> str:
-    """The condition as a cell: a line for each part."""
-    return condition(arm).replace(", ", "\n")
+def columns(*more: Column) -> list[Column]:
+    """The columns of arms: who, under which condition, and more. A condition has a line for each part."""
+    return [words("method", name), words("setting", lambda arm: condition(arm).replace(", ", "\n")), *more]
 
 
-def parted(d: dict[str, Any]) -> str:
-    verdict = "a near-tie, within rounding" if d["near_tie"] else "too far apart for rounding: a bug"
-    return (
-        f"the texts differ from token {d['position']} on, where the target's two best logits are {d['margin']:.2g} "
-        f"apart and rounding moves them by {d['noise']:.2g}: {verdict}."
+def gain(figures_of: Callable[[BenchArm], Figures]) -> Column:
+    return Column("speed-up (95%)", "x", cell=lambda arm: "1" if arm.plain else figures_of(arm).speedup)
+
+
+def speeds(arms: list[BenchArm]) -> Table:
+    shown = columns(
+        gain(lambda arm: arm.overall),
+        Column("predicted", "x", cell=lambda arm: arm.predicted and arm.predicted.speedup),
+        Column("tok/s", cell=lambda arm: arm.overall.tokens_per_second.value),
+        Column("accept", "%", cell=lambda arm: arm.overall.acceptance_rate),
+        Column("tau", digits=2, cell=lambda arm: arm.overall.mean_acceptance_length),
+        words("text", lambda arm: VERDICTS[arm.texts]),
     )
-
-
-def speeds(arms: list[dict[str, Any]]) -> Table:
-    columns = [*WHO, Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"), Column("tau", digits=2),
-               words("text")]  # fmt: skip
-    rows = []
-    for arm in arms:
-        f = arm["overall"]
-        gain = "1" if arm["plain"] else f["speedup"]
-        speed, text = f["tokens_per_second"]["value"], VERDICTS[arm["texts"]]
-        rows.append([name(arm), setting(arm), gain, speed, f["acceptance_rate"], f["mean_acceptance_length"], text])
-    if predicted := [arm.get("predicted") for arm in arms] if any(arm.get("predicted") for arm in arms) else []:
-        columns.insert(3, Column("predicted", "x"))
-        for row, expected in zip(rows, predicted, strict=True):
-            row.insert(3, expected and expected["speedup"])
-    return Table(
-        "Speed and acceptance", columns, rows,
-        f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
+    predicted = any(arm.predicted for arm in arms)
+    return tabulate(
+        "Speed and acceptance", arms, [column for column in shown if predicted or column.name != "predicted"],
+        f"{min(arm.rounds for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
         "decoding over that of the method, per prompt in the same pass, prefill included. accept: accepted draft "
         "tokens over verified ones. tau: tokens per step, the bonus token included. identical*: identical except for "
-        "near-ties, which rounding decides." + PREDICTED * bool(predicted),
+        "near-ties, which rounding decides." + PREDICTED * predicted,
     )  # fmt: skip
 
 
-def by_category(arms: list[dict[str, Any]]) -> Table:
-    columns = [words("category"), *WHO, Column("speed-up (95%)", "x"), Column("tok/s")]
-    rows = []
-    for kind in arms[0]["categories"]:
-        for arm in arms:
-            f = arm["categories"][kind]
-            gain = "1" if arm["plain"] else f["speedup"]
-            rows.append([kind, name(arm), setting(arm), gain, f["tokens_per_second"]["value"]])
-    return Table("Speed-up by category", columns, rows)
+def by_category(arms: list[BenchArm]) -> Table:
+    title, rows = "Speed-up by category", list[list[Any]]()
+    for kind in arms[0].categories:
+        figures = columns(
+            gain(lambda arm, kind=kind: arm.categories[kind]),  # type: ignore[misc]
+            Column("tok/s", cell=lambda arm, kind=kind: arm.categories[kind].tokens_per_second.value),  # type: ignore[misc]
+        )
+        rows += [[kind, *row] for row in tabulate(title, arms, figures).rows]
+    return Table(title, [words("category"), *figures], rows)
 
 
-def by_position(fast: list[dict[str, Any]]) -> Table:
-    deepest = min(SHOWN_POSITIONS, max(len(arm["overall"]["position_rates"]) for arm in fast))
-    columns = [*WHO, *(Column(str(depth + 1), "%") for depth in range(deepest))]
-    rows = []
-    for arm in fast:
-        rates = arm["overall"]["position_rates"][:deepest]
-        rows.append([name(arm), setting(arm), *rates, *[None] * (deepest - len(rates))])
-    return Table(
-        "Acceptance by position", columns, rows,
+def by_position(fast: list[BenchArm]) -> Table:
+    deepest = min(SHOWN_POSITIONS, max(len(arm.overall.position_rates) for arm in fast))
+
+    def rate(depth: int) -> Column:
+        return Column(str(depth + 1), "%", cell=lambda arm: next(iter(arm.overall.position_rates[depth:]), None))
+
+    return tabulate(
+        "Acceptance by position", fast, columns(*map(rate, range(deepest))),
         "Share of the steps with a draft token at position 1, 2, ... that accepted it.",
     )  # fmt: skip
 
 
-def times_spent(arms: list[dict[str, Any]]) -> Table:
-    columns = [*WHO, Column("first", "ms"), Column("next", "ms", 1),
-               *(Column(phase, "%") for phase in PHASES[:-1])]  # fmt: skip
-    rows = []
-    for arm in arms:
-        f = arm["overall"]
-        seconds = f["first_token_seconds"], f["seconds_per_later_token"]
-        draft, target, verify, host, outside = (f["shares"][phase] for phase in PHASES)
-        rows.append([name(arm), setting(arm), *seconds, draft, target, verify, host + outside])
-    return Table(
-        "Latency, and where the time goes", columns, rows,
+def times_spent(arms: list[BenchArm]) -> Table:
+    def share(*phases: str) -> Column:
+        return Column(phases[0], "%", cell=lambda arm: sum(arm.overall.shares[phase] for phase in phases))
+
+    shown = columns(
+        Column("first", "ms", cell=lambda arm: arm.overall.first_token_seconds),
+        Column("next", "ms", 1, cell=lambda arm: arm.overall.seconds_per_later_token),
+        share("draft"), share("target"), share("verify"), share("host", "outside"),
+    )  # fmt: skip
+    return tabulate(
+        "Latency, and where the time goes", arms, shown,
         "first, next: time to the first token and per later token. draft: proposing and observing; target: forward and "
         "commit; verify: probabilities, rule, stop conditions; host: the rest of a step, and the time between steps.",
     )  # fmt: skip
 
 
-def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]) -> Plot:
-    rows = [
-        (name(arm) + (f"\n{condition(arm)}" if len(conditions) > 1 else ""), arm["overall"]["speedup"],
-         names.index(name(arm)))
-        for arm in fast
-    ]  # fmt: skip
+def speedups(fast: list[BenchArm], conditions: list[str], names: list[str]) -> Plot:
+    several = len(conditions) > 1
+    rows = [(name(arm) + f"\n{condition(arm)}" * several, arm.overall.speedup, names.index(name(arm))) for arm in fast]
     return plots.plot_intervals(
         "speedup", "Speed-up over plain decoding",
         "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.", rows,
     )  # fmt: skip
 
 
-def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list[str]) -> Plot:
+def category_plot(fast: list[BenchArm], conditions: list[str], names: list[str]) -> Plot:
     first = [arm for arm in fast if condition(arm) == conditions[0]]
     rows = [
-        (f"{kind}\n{name(arm)}", arm["categories"][kind]["speedup"], names.index(name(arm)))
-        for kind in first[0]["categories"]
+        (f"{kind}\n{name(arm)}", arm.categories[kind].speedup, names.index(name(arm)))
+        for kind in first[0].categories
         for arm in first
     ]
     return plots.plot_intervals(
@@ -175,28 +166,25 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
     )  # fmt: skip
 
 
-def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str) -> list[Plot]:
-    """Speed-up and acceptance rate over `axis`, a line for each combination of the other axes."""
-    lines: dict[str, list[dict[str, Any]]] = {}
+def axis_plots(fast: list[BenchArm], axes: dict[str, list[Any]], axis: str) -> list[Plot]:
+    """Plot speed-up and acceptance rate over `axis`, a line for each combination of the other axes."""
+    lines: dict[str, list[BenchArm]] = {}
     for arm in fast:
         rest = {name: value(arm, name) for name in axes if name != axis}
         label = ", ".join(str(v) if name == "drafter" else f"{AXES.get(name, name)} {v}" for name, v in rest.items())
-        lines.setdefault(label or arm["label"], []).append(arm)
+        lines.setdefault(label or arm.label, []).append(arm)
     series = list(lines.items())
     return [speed(series, axis), acceptance(series, axis)]
 
 
-def value(arm: dict[str, Any], axis: str) -> Any:
+def value(arm: BenchArm, axis: str) -> Any:
     """Where an arm is on an axis."""
-    return arm["label"] if axis == "drafter" else arm.get(axis)
-
-
-def _xs(points: list[dict[str, Any]], axis: str) -> list[Any]:
-    return [value(point, axis) for point in points]
+    return vars(arm)["label" if axis == "drafter" else axis]
 
 
 def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
-    """The values shifted slightly, by a different amount for each of `count` series."""
+    """The values shifted slightly, by a different amount for each of `count` series, so that intervals do not hide each
+    other."""
     values = sorted(set(xs))
     if len(values) < 2:
         return xs
@@ -207,15 +195,15 @@ def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
 def speed(series: Series, axis: str) -> Plot:
     def draw(axes: Any) -> None:
         for i, (label, points) in enumerate(series):
-            # Moved apart, so that intervals do not hide each other.
-            xs, colour = dodged(_xs(points, axis), i, len(series)), plots.SERIES[i % len(plots.SERIES)]
-            gains = [p["overall"]["speedup"] for p in points]
+            marker, colour, _ = plots.style(i)
+            xs = dodged([value(point, axis) for point in points], i, len(series))
+            gains = [point.overall.speedup for point in points]
             who = f"{label}, " if len(series) > 1 else ""
             axes.errorbar(
-                xs, [gain["value"] for gain in gains], yerr=plots.errors(gains), color=colour, capsize=3,
-                fmt=plots.MARKERS[i % len(plots.MARKERS)], label=f"{who}measured",
+                xs, [gain.value for gain in gains], yerr=plots.errors(gains), color=colour, capsize=3, fmt=marker,
+                label=f"{who}measured",
             )  # fmt: skip
-            expected = [(x, p["predicted"]["speedup"]) for x, p in zip(xs, points, strict=True) if p.get("predicted")]
+            expected = [(x, p.predicted.speedup) for x, p in zip(xs, points, strict=True) if p.predicted]
             if expected:
                 axes.plot(
                     *zip(*expected, strict=True), color=colour, linestyle=plots.DASHES[1], linewidth=1.4,
@@ -225,21 +213,23 @@ def speed(series: Series, axis: str) -> Plot:
         axes.set_ylim(bottom=min(0.8, axes.get_ylim()[0]))
         axes.set_xlabel(AXES.get(axis, axis))
         axes.set_ylabel("speed-up over plain decoding")
-        plots.ticks(axes, [x for _, points in series for x in _xs(points, axis)])
+        plots.ticks(axes, [value(point, axis) for _, points in series for point in points])
         plots.legend(axes)
 
     return Plot(
         "speedup-by-axis", f"Speed-up by {AXES.get(axis, axis)}",
         "Points: measured, with 95% intervals. Dashed: predicted by the closed forms from acceptance by position at "
         "the longest draft and from the cost curve of the target. Plain decoding is 1.",
-        "; ".join(f"{name}, {value(p, axis)}: {interval(p['overall']['speedup'])}" for name, ps in series for p in ps),
+        "; ".join(f"{name}, {value(p, axis)}: {interval(p.overall.speedup)}" for name, each in series for p in each),
         draw, height=3.2,
     )  # fmt: skip
 
 
 def acceptance(series: Series, axis: str) -> Plot:
-    groups = [(each, _xs(points, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in points])
-              for each, points in series]  # fmt: skip
+    groups = [
+        (each, [value(p, axis) for p in points], [p.overall.acceptance_rate or 0.0 for p in points])
+        for each, points in series
+    ]
     return Plot(
         "acceptance-by-axis", f"Acceptance rate by {AXES.get(axis, axis)}", "Accepted draft tokens over verified ones.",
         "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups),

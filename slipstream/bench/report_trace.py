@@ -3,32 +3,31 @@
 from typing import Any
 
 from slipstream.bench import plots
+from slipstream.bench.measurements import RollingRate, TraceData, TracedToken
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Column, Plot, Section, Table, percent, words
-from slipstream.templates import filled
 
 BEFORE = 400
 """Characters of the prompt's end that are shown."""
 
 
 def section(result: Result) -> Section:
-    data, settings = result.data, result.settings
-    stats = data["stats"]
-    report = Section("Trace of one generation", lead(settings, stats))
-    if not data["tokens"]:
+    data, settings = result.measured(TraceData), result.settings
+    report = Section("Trace of one generation", lead(settings, data.stats))
+    if not data.tokens:
         return report
-    report.html = text(result)
-    if data["rolling"]:
-        report.plots.append(over_time(data["rolling"], settings["window"]))
-    report.plots.append(histogram(stats))
+    report.trace = text(data) | {"distribution": settings["distribution"]}
+    if data.rolling:
+        report.plots.append(over_time(data.rolling, settings["window"]))
+    report.plots.append(histogram(data.stats))
     report.tables.append(by_proposer(data))
     return report
 
 
 def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
-    tau = stats["mean_acceptance_length"]
     if not stats["steps"]:
         return "Nothing was generated before the run ended."
+    tau = stats["mean_acceptance_length"]
     said = f"{stats['tokens']} tokens in {stats['steps']} steps: {tau:.2f} per step."
     if stats["proposed"]:
         said += (
@@ -38,25 +37,23 @@ def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
     return said
 
 
-def proposers(data: dict[str, Any]) -> list[str]:
+def proposers(data: TraceData) -> list[str]:
     """The names of all that proposed a token: the target first, then in order of appearance."""
-    named = [t["by"] for t in data["tokens"]] + [g["by"] for t in data["tokens"] for g in t["rejected"]]
+    named = [token.by for token in data.tokens] + [lost.by for token in data.tokens for lost in token.rejected]
     return ["target", *(name for name in dict.fromkeys(named) if name != "target")]
 
 
-def text(result: Result) -> str:
-    """HTML of the tokens and the legend. Where a pointer rests on a token, the browser shows its `label`."""
-    data, prompt = result.data, result.data["prompt"]["text"]
-    return filled(
-        "trace.html",
-        who=proposers(data),
-        prompt=("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:],
-        tokens=list(zip(data["tokens"], data["pieces"], strict=False)),
-        words=data["vocabulary"],
-        distribution=result.settings["distribution"],
-        visible=visible,
-        label=label,
-    )
+def text(data: TraceData) -> dict[str, Any]:
+    """What a page shows of the tokens. Where a pointer rests on one, the browser shows its `label`."""
+    prompt = data.prompt["text"]
+    return {
+        "who": proposers(data),
+        "prompt": ("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:],
+        "tokens": list(zip(data.tokens, data.pieces, strict=False)),
+        "words": data.vocabulary,
+        "visible": visible,
+        "label": label,
+    }
 
 
 def visible(piece: str) -> str:
@@ -66,28 +63,24 @@ def visible(piece: str) -> str:
     return piece or "·"
 
 
-def label(token: dict[str, Any], words: dict[str, str]) -> str:
+def label(token: TracedToken, words: dict[str, str]) -> str:
     """Where a token is from, its step, its probabilities, and the draft tokens that were rejected in its place.
     words: id of a rejected token -> its text."""
-    kind = "accepted draft token of" if token["drafted"] else "chosen by"
-    lost = [f"rejected: {words[str(g['token'])]!r} of {g['by']}, {chances(g)}" for g in token["rejected"]]
-    return "; ".join([f"step {token['step'] + 1}: {kind} {token['by']}, {chances(token)}", *lost])
+    kind = "accepted draft token of" if token.drafted else "chosen by"
+    lost = [f"rejected: {words[str(each.token)]!r} of {each.by}, {each.chances}" for each in token.rejected]
+    return "; ".join([f"step {token.step + 1}: {kind} {token.by}, {token.chances}", *lost])
 
 
-def chances(token: dict[str, Any]) -> str:
-    return f"p {token['p']:.3f}" + ("" if token["q"] is None else f", q {token['q']:.3f}")
-
-
-def over_time(points: list[dict[str, Any]], window: int) -> Plot:
-    xs = [point["token"] for point in points]
+def over_time(points: list[RollingRate], window: int) -> Plot:
+    xs = [point.token for point in points]
     groups = [
-        (f"last {window} steps", xs, [p["rate"] for p in points]),
-        ("since the beginning", xs, [p["overall"] for p in points]),
+        (f"last {window} steps", xs, [point.rate for point in points]),
+        ("since the beginning", xs, [point.overall for point in points]),
     ]
     return Plot(
         "acceptance-over-time", "Acceptance over time",
         f"Accepted draft tokens over verified ones: in the last {window} steps that drafted, and since the beginning.",
-        "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points),
+        "; ".join(f"by token {point.token}: {percent(point.rate)}" for point in points),
         lambda axes: plots.lines(axes, groups, "output token", "acceptance rate"),
     )  # fmt: skip
 
@@ -113,15 +106,15 @@ def histogram(stats: dict[str, Any]) -> Plot:
     )  # fmt: skip
 
 
-def by_proposer(data: dict[str, Any]) -> Table:
+def by_proposer(data: TraceData) -> Table:
     """Output tokens and rejected draft tokens by proposer."""
     rows = []
-    everything = len(data["tokens"])
     for name in proposers(data):
-        tokens = [t for t in data["tokens"] if t["by"] == name]
-        lost = [g for t in data["tokens"] for g in t["rejected"] if g["by"] == name]
-        mean = sum(t["p"] for t in tokens) / len(tokens) if tokens else None
-        rows.append([name, len(tokens), len(tokens) / everything, "" if name == "target" else len(lost), mean])
+        tokens = [token for token in data.tokens if token.by == name]
+        lost = [each for token in data.tokens for each in token.rejected if each.by == name]
+        mean = sum(token.p for token in tokens) / len(tokens) if tokens else None
+        share = len(tokens) / len(data.tokens)
+        rows.append([name, len(tokens), share, "" if name == "target" else len(lost), mean])
     columns = [words("proposed by"), Column("tokens"), Column("share", "%"), Column("rejected"),
                Column("mean p", digits=2)]  # fmt: skip
     note = "Only the first rejected token of a draft counts as rejected; the tokens after it were not verified."

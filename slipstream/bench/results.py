@@ -1,49 +1,95 @@
-"""Result files: one JSON format for all measurements.
+"""Result files: measurements are dataclasses, and this is their JSON.
 
     {"format": "slipstream-lab", "format_version": 2, "kind": "bench", "complete": true,
      "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
 
-kind        the command that wrote it: "bench", "tune", "trace", ...; it defines the contents of `data`.
+kind        the command that wrote it: "bench", "tune", "trace", ...; it defines the class of `data`.
 complete    false if the run was interrupted or failed; `data` then holds the measurements until that moment.
 settings    the settings of the command.
 provenance  the conditions of the measurement (see `slipstream.bench.provenance`).
 warnings    what limits how far the numbers can be trusted.
 
-A file of another version is refused.
+A file of another version is refused. A file may lack fields that have a default: they were added later.
 """
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from slipstream.core.strict import parse_json
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
-MEASURED = ("arms", "drafters", "control", "greedy")
+MEASURED = ("arms", "drafters", "tokens", "control", "greedy")
 """Parts of `data`, of each kind of result, that hold what was measured."""
 INTERRUPTED = "the run was interrupted: these are the measurements until then"
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """Turn dataclasses, mappings and sequences into JSON values: null for NaN and infinity, which JSON does not have;
+    keys are strings."""
+    if is_dataclass(value):
+        return {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Make a value of this type from what `to_json` made of it. Raises KeyError for a missing field, TypeError for a
+    value of another type. What is no dataclass, and holds none, stays as it is."""
+    if get_origin(kind) in (Union, types.UnionType):
+        inner = [each for each in get_args(kind) if each is not type(None)]
+        return value if value is None or len(inner) > 1 else from_json(inner[0], value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{kind.__name__} is an object, got {value!r:.80}")
+        known, hints = [each for each in fields(kind) if each.init], get_type_hints(kind)
+        given = [each for each in known if each.name in value or each.default is each.default_factory is MISSING]
+        return kind(**{each.name: from_json(hints[each.name], value[each.name]) for each in given})
+    arguments = get_args(kind)
+    if get_origin(kind) in (list, tuple, Seq) and isinstance(value, list):
+        made = [from_json(arguments[0], one) for one in value]
+        return tuple(made) if get_origin(kind) is tuple else made
+    if get_origin(kind) in (dict, Mapping) and isinstance(value, Mapping):
+        return {key: from_json(arguments[1], one) for key, one in value.items()}
+    return value
 
 
 @dataclass
 class Result:
-    """See the module docstring. All values are plain JSON values; NaN and infinities are written as null."""
+    """See the module docstring. data: a dataclass of the measurements; JSON values of a result that was read."""
 
     kind: str
     settings: dict[str, Any]
     provenance: dict[str, Any]
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Any = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     complete: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
-        return head | _plain(vars(self))
+        return head | to_json(self)
+
+    def measured(self, kind: type[T]) -> T:
+        """The data as this class, also of a result that was read. Raises as `from_json`."""
+        made: T = self.data if isinstance(self.data, kind) else from_json(kind, to_json(self.data))
+        return made
 
 
 def write(result: Result, path: str | Path) -> None:
@@ -133,9 +179,7 @@ def _checked(path: str, content: Any) -> Result:
 
 
 @contextmanager
-def recording(
-    result: Result, path: str | Path | None, collect: Callable[[], dict[str, Any]]
-) -> Iterator[Callable[[], None]]:
+def recording(result: Result, path: str | Path | None, collect: Callable[[], Any]) -> Iterator[Callable[[], None]]:
     """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
     far.
 
@@ -149,7 +193,7 @@ def recording(
         check_writable(path)
 
     def save() -> None:
-        result.data = _plain(collect())  # the same values as in the file
+        result.data = collect()
         if path is not None:
             write(result, path)
 
@@ -158,13 +202,8 @@ def recording(
     except BaseException as fault:
         result.complete = False
         save()
-        if any(result.data.get(name) for name in MEASURED):
+        if any(to_json(result.data).get(name) for name in MEASURED):
             fault.result = result  # type: ignore[attr-defined]
         raise
     result.complete = True
     save()
-
-
-def _plain(value: Any) -> Any:
-    """As it looks after a JSON round trip: null for NaN and infinity, which JSON does not have; keys are strings."""
-    return json.loads(json.dumps(value), parse_constant=lambda name: None)

@@ -1,5 +1,5 @@
 """Reports as data: tables, plots, remarks. A renderer turns them into text for a terminal (`slipstream.cli.render`),
-HTML (`slipstream.cli.report`) or Markdown (`benchmarks.markdown`).
+HTML (`slipstream.cli.report`) or Markdown (`slipstream.cli.table_forms`).
 
 Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are formatted, so all
 renderers write the same text.
@@ -7,7 +7,7 @@ renderers write the same text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,31 +32,33 @@ class Column:
              digits), or "" for plain numbers.
     digits   after the point, of "ms" and plain numbers; significant ones of "g".
     words    cells are text and aligned left; numbers are aligned right.
+    cell     makes the cell of what a row stands for (see `tabulate`).
     """
 
     name: str
     unit: str = ""
     digits: int = 0
     words: bool = False
+    cell: Callable[[Any], Any] = field(default=lambda row: row, repr=False)
 
     @property
     def heading(self) -> str:
         return f"{self.name}, ms" if self.unit == "ms" else self.name
 
     def text(self, cell: Any) -> str:
-        """The cell as it is shown. A mapping {"value", "low", "high"} is an interval; text stays as it is."""
+        """Write the cell. An `Estimate` has its interval behind it; text stays as it is."""
         if cell is None:
             return NOTHING
         if isinstance(cell, str):
             return cell
-        if isinstance(cell, Mapping):
-            return interval(cell) if self.unit == "x" else f"{self.text(cell['value'])} ({ends(cell, self.text)})"
+        if isinstance(cell, Estimate):
+            return interval(cell) if self.unit == "x" else f"{self.text(cell.value)} ({ends(cell, self.text)})"
         return FORMATS[self.unit](cell, self.digits)
 
 
-def words(name: str) -> Column:
-    """A column of text."""
-    return Column(name, words=True)
+def words(name: str, cell: Callable[[Any], Any] = lambda row: row) -> Column:
+    """Make a column of text."""
+    return Column(name, words=True, cell=cell)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Section:
     tables   the first one answers the question, the others are details.
     notes    remarks, a sentence each.
     configs  (program, configuration, note) for each program that can use the finding; one of the texts may be empty.
-    html     a part that is neither table nor plot, only for a page, shown first.
+    trace    a generated text with what is known of each token, only for a page, shown first.
     """
 
     title: str
@@ -125,7 +127,26 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     configs: list[tuple[str, str, str]] = field(default_factory=list)
-    html: str = ""
+    trace: Any = None
+
+
+def tabulate(title: str, things: Iterable[Any], columns: Seq[Column], note: str = "") -> Table:
+    """Make a table with a row for each thing, whose cells the columns make."""
+    return Table(title, columns, [[column.cell(thing) for column in columns] for thing in things], note)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval; without one, low and high are None and `note` says why."""
+
+    value: float
+    low: float | None
+    high: float | None
+    note: str = ""
+
+    def inverse(self) -> Estimate:
+        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
+        return replace(self, value=1 / self.value, low=low, high=high)
 
 
 def percent(share: float | None) -> str:
@@ -138,14 +159,14 @@ def times(factor: float) -> str:
     return f"{_factor(factor)}x"
 
 
-def interval(e: Mapping[str, Any]) -> str:
+def interval(e: Estimate) -> str:
     """A factor with its 95 % interval, "1.61x (1.42-1.80)", or why it has none, "1.61x (few passes)"."""
-    return f"{times(e['value'])} ({ends(e, _factor)})"
+    return f"{times(e.value)} ({ends(e, _factor)})"
 
 
-def ends(e: Mapping[str, Any], written: Callable[[float], str], between: str = "-") -> str:
+def ends(e: Estimate, written: Callable[[float], str], between: str = "-") -> str:
     """The ends of a 95 % interval, or why there is none."""
-    return str(e["note"]) if e["low"] is None else f"{written(e['low'])}{between}{written(e['high'])}"
+    return e.note if e.low is None or e.high is None else f"{written(e.low)}{between}{written(e.high)}"
 
 
 def _factor(factor: float) -> str:
@@ -165,7 +186,7 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + "s" * (n != 1)
 
 
-def span(values: tuple[float, float], unit: str) -> str:
+def span(values: Seq[float], unit: str) -> str:
     """(.75, .8), "%" -> "75-80%"; one number for two equal ones."""
     shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
     return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit

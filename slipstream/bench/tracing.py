@@ -10,13 +10,13 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from slipstream.bench.benchmark import Contender
+from slipstream.bench.configs import Contender
 from slipstream.bench.measured_steps import WrappedDrafter
+from slipstream.bench.measurements import RollingRate, TraceData, TracedStep, TracedToken, TriedToken
 from slipstream.bench.provenance import drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.core.draft import Draft, Verdict
@@ -33,22 +33,12 @@ WINDOW = 10
 
 
 class Recorder(WrappedDrafter):
-    """Records the steps of one sequence, with their numbers of verified and accepted draft tokens and of output tokens,
-    and each output token, as JSON values:
-
-    token, by  its id, and what proposed it: "target", or the name of the drafter (for a stack, of the member).
-    drafted    whether it is an accepted draft token.
-    step       index of the step, from 0 (prefill); place: index of the token within the step, from 0.
-    p, q       its probability under the target and under the drafter. p is of the distribution that verification used,
-               or of the softmax of the target's logits at temperature 0; q is None for tokens of the target, and for
-               draft tokens that were chosen deterministically.
-    rejected   draft tokens for this position that were rejected: token, by, p, q of each.
-    """
+    """Records the tokens and the steps of one sequence."""
 
     def __init__(self, drafter: Drafter):
         super().__init__(drafter)
-        self.tokens: list[dict[str, Any]] = []
-        self.steps: list[dict[str, int]] = []
+        self.tokens: list[TracedToken] = []
+        self.steps: list[TracedStep] = []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self._note(seqs[0], draft, out.logits[: len(draft.nodes(0)) + 1], verdict)
@@ -68,14 +58,15 @@ class Recorder(WrappedDrafter):
             row = probs[at + 1]
             tried = children.get(at, [])  # of siblings, those after the accepted one were not tried
             lost = [_drafted(draft, n, row, who) for n in tried if n < node or node < 0]
-            head = _drafted(draft, node, row, who) if node >= 0 else _token(token, "target", row, None)
-            where = {"drafted": place < accepted, "step": len(self.steps), "place": place}
-            self.tokens.append(head | where | {"rejected": lost})
+            own = TriedToken(token, "target", float(row[token]), None)
+            head = _drafted(draft, node, row, who) if node >= 0 else own
+            self.tokens.append(TracedToken(**vars(head), drafted=place < accepted, step=len(self.steps), place=place,
+                                           rejected=lost))  # fmt: skip
             at = node
         depths = draft.depths
         if seq.finish:
             depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
-        self.steps.append({"drafted": len(depths), "accepted": accepted, "tokens": len(run)})
+        self.steps.append(TracedStep(len(depths), accepted, len(run)))
 
 
 def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
@@ -88,29 +79,24 @@ def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> T
     return distributions(logits, [before], draft).cpu()
 
 
-def _drafted(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> dict[str, Any]:
+def _drafted(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> TriedToken:
     token = draft.ids[node]
-    return _token(token, who[node], row, None if draft.q is None else float(draft.q[node, token]))
+    return TriedToken(token, who[node], float(row[token]), None if draft.q is None else float(draft.q[node, token]))
 
 
-def _token(token: int, by: str, row: Tensor, q: float | None) -> dict[str, Any]:
-    return {"token": token, "by": by, "p": float(row[token]), "q": q}
-
-
-def rolling(steps: Seq[dict[str, int]], window: int = WINDOW) -> list[dict[str, Any]]:
-    """The acceptance rate after each step that drafted: over the last `window` such steps, and since the beginning.
-    token: number of output tokens until then."""
-    points, drafting, done = [], [], 0
+def rolling(steps: Seq[TracedStep], window: int = WINDOW) -> list[RollingRate]:
+    """The acceptance rate after each step that drafted."""
+    points, drafting, done = [], list[TracedStep](), 0
     for each in steps:
-        done += each["tokens"]
-        if each["drafted"]:
+        done += each.tokens
+        if each.drafted:
             drafting.append(each)
-            points.append({"token": done, "rate": _rate(drafting[-window:]), "overall": _rate(drafting)})
+            points.append(RollingRate(done, _rate(drafting[-window:]), _rate(drafting)))
     return points
 
 
-def _rate(steps: Seq[dict[str, int]]) -> float:
-    return sum(each["accepted"] for each in steps) / sum(each["drafted"] for each in steps)
+def _rate(steps: Seq[TracedStep]) -> float:
+    return sum(each.accepted for each in steps) / sum(each.drafted for each in steps)
 
 
 def trace(
@@ -137,19 +123,19 @@ def trace(
     seq = llm.sequence(prompt, params)
     show = token_text_of(llm.tokenizer) if llm.tokenizer is not None else str
 
-    def collect() -> dict[str, Any]:
+    def collect() -> TraceData:
         text = [show(token) for token in seq.asked]
-        used = sorted({i for t in recorder.tokens for i in (t["token"], *(g["token"] for g in t["rejected"]))})
-        return {
-            "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
-            "tokens": recorder.tokens,
-            "pieces": pieces(llm, seq),
-            "vocabulary": {token: show(token) for token in used},
-            "steps": recorder.steps,
-            "rolling": rolling(recorder.steps),
-            "stats": {k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
-            "finish": seq.finish,
-        }
+        used = sorted({each.token for token in recorder.tokens for each in (token, *token.rejected)})
+        return TraceData(
+            prompt={"name": name, "text": "".join(text), "tokens": len(text)},
+            tokens=recorder.tokens,
+            pieces=pieces(llm, seq),
+            vocabulary={str(token): show(token) for token in used},
+            steps=recorder.steps,
+            rolling=rolling(recorder.steps),
+            stats={k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
+            finish=seq.finish,
+        )
 
     with recording(result, out, collect):
         for _ in llm.decode([seq]):

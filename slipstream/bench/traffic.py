@@ -20,6 +20,7 @@ import numpy as np
 
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import FEWEST_PASSES
+from slipstream.bench.measurements import ServedArm, TrafficData
 from slipstream.bench.provenance import conditions, public_values
 from slipstream.bench.results import Result, recording
 from slipstream.bench.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read
@@ -127,23 +128,28 @@ def measure_traffic(
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
     result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
 
-    def collect() -> dict[str, Any]:
+    def collect() -> TrafficData:
         ready = [arm for arm in arms if arm.passes and (arm.against or arm).passes]
-        data = [figures_of(arm, ready) for arm in ready]
-        result.warnings = warnings(data)
-        return {"arms": data}
+        data = TrafficData([figures_of(arm, ready) for arm in ready])
+        result.warnings = warnings(data.arms)
+        return data
 
     with recording(result, out, collect) as save:
         asyncio.run(measure(arms, config, save, advance))
     return result
 
 
-def figures_of(arm: TrafficArm, arms: Seq[TrafficArm]) -> dict[str, Any]:
-    """The figures of an arm, with the index of the one that it is compared with."""
+def figures_of(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
+    """Compute the figures of an arm, with the index of the one that it is compared with."""
     base = arm.against
-    head = {"name": arm.name, "url": arm.endpoint.base_url, "load": arm.traffic.label, **asdict(arm.traffic)}
-    head["against"] = None if base is None else arms.index(base)
-    return head | figures(arm.passes, None if base is None else base.passes)
+    return ServedArm(
+        name=arm.name,
+        url=arm.endpoint.base_url,
+        load=arm.traffic.label,
+        **asdict(arm.traffic),
+        against=None if base is None else arms.index(base),
+        **figures(arm.passes, None if base is None else base.passes),
+    )
 
 
 async def measure(

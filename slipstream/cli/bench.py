@@ -15,7 +15,7 @@ from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, of_servers, request_fields, started
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, contender, finish, unfinished, values_of
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, contender, run, values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
 from slipstream.core.params import SamplingParams
@@ -171,10 +171,11 @@ def bench(
     chosen = texts.load(llm, tokens)
     render.line(f"bench: {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
     passes = benchmark.steps(contenders, chosen, config)
-    with render.progress("measuring (interleaved)", passes) as advance:
-        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
-    finish(result, files)
-    raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
+    result, code = run(
+        files, "measuring (interleaved)", passes,
+        lambda advance: benchmark.bench(llm, contenders, chosen, config, files.out, advance),
+    )  # fmt: skip
+    raise typer.Exit(code or (1 if any(arm.texts == "BUG" for arm in result.data.arms) else 0))
 
 
 def bench_servers(
@@ -189,7 +190,8 @@ def bench_servers(
     config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
     arms = arms_of({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
     render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
-    with render.progress("asking", requests_of(arms, config)) as advance:
-        result, code = unfinished(lambda: measure_traffic(arms, config, asked.settings, files.out, advance))
-    finish(result, files)
+    _, code = run(
+        files, "asking", requests_of(arms, config),
+        lambda advance: measure_traffic(arms, config, asked.settings, files.out, advance),
+    )  # fmt: skip
     raise typer.Exit(code)

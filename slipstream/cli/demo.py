@@ -138,7 +138,7 @@ def section(runs_of: dict[str, list[Run]]) -> Section:
             stats, length = run.stats(), f", K={run.arm.draft_tokens}" if run.plain and run.arm.lengths is None else ""
             rows.append(
                 ["" if i else kind, run.arm.name + length, run.tokens_per_second().value,
-                 vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
+                 run.speedup() if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
                  "yes" + "*" * bool(run.divergences) if run.exact else Alarm("NO")]
             )  # fmt: skip
             differing += [f"{run.arm.name}, {kind} prompt {at + 1}, {d}." for at, d in run.divergences]

@@ -97,6 +97,17 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
         render.line(f"wrote {files.out}; `slipstream report {files.out}` turns it into a page")
 
 
+def run(
+    files: OutputOptions, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
+) -> tuple[Result, int]:
+    """Measure beside a progress bar of so many steps, and print. Return the result, and the exit code if it is no
+    success. measure: gets the function that advances the bar."""
+    with render.progress(what, total) as advance:
+        result, code = unfinished(lambda: measure(advance))
+    finish(result, files)
+    return result, code
+
+
 T = TypeVar("T")
 
 

@@ -15,7 +15,6 @@ from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_a
 from slipstream.bench.tables import Alarm, Section, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
-from slipstream.cli.table_forms import render_html
 from slipstream.errors import ResultError, did_you_mean, reading
 from slipstream.templates import filled
 
@@ -63,8 +62,7 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
 
 def page(results: Seq[Result]) -> str:
     return filled(
-        "page.html", parts=list(map(part, results)), draw=plots.inline, show=render_html, Alarm=Alarm,
-        isinstance=isinstance,
+        "page.html", parts=list(map(part, results)), draw=plots.inline, Alarm=Alarm, isinstance=isinstance,
     )  # fmt: skip
 
 

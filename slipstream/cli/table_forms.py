@@ -1,4 +1,4 @@
-"""Render tables for a terminal, in Markdown and in HTML, with the same text in each cell; print results."""
+"""Render tables for a terminal and in Markdown, with the same text in each cell; print results."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from rich.text import Text
 
 from slipstream.bench.tables import Alarm, Column, Section, Table, words
 from slipstream.cli.render import BAD, err, out
-from slipstream.templates import filled
 
 if TYPE_CHECKING:
     from slipstream.llm import Completion
 
 LABEL, NARROWEST = 12, 7
 """Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
-
-
-def render_html(table: Table) -> str:
-    """Render a table for a page; one that is wider than the screen scrolls."""
-    return filled("table.html", table=table, Alarm=Alarm, isinstance=isinstance)
 
 
 def render_markdown(table: Table) -> str:

@@ -52,8 +52,8 @@ def trace(
 def show(result: Result) -> None:
     """Print the text in colours, and the tables."""
     writer = render.TextWriter()
-    for piece, token in zip(result.data["pieces"], result.data["tokens"], strict=False):
-        writer.write(piece, token["drafted"])
+    for piece, token in zip(result.data.pieces, result.data.tokens, strict=False):
+        writer.write(piece, token.drafted)
     writer.end()
     print()
     show_section(result)

@@ -12,6 +12,7 @@ import typer
 
 from slipstream.bench.configs import Contender, DrafterChoice
 from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.measurements import ServedArm, TrafficData
 from slipstream.bench.results import Result, check_writable, write as save, write_text
 from slipstream.bench.vllm_server import VllmServer
 from slipstream.checkpoints.load_settings import DEFAULTS
@@ -20,7 +21,7 @@ from slipstream.cli import render
 from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, run, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
@@ -139,12 +140,13 @@ def tune(
     settings = {name: value for name, value in models.keywords.items() if value != getattr(DEFAULTS, name)}
     settings |= {} if models.rule == TuneModels.rule else {"rule": models.rule}
     origin = DrafterChoice("none", target=models.target, draft=models.draft_model, engine=settings)
-    with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))
-    finish(result, files)
-    configs = result.data["configs"]
+    result, code = run(
+        files, "measuring (interleaved)", tuning.steps(llm, contenders, chosen, config),
+        lambda advance: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin),
+    )  # fmt: skip
+    configs = result.data.configs
     if write is not None and configs is not None:
-        write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n", "--write")
+        write_text(write, json.dumps(configs.slipstream, indent=1) + "\n", "--write")
         render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
     raise typer.Exit(code)
 
@@ -210,13 +212,11 @@ def tune_vllm(
         return joined(done)
 
     result, code = unfinished(measure)
-    paid = (
-        arm for arm in result.data["arms"] if arm["ratio"] and (arm.get("counters") or {}).get("accepted_tokens", True)
-    )
-    best = choose([arm | {"speedup": arm["ratio"], "exact": True} for arm in paid])
+    paid = [arm for arm in result.data.arms if arm.ratio and (arm.counters or {}).get("accepted_tokens", True)]
+    best = choose(paid, lambda arm: arm.ratio)
     finish(result, files)
-    settings = configuration(models, tried[best["name"]], engine) if best else {"engine": "vllm", "drafter": "none"}
-    name = best["name"] if best else "none: no setting is faster than plain decoding beyond doubt"
+    settings = configuration(models, tried[best.name], engine) if best else {"engine": "vllm", "drafter": "none"}
+    name = best.name if best else "none: no setting is faster than plain decoding beyond doubt"
     render.line(f"choice: {name}")
     if write is not None:
         write_text(write, json.dumps(settings, indent=1) + "\n", "--write")
@@ -239,15 +239,13 @@ def candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, Vllm
 
 def joined(results: list[Result]) -> Result:
     """The comparisons of all settings as one result, each with the plain decoding that was measured beside it."""
-    whole = replace(results[0], data={"arms": []}, warnings=[])
+    arms: list[ServedArm] = []
     for result in results:
-        first = len(whole.data["arms"])
-        whole.data["arms"] += [
-            arm | {"against": None if arm["against"] is None else arm["against"] + first} for arm in result.data["arms"]
-        ]
-        whole.warnings += [warning for warning in result.warnings if warning not in whole.warnings]
-        whole.complete = whole.complete and result.complete
-    return whole
+        first = len(arms)
+        arms += [replace(a, against=None if a.against is None else a.against + first) for a in result.data.arms]
+    warnings = dict.fromkeys(warning for result in results for warning in result.warnings)
+    complete = all(result.complete for result in results)
+    return replace(results[0], data=TrafficData(arms), warnings=list(warnings), complete=complete)
 
 
 def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, of_servers, request_fields, started, vllm_server
 from slipstream.cli.loading import banner, load
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.errors import ParameterError
@@ -88,10 +88,11 @@ def verify(
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
     render.line(f"this takes about {duration(seconds(llm, chosen, config))}, by the speed of its first text")
-    with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
-        result, code = unfinished(lambda: verified(llm, chosen, config, files.out, advance, models.method))
-    finish(result, files)
-    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
+    result, code = run(
+        files, "checking", steps(chosen, config, llm.most_draft_tokens),
+        lambda advance: verified(llm, chosen, config, files.out, advance, models.method),
+    )  # fmt: skip
+    raise typer.Exit(code or (1 if result.data.verdict in ("BUG", UNTESTED) else 0))
 
 
 def compare_servers(
@@ -105,7 +106,8 @@ def compare_servers(
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
-    with render.progress("asking", requests_of(len(chosen), config)) as advance:
-        result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files.out, advance))
-    finish(result, files)
-    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
+    result, code = run(
+        files, "asking", requests_of(len(chosen), config),
+        lambda advance: verify_served(served, reference, chosen, config, files.out, advance),
+    )  # fmt: skip
+    raise typer.Exit(code or (1 if result.data.verdict in ("BUG", UNTESTED) else 0))

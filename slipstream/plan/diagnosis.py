@@ -16,12 +16,11 @@ There is no diagnosis where noise could have made the difference: if the measure
 includes 1, or if other processes took a part of the machine.
 """
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from slipstream.bench.benchmark import QUIET
 from slipstream.bench.estimates import CHANCE, REASONS
-from slipstream.bench.measured_steps import Measured
+from slipstream.bench.provenance import QUIET
+from slipstream.bench.step_figures import Measured
 from slipstream.theory.closed_forms import geometric_rates, smallest
 from slipstream.theory.cost_curve import CostCurve
 
@@ -50,9 +49,9 @@ FIXES = {
 }
 
 
-def diagnose(m: Measured, neighbours: float | None = None) -> dict[str, Any]:
-    """The diagnosis for these measurements as plain JSON values; a pure function. neighbours: share of the machine's
-    time that went to other processes, None if unknown.
+@dataclass(frozen=True)
+class Diagnosis:
+    """What limits a setting.
 
     cause, fix  `NOTHING`, `UNKNOWN`, or what to change first, and how.
     speedup     measured if it was measured, else predicted; predicted: from the measured parts.
@@ -63,6 +62,22 @@ def diagnose(m: Measured, neighbours: float | None = None) -> dict[str, Any]:
     counterfactuals  cause -> speed-up predicted without it, largest first.
     reason      why there is no diagnosis, in a clause; empty if there is one.
     """
+
+    cause: str
+    fix: str
+    speedup: float
+    predicted: float
+    break_even: float | None
+    acceptance: float | None
+    enough: bool
+    evidence: list[str]
+    counterfactuals: dict[str, float]
+    reason: str
+
+
+def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
+    """Diagnose these measurements; a pure function. neighbours: share of the machine's time that went to other
+    processes, None if unknown."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
     gains = {cause: without(m, cause).prediction().speedup for cause in causes(m)}
@@ -78,11 +93,8 @@ def diagnose(m: Measured, neighbours: float | None = None) -> dict[str, Any]:
     else:
         cause, gain = next(iter(removed.items()))
         fix, enough = FIXES[cause], gain >= FINE
-    return {
-        "cause": cause, "fix": fix, "speedup": value, "predicted": predicted, "break_even": m.break_even(),
-        "acceptance": acceptance(m), "enough": enough, "evidence": evidence(m, cause), "counterfactuals": removed,
-        "reason": unsure,
-    }  # fmt: skip
+    even, alpha = m.break_even(), acceptance(m)
+    return Diagnosis(cause, fix, value, predicted, even, alpha, enough, evidence(m, cause), removed, unsure)
 
 
 def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:

@@ -10,8 +10,9 @@ No counter knows what a step takes without speculation. Where "at most" and "mea
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import asdict, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,20 +51,46 @@ BLIND_TO = (
 BEHIND = "if this is a router, give the URL of one server behind it"
 
 
-def diagnose_served(
-    counters: Mapping[str, Any] | None, c: float, measured: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ServedForecast:
+    """The longest draft, the speed-ups at most, measured (`own_steps`) and now (assumed), and the best length up to the
+    longest with its assumed speed-up."""
+
+    longest: int
+    now: float | None
+    best_length: int
+    best: float
+    most: float
+    measured: Estimate | None
+
+
+@dataclass
+class ServedDiagnosis:
+    """cause, fix, reason, evidence: as in `Diagnosis`; reason: what was found, too. forecast: None where nothing is
+    known."""
+
+    cause: str = UNKNOWN
+    fix: str = ""
+    reason: str = ""
+    evidence: list[str] = field(default_factory=list)
+    forecast: ServedForecast | None = None
+
+
+@dataclass(frozen=True)
+class WatchedServer:
+    """counters: as `Counters.as_dict` gives them; None: the server reports none."""
+
+    counters: dict[str, Any] | None = None
+    diagnosis: ServedDiagnosis | None = None
+
+
+def diagnose_served(counters: Mapping[str, Any] | None, c: float, measured: Estimate | None = None) -> ServedDiagnosis:
     """Diagnose from `Counters.as_dict`; None: the server reports no counters. A pure function. c: cost of a draft
-    token, in decode steps; measured: `own_steps` as a dictionary.
+    token, in decode steps; measured: `own_steps`."""
+    diagnosis = ServedDiagnosis()
 
-    cause, fix, reason, evidence  as in `diagnose`; reason: what was found, too.
-    forecast    the "longest" draft, the speed-ups "most" (at most), "measured" and "now" (assumed), and the
-                "best_length" up to the longest with its assumed speed-up "best"; None where nothing is known.
-    """
-    diagnosis: dict[str, Any] = {"cause": UNKNOWN, "fix": "", "reason": "", "evidence": [], "forecast": None}
-
-    def found(reason: str, fix: str, cause: str = UNKNOWN) -> dict[str, Any]:
-        return diagnosis | {"cause": cause, "reason": reason, "fix": fix}
+    def found(reason: str, fix: str, cause: str = UNKNOWN) -> ServedDiagnosis:
+        return replace(diagnosis, cause=cause, reason=reason, fix=fix)
 
     if counters is None:
         fix = "start llama-server with --metrics, SGLang with --enable-metrics, vLLM without --disable-log-stats"
@@ -82,7 +109,7 @@ def diagnose_served(
     ):  # fmt: skip
         if refused:
             return found(reason, fix)
-    diagnosis["evidence"] = evidence(counters)
+    diagnosis.evidence = evidence(counters)
     if not drafts:
         why = f"whether speculation would pay under this load, {load}, cannot be seen; it gains most with few"
         return found(why, f"start a second server that speculates, then {compare}", OFF)
@@ -95,20 +122,20 @@ def diagnose_served(
     now = None if draft_tokens is None else most / (1 + c * draft_tokens / steps)
     longest = k = len(rates)
     if draft_tokens is None or not rates:
-        diagnosis["evidence"].append(f"{server} does not report acceptance by position, so no other length is judged")
+        diagnosis.evidence.append(f"{server} does not report acceptance by position, so no other length is judged")
     elif (drafted := draft_tokens / drafts) > FULL * longest:
         k = max(range(longest + 1), key=gains.__getitem__)
     else:
-        diagnosis["evidence"].append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
+        diagnosis.evidence.append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
     if now is not None:
-        diagnosis["evidence"].append(f"assumed: rows are free, and a draft token costs {c:g} steps: {times(now)}")
-    diagnosis["forecast"] = {"longest": longest, "now": now, "best_length": k, "best": gains[k]}
-    diagnosis["forecast"] |= {"most": most, "measured": None if measured is None else dict(measured)}
+        diagnosis.evidence.append(f"assumed: rows are free, and a draft token costs {c:g} steps: {times(now)}")
+    diagnosis.forecast = ServedForecast(longest, now, k, gains[k], most, measured)
     at_most = (
         f"at most {times(most)} ({steps:,.0f} decode steps) under this load, {load}, if drafts and rows cost nothing"
     )
     against = f"{interval(measured)} against this server's own steps without drafts" if measured else ""
-    if measured and measured["high"] < 1 / FINE:
+    low, high = (measured.low or 0.0, measured.high or math.inf) if measured else (0.0, math.inf)
+    if high < 1 / FINE:
         return found(f"{against}, with {load}", f"{FIXES[LENGTH]}, or switch speculation off under such a load", COSTLY)
     spread = 2 * ((accepted + 1) * (draft_tokens or MANY * drafts) / drafts) ** 0.5  # accepted tokens come in runs
     if most + spread / steps < FINE:
@@ -119,7 +146,7 @@ def diagnose_served(
         why += f"give {times(gains[k])}, {longest} give {times(gains[longest])}"
         setting = STARTED_WITH.get(counters["server"], "see its options").format(k=k)
         return found(why, f"draft {counted(k, 'token')}: {setting}", LENGTH)
-    if measured and SURE <= measured["low"] <= most:
+    if SURE <= low <= most:
         return found(f"{against}; {at_most}", "", NOTHING)
     return found(f"{at_most}{f', and {against}' * bool(against)}; what a step takes without it is not known", compare)
 
@@ -173,19 +200,19 @@ def evidence(counters: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def judge(samples: Seq[Counters], c: float) -> dict[str, Any]:
-    """{"counters", "diagnosis"} of a server whose counters were read several times; without any it reports none."""
+def judge(samples: Seq[Counters], c: float) -> WatchedServer:
+    """Judge a server whose counters were read several times; without any it reports none."""
     parts = [after.since(before) for before, after in pairwise(samples)]
     whole = total(parts)
     if whole is None:
-        return {"counters": None, "diagnosis": diagnose_served(None, c)}
+        return WatchedServer(None, diagnose_served(None, c))
     now = {name: float(np.mean([each.values.get(name, 0.0) for each in samples])) for name in ("running", "waiting")}
     now = {name: mean for name, mean in now.items() if name in whole.values}
-    reported, measured = replace(whole, values={**whole.values, **now}).as_dict(), own_steps(parts)
-    diagnosis = diagnose_served(reported, c, None if measured is None else asdict(measured))
+    reported = replace(whole, values={**whole.values, **now}).as_dict()
+    diagnosis = diagnose_served(reported, c, own_steps(parts))
     if any(after.restarted(before) for before, after in pairwise(samples)):
-        diagnosis["evidence"].append("the server was restarted while it was watched")
-    return {"counters": reported, "diagnosis": diagnosis}
+        diagnosis.evidence.append("the server was restarted while it was watched")
+    return WatchedServer(reported, diagnosis)
 
 
 def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = None) -> Result:
@@ -202,26 +229,26 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
             raise ServedError(f"{place.base_url} reports no counters any more", fix="look into the server's log")
         return [each for each in seen if each] if seen[0] else []
 
-    fields: dict[str, Any] = {}
-    with recording(result, out, lambda: fields):
-        fields |= judge(asyncio.run(read()), c)
+    seen = [WatchedServer()]
+    with recording(result, out, lambda: seen[-1]):
+        seen.append(judge(asyncio.run(read()), c))
     return result
 
 
 def section(result: Result) -> Section:
     report = Section("Does speculation pay on this server?", "Nothing was seen before the run ended.")
-    if result.data:
-        counters, diagnosis = result.data["counters"], result.data["diagnosis"]
-        report.lead = lead(diagnosis)
-        report.tables += [reported(counters, result.settings["watch"])] if counters else []
-        report.notes += [*map(remark, diagnosis["evidence"]), BLIND_TO]
+    seen = result.measured(WatchedServer)
+    if seen.diagnosis:
+        report.lead = lead(seen.diagnosis)
+        report.tables += [reported(seen.counters, result.settings["watch"])] if seen.counters else []
+        report.notes += [*map(remark, seen.diagnosis.evidence), BLIND_TO]
     return report
 
 
-def lead(diagnosis: dict[str, Any]) -> str:
+def lead(diagnosis: ServedDiagnosis) -> str:
     heads = {UNKNOWN: "Not diagnosed", NOTHING: "Nothing is wrong"}
-    said = f"{heads.get(diagnosis['cause'], 'Cause: ' + diagnosis['cause'])}: {diagnosis['reason']}."
-    return f"{said} Fix: {diagnosis['fix']}." if diagnosis["fix"] else said
+    said = f"{heads.get(diagnosis.cause, 'Cause: ' + diagnosis.cause)}: {diagnosis.reason}."
+    return f"{said} Fix: {diagnosis.fix}." if diagnosis.fix else said
 
 
 def reported(counters: dict[str, Any], seconds: float) -> Table:

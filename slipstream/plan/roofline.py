@@ -21,6 +21,7 @@ the peak with 8-bit weights and 42 to 54 % with 4-bit ones.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence as Seq
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import Strict, check_number, integer, number, option
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import ForecastCosts, Rates, forecast
 
@@ -76,32 +78,9 @@ class Hardware(Strict):
         return self.name if self.devices == 1 else f"{self.devices} x {self.name}"
 
 
-PRESETS = {
-    "a100": Hardware(
-        "A100", bandwidth=2039e9, flops=312e12, memory=80e9, link=300e9,
-        source="NVIDIA A100 80GB SXM datasheet: HBM2e 2,039 GB/s, BF16 312 TFLOPS dense, NVLink 600 GB/s both ways",
-    ),
-    "h100": Hardware(
-        "H100", bandwidth=3350e9, flops=989e12, memory=80e9, link=450e9,
-        source="NVIDIA H100 SXM datasheet: HBM3 3.35 TB/s, BF16 1,979 TFLOPS sparse = 989 dense, NVLink 900 GB/s both "
-        "ways",
-    ),
-    "h200": Hardware(
-        "H200", bandwidth=4800e9, flops=989e12, memory=141e9, link=450e9,
-        source="NVIDIA H200 SXM datasheet: HBM3e 4.8 TB/s, 141 GB, BF16 1,979 TFLOPS sparse = 989 dense, NVLink 900 "
-        "GB/s both ways",
-    ),
-    "rtx3090": Hardware(
-        "RTX 3090", bandwidth=936e9, flops=71e12, memory=24e9, link=32e9,
-        source="NVIDIA GA102 whitepaper: GDDR6X 936 GB/s, FP16 tensor with FP32 sums 71 TFLOPS dense; PCIe 4.0 x16, 32 "
-        "GB/s each way",
-    ),
-    "rtx4090": Hardware(
-        "RTX 4090", bandwidth=1008e9, flops=165.2e12, memory=24e9, link=32e9,
-        source="NVIDIA Ada whitepaper: GDDR6X 1,008 GB/s, FP16 tensor with FP32 sums 165.2 TFLOPS dense; no NVLink; "
-        "PCIe 4.0 x16, 32 GB/s each way",
-    ),
-}  # fmt: skip
+KNOWN = json.loads((FOLDER / "known_models.json").read_text(encoding="utf-8"))
+"""Hardware, models and pairs by name, each with its source."""
+PRESETS = {name: Hardware(**known) for name, known in KNOWN["hardware"].items()}
 
 
 def find_hardware(name: str) -> Hardware:

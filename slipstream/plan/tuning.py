@@ -13,19 +13,22 @@ measurement is reused in another run, because the speed of a machine drifts.
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slipstream.bench.benchmark import Contender, figures, warnings
 from slipstream.bench.configs import DrafterChoice, slipstream, vllm
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
-from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
+from slipstream.bench.measured_steps import CountingArm, measured, target_costs
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
+from slipstream.bench.step_figures import Measured
+from slipstream.bench.tables import Estimate
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
 from slipstream.plan.diagnosis import diagnose
+from slipstream.plan.report_tune import Chosen, Configurations, Raced, Recorded, TuneData
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.zoo import checkpoint_of
 
@@ -33,6 +36,7 @@ SHORT = 2
 """Draft length of the second recording."""
 NOISY = 0.2
 """If the passes of a recording differ by more than this share, its costs are noisy, and its predictions are marked."""
+T = TypeVar("T")
 RECORDED = 2
 """Timed passes of a recording. With one, a single disturbance would affect every prediction."""
 
@@ -87,11 +91,10 @@ def shortlist(choices: Seq[Candidate], most: int) -> list[Candidate]:
     return out
 
 
-def choose(raced: Seq[dict[str, Any]]) -> dict[str, Any] | None:
-    """The fastest setting with identical texts whose 95 % interval is above 1, or None. raced: settings with "speedup"
-    (an `Estimate`) and "exact", whether texts are identical to those of plain decoding."""
-    paying = [each for each in raced if (each["speedup"]["low"] or 0) > 1 and each["exact"]]
-    return max(paying, key=lambda each: each["speedup"]["value"], default=None)
+def choose(raced: Seq[T], speedup: Callable[[T], Estimate | None]) -> T | None:
+    """The fastest setting whose 95 % interval is above 1, or None."""
+    paying = [(gain.value, each) for each in raced if (gain := speedup(each)) and (gain.low or 0) > 1]
+    return max(paying, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig) -> int:
@@ -126,10 +129,10 @@ def tune(
     work = _Tuning(llm, contenders, prompts, config, origin or DrafterChoice("none"))
     neighbours = OtherProcesses()
 
-    def collect() -> dict[str, Any]:
-        result.provenance["neighbours"] = neighbours.share()
-        result.warnings = [*prompts.warnings, *warnings(work.raced, result.provenance["neighbours"]), *work.doubts()]
-        return {"prompts": prompts.as_dict()} | work.data(result.provenance["neighbours"])
+    def collect() -> TuneData:
+        share = result.provenance["neighbours"] = neighbours.share()
+        result.warnings = [*prompts.warnings, *warnings(work.raced, share), *work.doubts()]
+        return work.data(share)
 
     with recording(result, out, collect) as save:
         work.record(advance)
@@ -173,36 +176,29 @@ class _Tuning:
         self.raced += line_up(arms, self.prompts.ids, self.prompts.categories)
         race(self.raced, self.config.rounds, advance, self.config.seconds, save, self.config.seed + 1)
 
-    def data(self, neighbours: float | None) -> dict[str, Any]:
+    def data(self, neighbours: float | None) -> TuneData:
         """The data of the result so far. neighbours: as for `diagnose`."""
-        table = [
-            {"label": c.label, "measured": asdict(m), "predicted": [m.expected(k + 1) for k in range(m.draft_tokens)]}
-            | {"mean_acceptance_length": m.tau, "noisy": m.noise > NOISY}
+        recorded = [
+            Recorded(c.label, m, [m.expected(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
-        raced: list[dict[str, Any]] = []
-        for c, run in zip(self.shortlisted, self.raced[1:], strict=False):
-            if run.measured:
-                m = measured(run, self.costs)
-                raced.append(
-                    {"label": c.label, "contender": c.contender, "draft_tokens": c.draft_tokens}
-                    | {"predicted": c.predicted, "speedup": asdict(run.speedup()), "exact": run.exact}
-                    | {"overall": figures(run), "rounds": run.rounds, "measured": asdict(m)}
-                    | {"diagnosis": diagnose(m, neighbours)}
-                )
-        best = choose(raced)
-        values: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
-        if raced:
-            picked = replace(self.origin, drafter="none", draft_tokens=0)
-            if best is not None:
-                i, length = best["contender"], best["draft_tokens"]
-                name, even = _name(self._ready[i][0]), replace(self.facts[i], draft_tokens=length).break_even()
-                values["choice"] = {k: best[k] for k in ("label", "contender", "draft_tokens", "predicted", "speedup")}
-                values["choice"] |= {"drafter": name, "break_even": even}
-                options = {k: v for k, v in self.contenders[i].options.items() if k not in ("head", "model")}
-                picked = replace(self.origin, drafter=name, draft_tokens=length, options=options)
-            values["configs"] = configurations(picked)
-        return values
+        raced = [
+            Raced(c.label, c.contender, c.draft_tokens, c.predicted, run.speedup(), run.exact, figures(run), run.rounds,
+                  m := measured(run, self.costs), diagnose(m, neighbours))
+            for c, run in zip(self.shortlisted, self.raced[1:], strict=False) if run.measured
+        ]  # fmt: skip
+        values = TuneData(self.prompts.as_dict(), recorded, raced)
+        if not raced:
+            return values
+        picked, choice = replace(self.origin, drafter="none", draft_tokens=0), None
+        best = choose([each for each in raced if each.exact], lambda each: each.speedup)
+        if best is not None:
+            i, length, name = best.contender, best.draft_tokens, _name(self._ready[best.contender][0])
+            even = replace(self.facts[i], draft_tokens=length).break_even()
+            choice = Chosen(best.label, i, length, best.predicted, best.speedup, name, even)
+            options = {k: v for k, v in self.contenders[i].options.items() if k not in ("head", "model")}
+            picked = replace(self.origin, drafter=name, draft_tokens=length, options=options)
+        return replace(values, choice=choice, configs=configurations(picked))
 
     def doubts(self) -> list[str]:
         reasons = [
@@ -224,10 +220,10 @@ class _Tuning:
         return CountingArm(label, self.llm, drafter, k, options, plain.params, plain.batch, against=plain)
 
 
-def configurations(picked: DrafterChoice) -> dict[str, Any]:
+def configurations(picked: DrafterChoice) -> Configurations:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
-    return {"slipstream": slipstream(picked), "vllm": dict(vars(vllm(replace(picked, draft=folder))))}
+    return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))
 
 
 def _name(drafter: Any) -> str:

@@ -28,15 +28,15 @@ def test_too_many_arms_are_refused(tiny_llm, contenders, prompt_set):
 
 
 def test_every_setting_has_a_point_and_chains_have_a_prediction(grid_result):
-    points = grid_result.data["arms"]
-    assert [point["draft_tokens"] for point in points] == [0, 1, 2, 3]
+    points = grid_result.data.arms
+    assert [point.draft_tokens for point in points] == [0, 1, 2, 3]
     assert grid_result.settings["x"] == "draft_tokens"
     assert grid_result.settings["axes"] == {"draft_tokens": [1, 2, 3]}
     for point in points[1:]:
-        assert point["texts"] == "identical"
-        assert point["predicted"]["speedup"] > 0
-        assert 1 <= point["predicted"]["mean_acceptance_length"] <= point["draft_tokens"] + 1
-    assert points[0]["predicted"] is None
+        assert point.texts == "identical"
+        assert point.predicted.speedup > 0
+        assert 1 <= point.predicted.mean_acceptance_length <= point.draft_tokens + 1
+    assert points[0].predicted is None
 
 
 def test_a_prediction_from_known_cells():
@@ -57,9 +57,9 @@ def test_a_prediction_from_known_cells():
     runs[0].cells = [[Cell(0.41, 41, 0.01, slow)]]
     runs[1].cells = [[Cell(0.132, 41, 0.01, fast)]]
     prediction = predicted(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
-    assert prediction["mean_acceptance_length"] == pytest.approx(4)
-    assert prediction["tokens_per_second"] == pytest.approx(41 / 0.13, rel=0.02)
-    assert prediction["speedup"] == pytest.approx(0.41 / 0.13, rel=0.02)
+    assert prediction.mean_acceptance_length == pytest.approx(4)
+    assert prediction.tokens_per_second == pytest.approx(41 / 0.13, rel=0.02)
+    assert prediction.speedup == pytest.approx(0.41 / 0.13, rel=0.02)
 
 
 def test_trees_are_distinguished_from_chains():

@@ -14,7 +14,7 @@ from tests.drafters.scripted_drafters import Silent
 
 
 def test_every_condition_has_plain_decoding_of_its_own(bench_result):
-    arms = [(arm["label"], arm["temperature"], arm["against"]) for arm in bench_result.data["arms"]]
+    arms = [(arm.label, arm.temperature, arm.against) for arm in bench_result.data.arms]
     assert arms == [
         ("plain", 0.0, None), ("model", 0.0, 0), ("ngram", 0.0, 0),
         ("plain", 1.0, None), ("model", 1.0, 3), ("ngram", 1.0, 3),
@@ -22,25 +22,25 @@ def test_every_condition_has_plain_decoding_of_its_own(bench_result):
 
 
 def test_figures_and_invariants(bench_result):
-    for arm in bench_result.data["arms"]:
-        f, stats = arm["overall"], arm["overall"]["stats"]
-        assert set(arm["categories"]) == {"a", "b"}
+    for arm in bench_result.data.arms:
+        f, stats = arm.overall, arm.overall.stats
+        assert set(arm.categories) == {"a", "b"}
         assert sum(stats["histogram"]) == stats["steps"]
         assert sum(i * n for i, n in enumerate(stats["histogram"])) == stats["accepted"]
-        assert f["mean_acceptance_length"] == pytest.approx(stats["tokens"] / stats["steps"])
-        assert sum(c["stats"]["tokens"] for c in arm["categories"].values()) == stats["tokens"]
-        assert sum(f["shares"].values()) == pytest.approx(1)
-        e = f["speedup"]
-        assert (e["note"], stats["accepted"]) == ("no draft accepted", 0) or e["low"] <= e["value"] <= e["high"]
-        assert f["tokens_per_second"]["value"] > 0
-        assert f["first_token_seconds"] > 0
-        assert [len(row) for row in arm["cells"]["seconds"]] == [3, 3, 3]
-    plain, model, ngram = bench_result.data["arms"][:3]
-    assert plain["overall"]["speedup"]["value"] == 1
-    assert plain["overall"]["stats"]["proposed"] == 0
-    assert 0 < model["overall"]["acceptance_rate"] < 1
-    assert [arm["texts"] for arm in (plain, model, ngram)] == ["plain", "identical", "identical"]
-    assert bench_result.data["arms"][4]["texts"] == "sampled"
+        assert f.mean_acceptance_length == pytest.approx(stats["tokens"] / stats["steps"])
+        assert sum(c.stats["tokens"] for c in arm.categories.values()) == stats["tokens"]
+        assert sum(f.shares.values()) == pytest.approx(1)
+        e = f.speedup
+        assert (e.note, stats["accepted"]) == ("no draft accepted", 0) or e.low <= e.value <= e.high
+        assert f.tokens_per_second.value > 0
+        assert f.first_token_seconds > 0
+        assert [len(row) for row in arm.cells["seconds"]] == [3, 3, 3]
+    plain, model, ngram = bench_result.data.arms[:3]
+    assert plain.overall.speedup.value == 1
+    assert plain.overall.stats["proposed"] == 0
+    assert 0 < model.overall.acceptance_rate < 1
+    assert [arm.texts for arm in (plain, model, ngram)] == ["plain", "identical", "identical"]
+    assert bench_result.data.arms[4].texts == "sampled"
     assert bench_result.complete
 
 
@@ -69,7 +69,7 @@ def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tm
     kept = read(tmp_path / "a.json")
     assert not kept.complete
     assert [arm["rounds"] for arm in kept.data["arms"]] == [1, 1, 1]
-    assert stop.value.result.data["arms"]
+    assert stop.value.result.data.arms
     assert any("not enough passes" in warning for warning in kept.warnings)
 
 
@@ -126,9 +126,9 @@ def test_every_context_has_plain_decoding_of_its_own(tiny_llm, contenders, promp
     config = BenchConfig(tokens=4, rounds=1, contexts=(None, 12), batches=(1, 2))
     moved: list[int] = []
     result = bench(tiny_llm, contenders[1:], prompt_set, config, advance=lambda: moved.append(1))
-    arms = result.data["arms"]
+    arms = result.data.arms
     assert len(moved) == steps(contenders[1:], prompt_set, config)
-    assert [(arm["label"], arm["context"], arm["batch"], arm["against"]) for arm in arms] == [
+    assert [(arm.label, arm.context, arm.batch, arm.against) for arm in arms] == [
         ("plain", None, 1, None), ("ngram", None, 1, 0), ("plain", None, 2, None), ("ngram", None, 2, 2),
         ("plain", 12, 1, None), ("ngram", 12, 1, 4), ("plain", 12, 2, None), ("ngram", 12, 2, 6),
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def test_looping_texts_are_counted_apart(tiny_llm, contenders, prompt_set, monke
 
     monkeypatch.setattr("slipstream.bench.measure.warm_up", fake)
     result = bench(tiny_llm, contenders[1:], prompt_set, BenchConfig(tokens=4, rounds=2))
-    arm = result.data["arms"][1]
-    assert arm["loops"] == {"share": 40 / 110, "prompts": [0]}
+    arm = result.data.arms[1]
+    assert arm.loops == {"share": 40 / 110, "prompts": [0]}
     said = "36% of the output tokens repeat in a loop (1 of 3 texts)"
     assert any(warning.startswith(said) for warning in result.warnings)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from slipstream.bench.estimates import mean, ratio, t_quantile, unsure
+from slipstream.bench.estimates import Estimate, mean, ratio, t_quantile, unsure
 
 
 def test_the_ratio_is_of_means_over_passes_then_totals_and_pairing_cancels_disturbances():
@@ -41,11 +41,11 @@ def test_few_prompts_and_what_is_not_shown_to_differ_are_said_to_be():
     cells = np.ones((3, 5))
     assert ratio(cells, cells, weights=[100, 1, 1]).note == "few prompts"
     assert not ratio(cells, cells, weights=[2, 1, 1]).note
-    assert "includes 1" in unsure({"low": 0.9, "high": 1.1, "note": ""})
-    assert unsure({"low": 1.1, "high": 1.2}) == unsure({"low": 0.8, "high": 0.9}) == ""
-    assert "raise --rounds" in unsure({"low": None, "high": None, "note": "few passes"})
-    assert "raise --prompts" in unsure({"low": None, "high": None, "note": "few prompts"})
-    assert "plain decoding" in unsure({"low": None, "high": None, "note": "no drafts"})
+    assert "includes 1" in unsure(Estimate(1.0, 0.9, 1.1))
+    assert unsure(Estimate(1.0, 1.1, 1.2)) == unsure(Estimate(1.0, 0.8, 0.9)) == ""
+    assert "raise --rounds" in unsure(Estimate(1.0, None, None, "few passes"))
+    assert "raise --prompts" in unsure(Estimate(1.0, None, None, "few prompts"))
+    assert "plain decoding" in unsure(Estimate(1.0, None, None, "no drafts"))
 
 
 @pytest.mark.parametrize("freedom", [1.0, 2.0, 3.7, 11.0, 500.0])

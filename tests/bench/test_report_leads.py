@@ -1,21 +1,18 @@
 """The first sentence of a report says what the interval says, and praises no loss."""
 
-from typing import Any
-
 import pytest
 
-from slipstream.bench.estimates import CHANCE
+from slipstream.bench.estimates import CHANCE, Estimate
+from slipstream.bench.measurements import BenchArm, Figures
 from slipstream.bench.report_bench import lead
 
 UNSURE = "Not statistically significant: the 95% interval includes 1."
 
 
-def arm(value: float, low: float | None, high: float | None, note: str = "", label: str = "x") -> dict[str, Any]:
-    gain = {"value": value, "low": low, "high": high, "note": note}
-    return {
-        "label": label, "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1,
-        "overall": {"speedup": gain, "stats": {"accepted": 0 if note in CHANCE else 9}},
-    }  # fmt: skip
+def arm(value: float, low: float | None, high: float | None, note: str = "", label: str = "x") -> BenchArm:
+    stats = {"accepted": 0 if note in CHANCE else 9}
+    overall = Figures(Estimate(100.0, 90.0, 110.0), Estimate(value, low, high, note), 0.1, 0.1, 0.5, 2.0, [], {}, stats)
+    return BenchArm(label, False, 4, 0.0, 1, 0, 3, True, "identical", [], overall, {}, {})
 
 
 REJECTED = arm(1.18, None, None, "no draft accepted", "suffix")

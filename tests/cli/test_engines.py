@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ import pytest
 import typer
 
 from slipstream.bench import traffic
+from slipstream.bench.measurements import ServedArm, TrafficData
 from slipstream.bench.results import Result
+from slipstream.bench.tables import Estimate
+from slipstream.bench.traffic_client import Answered
+from slipstream.bench.traffic_figures import TrafficPass, figures
 from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions
@@ -97,9 +102,13 @@ def test_each_drafter_of_a_comparison_has_a_server_and_so_has_plain_decoding() -
     assert servers["ngram+suffix"].values["additional_config"]["slipstream"]["drafter"] == ["ngram", "suffix"]
 
 
-def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[str, Any]:
-    ratio = None if against is None else {"value": value, "low": low, "high": 2 * value - low}
-    return {"name": name, "ratio": ratio, "against": against}
+def arm(name: str, value: float, low: float, against: int | None = 0) -> ServedArm:
+    measured = figures([TrafficPass(1.0, [Answered(0.1, 0.2, [], 0.5, 0.0, 8, True)])])
+    ratio = None if name == "plain" else Estimate(value, low, 2 * value)
+    return ServedArm(
+        name=name, url="", load="1 at once", concurrency=1, rate=None, requests=1, warm_up=0, against=against,
+        **measured | {"ratio": ratio},
+    )  # fmt: skip
 
 
 def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
@@ -184,8 +193,8 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     def measure_traffic(arms: Any, *rest: Any) -> Result:
         rows = [arm("plain", 1, 1, None), arm(arms[1].name, 1.5, 1.2)]
         if "=4" in arms[1].name:  # faster by chance: nothing was accepted
-            rows[1] |= {"ratio": rows[1]["ratio"] | {"value": 9.0}, "counters": {"accepted_tokens": 0.0}}
-        return Result("bench-served", {}, {}, {"arms": rows}, complete=True)
+            rows[1] = replace(rows[1], ratio=Estimate(9.0, 8.0, 10.0), counters={"accepted_tokens": 0.0})
+        return Result("bench-served", {}, {}, TrafficData(rows), complete=True)
 
     monkeypatch.setattr(tune_module, "started", started)
     monkeypatch.setattr(traffic, "measure_traffic", measure_traffic)
@@ -197,8 +206,8 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     with pytest.raises(typer.Exit) as ended:
         tune_module.tune_vllm(models, *how)
     assert ended.value.exit_code == 130
-    assert [each["name"] for each in shown[0].data["arms"]] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
-    assert shown[0].data["arms"][3]["against"] == 2
+    assert [each.name for each in shown[0].data.arms] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
+    assert shown[0].data.arms[3].against == 2
     assert shown[0].complete is False
     assert "model:draft_tokens=2 was not measured" in capsys.readouterr().err
     assert json.loads(out.read_text())["drafter"] == "suffix"

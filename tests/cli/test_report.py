@@ -3,12 +3,13 @@
 import copy
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from slipstream.bench.provenance import public
-from slipstream.bench.results import Result
+from slipstream.bench.results import Result, to_json
 from slipstream.cli.report import SECTIONS, page, section, write_page
 from slipstream.errors import ResultError
 
@@ -119,9 +120,10 @@ def test_a_figure_is_drawn_once_in_colours_of_the_page_and_its_text_is_legible_o
 def test_model_output_is_escaped(trace_result):
     result = copy.deepcopy(trace_result)
     evil = "</script><img src=x onerror=alert(1)>"
-    result.data["pieces"] = [evil] * len(result.data["pieces"])
-    result.data["vocabulary"] = dict.fromkeys(result.data["vocabulary"], evil)
-    result.data["prompt"]["text"] = evil
+    result.data = replace(
+        result.data, pieces=[evil] * len(result.data.pieces), vocabulary=dict.fromkeys(result.data.vocabulary, evil),
+        prompt={"text": evil},
+    )  # fmt: skip
     result.warnings = [evil]
     result.provenance["command"] = evil
     text = page([result])
@@ -133,27 +135,27 @@ def test_model_output_is_escaped(trace_result):
 def test_every_token_of_a_trace_says_where_it_is_from(trace_result):
     parsed = Page(page([trace_result]))
     said = [a["title"] for t, a in parsed.tags if t == "span" and "title" in a]
-    tokens = trace_result.data["tokens"]
+    tokens = trace_result.data.tokens
     assert len(said) == len(tokens) == 40
     for text, token in zip(said, tokens, strict=True):
-        assert text.startswith(f"step {token['step'] + 1}: ")
-        assert f"p {token['p']:.3f}" in text
-        assert (", q " in text.partition(";")[0]) == token["drafted"]
-        assert text.count("rejected: ") == len(token["rejected"])
+        assert text.startswith(f"step {token.step + 1}: ")
+        assert f"p {token.p:.3f}" in text
+        assert (", q " in text.partition(";")[0]) == token.drafted
+        assert text.count("rejected: ") == len(token.rejected)
 
 
 def test_an_interrupted_run_is_marked(bench_result):
     result = copy.deepcopy(bench_result)
     result.complete = False
     assert "The run was interrupted" in page([result])
-    result.data["arms"] = []
+    result.data = replace(result.data, arms=[])
     assert "Nothing was measured" in page([result])
 
 
 def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
     with pytest.raises(ResultError, match="did you mean 'bench'"):
         section(Result("bensh", {}, {}))
-    result = copy.deepcopy(bench_result)
+    result = Result(**vars(bench_result) | {"data": to_json(bench_result.data)})
     del result.data["arms"][0]["overall"]["shares"]
     with pytest.raises(ResultError, match="lacks data that its report needs"):
         page([result])

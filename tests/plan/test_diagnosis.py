@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from slipstream.bench.estimates import Estimate
-from slipstream.bench.measured_steps import Counting, Measured, Tally
+from slipstream.bench.measured_steps import Counting, Tally
 from slipstream.bench.results import read
+from slipstream.bench.step_figures import Measured
 from slipstream.cli.report import section
 from slipstream.core import step
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis, tuning
-from slipstream.plan.diagnosis import diagnose, without
+from slipstream.plan.diagnosis import Diagnosis, diagnose, without
 from slipstream.plan.tuning import TuneConfig
 from slipstream.theory.closed_forms import geometric_rates, speedup
 from slipstream.theory.cost_curve import CostCurve
@@ -29,16 +30,16 @@ GOOD = Measured(
 
 
 def cause(m: Measured) -> str:
-    return diagnose(m)["cause"]
+    return diagnose(m).cause
 
 
 def test_a_good_pair_has_no_cause():
     diagnosis = diagnose(GOOD)
-    assert (diagnosis["cause"], diagnosis["fix"]) == ("nothing is wrong", "")
-    assert diagnosis["speedup"] == diagnosis["predicted"] == pytest.approx(GOOD.prediction().speedup)
-    assert 2.4 < diagnosis["speedup"] < 3
-    assert diagnosis["acceptance"] == pytest.approx(0.8)
-    assert diagnosis["break_even"] == pytest.approx(0.2, abs=0.05)
+    assert (diagnosis.cause, diagnosis.fix) == ("nothing is wrong", "")
+    assert diagnosis.speedup == diagnosis.predicted == pytest.approx(GOOD.prediction().speedup)
+    assert 2.4 < diagnosis.speedup < 3
+    assert diagnosis.acceptance == pytest.approx(0.8)
+    assert diagnosis.break_even == pytest.approx(0.2, abs=0.05)
 
 
 PLANTED = {
@@ -53,11 +54,11 @@ PLANTED = {
 def test_each_cause_is_named(name):
     sick = replace(GOOD, **PLANTED[name])
     causes = diagnose(sick)
-    assert causes["cause"] == name
-    assert causes["fix"] == diagnosis.FIXES[name]
-    assert causes["enough"]
-    assert causes["predicted"] < 1.05
-    first, gain = next(iter(causes["counterfactuals"].items()))
+    assert causes.cause == name
+    assert causes.fix == diagnosis.FIXES[name]
+    assert causes.enough
+    assert causes.predicted < 1.05
+    first, gain = next(iter(causes.counterfactuals.items()))
     assert first == name
     assert gain == pytest.approx(without(sick, name).prediction().speedup)
     assert gain > 2
@@ -65,11 +66,11 @@ def test_each_cause_is_named(name):
 
 def test_lookups_that_find_nothing_batches_that_are_too_large_and_experts_are_named_as_causes():
     diagnosis = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
-    assert diagnosis["cause"] == "acceptance too low"
-    assert "in the 2% of the steps that drafted" in diagnosis["evidence"][0]
+    assert diagnosis.cause == "acceptance too low"
+    assert "in the 2% of the steps that drafted" in diagnosis.evidence[0]
     nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
-    assert (nothing["cause"], nothing["acceptance"]) == ("acceptance too low", None)
-    assert nothing["evidence"][0] == "nothing was drafted"
+    assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
+    assert nothing.evidence[0] == "nothing was drafted"
     # Up to eight rows cost as much as one, further rows cost extra: sixteen sequences gain nothing, one does.
     knee = CostCurve((1, 8, 16, 160), (0.010, 0.0101, 0.020, 0.2))
     big = replace(GOOD, costs=knee, batch=16, draft_each=0.002)
@@ -78,15 +79,15 @@ def test_lookups_that_find_nothing_batches_that_are_too_large_and_experts_are_na
     steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
     assert cause(steep) == "compute-bound target"
     diagnosis = diagnose(replace(steep, experts=(2, 8)))
-    assert diagnosis["cause"] == "few active experts"
-    assert "2 of 8 experts" in diagnosis["evidence"][0]
+    assert diagnosis.cause == "few active experts"
+    assert "2 of 8 experts" in diagnosis.evidence[0]
     assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
 
 
 def test_measurements_count_more_than_predictions():
     slow = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)))
-    assert (slow["speedup"], slow["reason"]) == (0.8, "")
-    assert slow["cause"] != "nothing is wrong"
+    assert (slow.speedup, slow.reason) == (0.8, "")
+    assert slow.cause != "nothing is wrong"
     assert cause(replace(GOOD, draft_each=0.010, speedup=Estimate(1.5, 1.4, 1.6))) == "nothing is wrong"
 
 
@@ -102,15 +103,15 @@ def test_measurements_count_more_than_predictions():
 )
 def test_what_noise_could_have_made_is_not_diagnosed(speedup, neighbours, reason, fix):
     diagnosis = diagnose(replace(GOOD, speedup=speedup), neighbours)
-    assert diagnosis["cause"] == "not diagnosed"
-    assert reason in diagnosis["reason"]
-    assert fix in diagnosis["fix"]
-    assert diagnose(GOOD, neighbours=0.02)["cause"] == "nothing is wrong"
+    assert diagnosis.cause == "not diagnosed"
+    assert reason in diagnosis.reason
+    assert fix in diagnosis.fix
+    assert diagnose(GOOD, neighbours=0.02).cause == "nothing is wrong"
 
 
 def test_a_drafter_that_drafted_nothing_is_not_praised_for_a_chance_gain():
     nothing = replace(GOOD, position_rates=(), drafted=(), speedup=Estimate(1.07, None, None, "no drafts"))
-    assert diagnose(nothing)["cause"] == "acceptance too low"
+    assert diagnose(nothing).cause == "acceptance too low"
 
 
 def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
@@ -121,11 +122,11 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
     measured = replace(long, speedup=Estimate(1.28, 1.2, 1.36))
     diagnosis, (length, gain) = diagnose(measured), measured.best_length()
     assert predicted == pytest.approx(1.28, abs=0.15)
-    assert diagnosis["cause"] == "drafts too long"
+    assert diagnosis.cause == "drafts too long"
     assert length in range(3, 7)
     assert gain == pytest.approx(1.9, abs=0.15)
-    assert diagnosis["fix"] == f"lower --draft-tokens to {length}"
-    assert f"{length} draft tokens are predicted at" in diagnosis["evidence"][0]
+    assert diagnosis.fix == f"lower --draft-tokens to {length}"
+    assert f"{length} draft tokens are predicted at" in diagnosis.evidence[0]
 
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
@@ -139,8 +140,8 @@ def test_no_prediction_is_above_the_mean_acceptance_length():
 
 def test_with_two_faults_removing_one_is_reported_as_not_enough():
     diagnosis = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
-    assert diagnosis["cause"] == "draft too expensive"
-    assert not diagnosis["enough"]
+    assert diagnosis.cause == "draft too expensive"
+    assert not diagnosis.enough
 
 
 def test_predictions_are_the_closed_form_and_trees_are_wider_than_they_are_deep():
@@ -173,22 +174,22 @@ class Sleepy(ScriptedDrafter):
         return super().propose(seqs, budgets)
 
 
-def seen(target, drafter) -> dict:
-    return tuned(target, drafter, QUICK).data["raced"][0]["diagnosis"]
+def seen(target, drafter) -> Diagnosis:
+    return tuned(target, drafter, QUICK).data.raced[0].diagnosis
 
 
 def test_a_drafter_that_sleeps_is_too_expensive_and_one_at_random_has_low_acceptance():
     target = Slow(vocab=16)
     diagnosis = seen(target, Sleepy(scripted(target).continuations, 16))
-    assert diagnosis["cause"] == "draft too expensive"
-    assert diagnosis["speedup"] < 1
+    assert diagnosis.cause == "draft too expensive"
+    assert diagnosis.speedup < 1
     # One of 256 tokens is right by chance, and four further rows cost as much as a pass: it can never be faster.
     target = Slow(vocab=256)
     target.row = 0.0005
     diagnosis = seen(target, RandomDrafter(256, sampled=False))
-    assert diagnosis["cause"] == "acceptance too low"
-    assert diagnosis["acceptance"] < 0.2
-    assert diagnosis["speedup"] < 0.9
+    assert diagnosis.cause == "acceptance too low"
+    assert diagnosis.acceptance < 0.2
+    assert diagnosis.speedup < 0.9
 
 
 def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
@@ -196,8 +197,8 @@ def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
     target = Slow(vocab=16)
     target.row = 0.03
     diagnosis = seen(target, scripted(target))
-    assert diagnosis["cause"] == "compute-bound target"
-    assert diagnosis["break_even"] is None
+    assert diagnosis.cause == "compute-bound target"
+    assert diagnosis.break_even is None
 
 
 def test_host_work_is_detected(monkeypatch):
@@ -211,16 +212,16 @@ def test_host_work_is_detected(monkeypatch):
 
     monkeypatch.setattr(step, "follow", slow)
     target = Slow(vocab=16)
-    assert seen(target, scripted(target))["cause"] == "host overhead"
+    assert seen(target, scripted(target)).cause == "host overhead"
 
 
 def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
     result = tuned(target, scripted(target), QUICK, out=tmp_path / "r.json")
-    row = result.data["raced"][0]
-    assert row["diagnosis"]["cause"] == "nothing is wrong"
-    assert row["diagnosis"]["acceptance"] == pytest.approx(1)
-    assert read(tmp_path / "r.json").data["raced"][0]["measured"]["drafted"] == [1.0] * row["draft_tokens"]
+    row = result.data.raced[0]
+    assert row.diagnosis.cause == "nothing is wrong"
+    assert row.diagnosis.acceptance == pytest.approx(1)
+    assert read(tmp_path / "r.json").data["raced"][0]["measured"]["drafted"] == [1.0] * row.draft_tokens
     assert any(note.endswith("nothing is wrong.") for note in section(result).notes)
 
 
@@ -228,7 +229,7 @@ def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
     monkeypatch.setattr(tuning.OtherProcesses, "share", lambda self: 0.5)
     target = Slow(vocab=16)
     result = tuned(target, scripted(target), QUICK)
-    assert result.data["raced"][0]["diagnosis"]["cause"] == "not diagnosed"
+    assert result.data.raced[0].diagnosis.cause == "not diagnosed"
     assert any("not diagnosed: other processes took 50%" in note for note in section(result).notes)
 
 

@@ -49,17 +49,17 @@ SERVERS = VLLM | OTHERS
 @functools.cache
 def diagnosed(served: Served, **more: Any) -> tuple[dict[str, Any], float]:
     samples, truth = watched(served, **more)
-    return judge(samples, 0.05)["diagnosis"], truth
+    return judge(samples, 0.05).diagnosis, truth
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_no_verdict_on_a_server_of_known_truth_is_wrong(name: str) -> None:
     served = SERVERS[name]
     diagnosis, truth = diagnosed(served)
-    cause, known = diagnosis["cause"], diagnosis["forecast"]
-    assert known["most"] > 0.97 * truth, "at most means at most"
-    if known["measured"] and served.overhead == 1 and not served.surge:
-        assert known["measured"]["value"] == pytest.approx(truth, rel=0.06), "its own steps are those of plain decoding"
+    cause, known = diagnosis.cause, diagnosis.forecast
+    assert known.most > 0.97 * truth, "at most means at most"
+    if known.measured and served.overhead == 1 and not served.surge:
+        assert known.measured.value == pytest.approx(truth, rel=0.06), "its own steps are those of plain decoding"
     if cause in (ACCEPTANCE, SELDOM):
         assert truth < FINE + 0.01
     elif cause == COSTLY:
@@ -67,16 +67,16 @@ def test_no_verdict_on_a_server_of_known_truth_is_wrong(name: str) -> None:
     elif cause == NOTHING:
         assert truth > 1
     elif cause == LENGTH:
-        shorter = watched(replace(served, longest=known["best_length"]))[1]
+        shorter = watched(replace(served, longest=known.best_length))[1]
         assert shorter > truth
     else:
-        assert (cause, "at most" in diagnosis["reason"]) == (UNKNOWN, True)
-        assert "--concurrency" in diagnosis["fix"]
+        assert (cause, "at most" in diagnosis.reason) == (UNKNOWN, True)
+        assert "--concurrency" in diagnosis.fix
 
 
 def test_most_servers_that_gain_or_lose_much_get_a_verdict() -> None:
     """Where every step drafts as many tokens, as with a head, only a server without speculation tells what it gains."""
-    decided = {name for name, served in SERVERS.items() if diagnosed(served)[0]["cause"] != UNKNOWN}
+    decided = {name for name, served in SERVERS.items() if diagnosed(served)[0].cause != UNKNOWN}
     assert len(decided) >= 20
     assert {f"hardly accepted, {n} at once" for n in LOADS} <= decided
     assert {f"often, dear rows, {n} at once" for n in LOADS[1:]} <= decided
@@ -87,8 +87,8 @@ def test_most_servers_that_gain_or_lose_much_get_a_verdict() -> None:
 def test_a_server_without_speculation_is_not_told_to_switch_it_on(kind: str, n: int) -> None:
     served = Served(kind, n, share=0.0, seconds=30)
     diagnosis = diagnosed(served, speculates=False)[0]
-    assert diagnosis["cause"] == OFF
-    assert f"about {n} request" in diagnosis["reason"]
+    assert diagnosis.cause == OFF
+    assert f"about {n} request" in diagnosis.reason
     assert f"--concurrency {n}" in lead(diagnosis)
 
 
@@ -99,11 +99,11 @@ def test_a_page_of_two_models_a_router_and_a_restart_are_named() -> None:
         for engine in engines:
             engine.run(until)
         pages.append("".join(page([engine], model) for engine, model in zip(engines, "ab", strict=True)))
-    both = judge([seen for text in pages if (seen := read_counters(text))], 0.05)["diagnosis"]
-    assert both["reason"] == "the page adds up several models: a, b"
+    both = judge([seen for text in pages if (seen := read_counters(text))], 0.05).diagnosis
+    assert both.reason == "the page adds up several models: a, b"
     router = 'vllm:num_requests_running{server="http://a"} 4.0\nvllm:current_qps{server="http://a"} 2.0\n'
     seen = read_counters(router)
     assert seen is not None
-    assert "router" in judge([seen, seen], 0.05)["diagnosis"]["reason"]
-    again = diagnosed(OTHERS["restarted"])[0]["evidence"]
+    assert "router" in judge([seen, seen], 0.05).diagnosis.reason
+    again = diagnosed(OTHERS["restarted"])[0].evidence
     assert "the server was restarted while it was watched" in again

@@ -7,8 +7,10 @@ import pytest
 
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.measured_steps import Measured, contradiction
-from slipstream.bench.results import read
+from slipstream.bench.measured_steps import contradiction
+from slipstream.bench.results import read, to_json
+from slipstream.bench.step_figures import Measured
+from slipstream.bench.tables import Estimate
 from slipstream.cli.report import section
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -47,16 +49,14 @@ def test_the_shortlist_has_the_best_of_each_drafter_that_is_predicted_to_be_fast
     assert [c.label for c in shortlist(ranked, 1)] == ["b"]
 
 
-def row(value: float, low: float | None, exact: bool = True) -> dict:
-    return {"speedup": {"value": value, "low": low, "high": low and 2 * value}, "exact": exact}
+def chosen(*gains: tuple[float, float | None]) -> float | None:
+    known = {value: Estimate(value, low, low and 2 * value) for value, low in gains}
+    return choose(list(known), known.get)
 
 
 def test_only_a_significantly_faster_setting_is_chosen():
-    assert choose([row(1.5, 1.2), row(1.9, 0.9), row(1.7, 1.1)]) == row(1.7, 1.1)
-    assert choose([row(1.5, 0.99), row(0.8, 0.7)]) is None
-    assert choose([row(3.0, 2.0, exact=False)]) is None
-    assert choose([row(1.5, None)]) is None
-    assert choose([]) is None
+    assert chosen((1.5, 1.2), (1.9, 0.9), (1.7, 1.1)) == 1.7
+    assert chosen((1.5, 0.99), (0.8, 0.7)) is chosen((1.5, None)) is chosen() is None
 
 
 QUICK = TuneConfig(tokens=24, rounds=3, seconds=5)
@@ -80,15 +80,15 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
         llm, given, PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1), DrafterChoice("none", target="t")
     )
     data = result.data
-    assert data["choice"]["label"] == "mostly right"
-    assert data["choice"]["draft_tokens"] in (3, 4)
-    assert data["choice"]["speedup"]["low"] > 1
-    assert data["choice"]["predicted"] > 2
-    assert data["configs"]["slipstream"]["target"] == "t"
-    assert data["configs"]["slipstream"]["drafter"] == "scripted"
-    assert "no counterpart" in data["configs"]["vllm"]["note"]
+    assert data.choice.label == "mostly right"
+    assert data.choice.draft_tokens in (3, 4)
+    assert data.choice.speedup.low > 1
+    assert data.choice.predicted > 2
+    assert data.configs.slipstream["target"] == "t"
+    assert data.configs.slipstream["drafter"] == "scripted"
+    assert "no counterpart" in data.configs.vllm.note
     assert 0 < len(calls) <= steps(llm, given, PROMPTS, QUICK)
-    assert read(tmp_path / "r.json").data["choice"] == data["choice"]
+    assert read(tmp_path / "r.json").data["choice"] == to_json(data.choice)
 
 
 def test_a_setting_slower_than_plain_decoding_is_never_chosen():
@@ -98,10 +98,10 @@ def test_a_setting_slower_than_plain_decoding_is_never_chosen():
             return super().propose(seqs, budgets)
 
     data = tuned(Slow(vocab=16), Sleepy(16, sampled=False), SHORT, 2).data
-    assert data["choice"] is None
-    assert data["raced"][0]["speedup"]["value"] < 1
-    assert data["configs"]["slipstream"] == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
-    assert data["configs"]["vllm"]["text"] == ""
+    assert data.choice is None
+    assert data.raced[0].speedup.value < 1
+    assert data.configs.slipstream == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
+    assert data.configs.vllm.text == ""
 
 
 def test_noisy_costs_are_marked(monkeypatch):
@@ -117,7 +117,7 @@ def test_noisy_costs_are_marked(monkeypatch):
 
     target = Unsteady(vocab=16)
     result = tuned(target, scripted(target, wrong_at(3)), SHORT)
-    assert result.data["drafters"][0]["noisy"]
+    assert result.data.drafters[0].noisy
     assert any("its costs are noisy" in warning for warning in result.warnings)
     table = next(t for t in section(result).tables if t.title == "Measured at the longest draft")
     assert "x?, K=" in table.texts()[0][-1]
@@ -134,8 +134,8 @@ def test_a_wrong_text_is_never_chosen(monkeypatch):
     target = Slow(vocab=16)
     monkeypatch.setattr("slipstream.bench.measure.Run.exact", property(lambda run: False))
     data = tuned(target, scripted(target, wrong_at(9)), QUICK).data
-    assert data["raced"][0]["speedup"]["value"] > 1
-    assert data["choice"] is None
+    assert data.raced[0].speedup.value > 1
+    assert data.choice is None
 
 
 def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):

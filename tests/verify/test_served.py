@@ -107,8 +107,8 @@ class Near(Endpoint):
 def test_equal_servers_pass(serve):
     calls = []
     result = verify_served(serve(), serve(), PROMPTS, SMALL, advance=lambda: calls.append(1))
-    assert result.data["verdict"] == "ok"
-    assert {row["verdict"] for row in result.data["greedy"]} == {"identical"}
+    assert result.data.verdict == "ok"
+    assert {row.verdict for row in result.data.greedy} == {"identical"}
     assert len(calls) == requests_of(3, SMALL)
     assert "3 of 3 greedy texts identical" in str(section(result).lead)
 
@@ -135,7 +135,7 @@ COVERED = {
 def test_a_server_that_drafts_nothing_is_not_called_equal(serve, name):
     page, verdict, said = COVERED[name]
     result = verify_served(serve(page=page), serve(), PROMPTS, TINY)
-    assert result.data["verdict"] == verdict
+    assert result.data.verdict == verdict
     assert said in section(result).lead
 
 
@@ -158,16 +158,16 @@ def test_a_wrong_greedy_token_is_a_bug(serve):
         return int(np.argsort(-logits)[1]) if second else sampled(logits, temperature, rng)
 
     data = verify_served(serve(second_best), serve(), PROMPTS, SMALL).data
-    assert data["verdict"] == "BUG"
-    row = next(row for row in data["greedy"] if row["verdict"] == "BUG")
-    assert row["margin"] > 0.01
-    assert row["noise"] == 0
+    assert data.verdict == "BUG"
+    row = next(row for row in data.greedy if row.verdict == "BUG")
+    assert row.margin > 0.01
+    assert row.noise == 0
 
 
 def test_rounding_between_servers_is_no_bug(serve):
     data = verify_served(serve(rounding=1e-6), serve(), PROMPTS, SMALL).data
-    assert data["verdict"] == "ok"
-    assert 0 < data["greedy"][0]["noise"] < 1e-5
+    assert data.verdict == "ok"
+    assert 0 < data.greedy[0].noise < 1e-5
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.6])
@@ -177,8 +177,8 @@ def test_a_wrong_temperature_of_samples_is_found(factor):
 
     config = ServedConfig(tokens=24, clients=1)
     data = verify_served(Near("http://a", choose=wrong), Near("http://b"), PROMPTS, config).data
-    assert {row["verdict"] for row in data["greedy"]} == {"identical"}
-    assert "BUG" in {row["verdict"] for row in data["sampled"]}
+    assert {row.verdict for row in data.greedy} == {"identical"}
+    assert "BUG" in {row.verdict for row in data.sampled}
 
 
 def test_a_fault_after_one_letter_alone_is_found():
@@ -189,7 +189,7 @@ def test_a_fault_after_one_letter_alone_is_found():
 
     config = ServedConfig(tokens=8, samples=200, clients=1)
     data = verify_served(Near("http://a", choose=wrong), Near("http://b"), [("two", "hc")], config).data
-    assert [row["verdict"] for row in data["sampled"]] == ["BUG"]
+    assert [row.verdict for row in data.sampled] == ["BUG"]
 
 
 def test_without_logprobs_a_difference_is_not_judged(serve):
@@ -197,15 +197,15 @@ def test_without_logprobs_a_difference_is_not_judged(serve):
         return 0 if not temperature else sampled(logits, temperature, rng)
 
     result = verify_served(serve(other, logprobs=False), serve(logprobs=False), PROMPTS[:1], SMALL)
-    assert result.data["greedy"][0]["verdict"].startswith("differs; without logprobs")
+    assert result.data.greedy[0].verdict.startswith("differs; without logprobs")
     assert "gives no logprobs" in result.warnings[0]
 
 
 def test_a_token_that_the_reference_does_not_list_is_a_bug():
     plain = Answer("x", ["x"], [-0.1], [{"x": -0.1, "y": -2.5}])
-    assert judged(Answer("z", ["z"], [-9.0], [{}]), plain, 5.0)["verdict"] == "BUG"
+    assert judged(Answer("z", ["z"], [-9.0], [{}]), plain, 5.0)[0] == "BUG"
     near = judged(Answer("y", ["y"], [-0.1], [{}]), Answer("x", ["x"], [-0.1], [{"x": -0.7, "y": -0.7005}]), 0.0)
-    assert near["verdict"].startswith("tie")
+    assert near[0].startswith("tie")
     assert noise_between(plain, Answer("x", ["x"], [-0.3], [])) == pytest.approx(0.2)
 
 
