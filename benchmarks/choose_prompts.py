@@ -1,9 +1,9 @@
 """`python -m benchmarks.choose_prompts`: prompts whose outputs do not loop, chosen before any speed is measured.
 
 The target decodes each candidate plainly and greedily. A prompt qualifies if no end of its output repeats exactly with
-some period (see `slipstream.bench.loops`), because a loop is easy to draft and says little about other text. Candidates
-are the embedded held-out prompts and, for code, JSON lines of other files with a "prompt". Chosen texts of such files
-are written to the output folder only, which must not be tracked by git.
+some period (see `slipstream.measure.loops`), because a loop is easy to draft and says little about other text.
+Candidates are the embedded held-out prompts and, for code, JSON lines of other files with a "prompt". Chosen texts of
+such files are written to the output folder only, which must not be tracked by git.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.prompts import SPARE, TOKENS, Prompt, encode
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.loops import PERIODS, SHORTEST, TURNS, periodic_tail
-from slipstream.bench.provenance import commit, digest, model, now, public
+from slipstream.measure.loops import PERIODS, SHORTEST, TURNS, periodic_tail
+from slipstream.measure.provenance import commit, digest, model, now, public
 
 EMBEDDED = ROOT / "slipstream" / "zoo" / "prompts"
 CONTEXT = 1024

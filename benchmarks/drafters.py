@@ -22,13 +22,13 @@ from rich.console import Console
 from benchmarks.markdown import beside, bound
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.benchmark import BenchConfig, Contender, bench
-from slipstream.bench.prompts import Prompt, PromptSet, load
-from slipstream.bench.results import Result
-from slipstream.bench.tables import Estimate, ends
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.llm import LLM
+from slipstream.measure.benchmark import BenchConfig, Contender, bench
+from slipstream.measure.prompts import Prompt, PromptSet, load
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Estimate, ends
 from slipstream.settings import EXECUTORS
 from slipstream.targets.describe import as_target
 

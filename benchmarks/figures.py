@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from benchmarks.markdown import beside, bound
-from slipstream.bench.estimates import ratio
 from slipstream.core.text_ends import common_beginning
+from slipstream.measure.estimates import ratio
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ from benchmarks.drafters import arms_of, kept, table
 from benchmarks.markdown import beside
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.benchmark import BenchConfig, Contender, bench
-from slipstream.bench.prompts import load
-from slipstream.bench.results import Result
 from slipstream.core.target import Target
 from slipstream.drafters.string_match import Writer, vocabularies, with_tokenizer
 from slipstream.llm import LLM
+from slipstream.measure.benchmark import BenchConfig, Contender, bench
+from slipstream.measure.prompts import load
+from slipstream.measure.results import Result
 from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
 

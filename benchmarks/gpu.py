@@ -26,13 +26,13 @@ from benchmarks.figures import spread
 from benchmarks.markdown import bound
 from benchmarks.protocol import ROOT
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.estimates import mean, ratio
-from slipstream.bench.prompts import load
-from slipstream.bench.provenance import commit, now, versions
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence as Text
+from slipstream.measure.estimates import mean, ratio
+from slipstream.measure.prompts import load
+from slipstream.measure.provenance import commit, now, versions
 from slipstream.targets.decoder import Decoder
 
 SIZES = {"1.1B": (6, 12), "3B": (8, 22)}

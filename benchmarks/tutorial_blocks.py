@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.markdown import QUIET
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
-from slipstream.bench import plots
-from slipstream.bench.estimates import unsure
-from slipstream.bench.tables import Estimate, Plot, counted, interval, percent, times
 from slipstream.cli.table_forms import markdown_rows as rows, render_markdown as table
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.measure import plots
+from slipstream.measure.estimates import unsure
+from slipstream.measure.tables import Estimate, Plot, counted, interval, percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -84,9 +84,9 @@ def closed_form(kit: Kit) -> str:
 
 
 def pairs(kit: Kit) -> str:
-    from slipstream.plan.known_pairs import PAIRS, outlook
-    from slipstream.plan.report_simulate import assumed, published, rate
-    from slipstream.plan.roofline import find_hardware
+    from slipstream.measure.known_pairs import PAIRS, outlook
+    from slipstream.measure.report_simulate import assumed, published, rate
+    from slipstream.measure.roofline import find_hardware
 
     place, body = find_hardware("h100"), []
     for pair in PAIRS:
@@ -204,7 +204,7 @@ def lengths(kit: Kit) -> str:
 
 def three_lengths(kit: Kit) -> str:
     """From the same run as `lengths`, so that all lengths can be compared."""
-    from slipstream.bench.results import read
+    from slipstream.measure.results import read
 
     command, path = sweep_command(kit), kit.folder / "lengths.json"
     if not path.exists():
@@ -340,7 +340,7 @@ def batches(kit: Kit) -> str:
 
 
 def origin(kit: Kit) -> str:
-    from slipstream.bench.provenance import commit, machine, now, versions
+    from slipstream.measure.provenance import commit, machine, now, versions
 
     here = machine()
     named = ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.results import Result, read
-from slipstream.bench.tables import Plot, Section, remark
 from slipstream.cli.report import section
+from slipstream.measure import plots
+from slipstream.measure.results import Result, read
+from slipstream.measure.tables import Plot, Section, remark
 
 WIDTH = 100
 ROOT = Path(__file__).resolve().parents[1]

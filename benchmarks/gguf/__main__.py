@@ -26,11 +26,11 @@ from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio
-from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.bench.results import from_json
-from slipstream.bench.tables import Estimate, ends
 from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.measure.estimates import ratio
+from slipstream.measure.provenance import OtherProcesses, digest
+from slipstream.measure.results import from_json
+from slipstream.measure.tables import Estimate, ends
 from slipstream.tokens.text import load_tokenizer
 
 REQUEST, LENGTHS, ROWS = 80, (512, 2048), (1, 2, 4, 6, 8)

@@ -27,10 +27,10 @@ from benchmarks.markdown import document, noise, run_of, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.estimates import mean, ratio
-from slipstream.bench.loops import looping
-from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.measure.estimates import mean, ratio
+from slipstream.measure.loops import looping
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 TOKENS = 96

@@ -31,13 +31,13 @@ from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import mean, ratio
-from slipstream.bench.loops import looping
-from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.cli.options import checked_length
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.drafters.draft_plan import WITH_HEAD
+from slipstream.measure.estimates import mean, ratio
+from slipstream.measure.loops import looping
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.settings import AUTO
 from slipstream.tokens.text import load_tokenizer
 

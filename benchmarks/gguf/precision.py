@@ -28,13 +28,13 @@ from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio
-from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.bench.tables import Estimate, ends, interval, percent
 from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM
+from slipstream.measure.estimates import ratio
+from slipstream.measure.provenance import OtherProcesses, digest
+from slipstream.measure.tables import Estimate, ends, interval, percent
 from slipstream.targets.describe import as_target
 
 KINDS = ("f16", "q8_0", "q4_k_m")

@@ -29,8 +29,8 @@ from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.bench.estimates import mean
-from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.measure.estimates import mean
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 TOGETHER = 8

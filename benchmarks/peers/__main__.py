@@ -20,8 +20,8 @@ from benchmarks.protocol import ROOT, ContenderError
 from benchmarks.provenance import provenance
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.bench.plots import svg
-from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.measure.plots import svg
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 

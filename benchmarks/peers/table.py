@@ -12,11 +12,11 @@ from benchmarks.peers.lineup import BASE, CLASSES, MODES, SYSTEMS, Match, matche
 from benchmarks.prompts import SETS, Prompts
 from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
-from slipstream.bench import loops
-from slipstream.bench.estimates import mean, ratio, unsure
-from slipstream.bench.plots import plot_intervals
-from slipstream.bench.results import from_json
-from slipstream.bench.tables import Estimate, Plot, ends
+from slipstream.measure import loops
+from slipstream.measure.estimates import mean, ratio, unsure
+from slipstream.measure.plots import plot_intervals
+from slipstream.measure.results import from_json
+from slipstream.measure.tables import Estimate, Plot, ends
 
 SCHEMA = 2
 NEAR_TIE = 1e-3

@@ -26,9 +26,9 @@ from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
 from benchmarks.serve.report import markdown
 from benchmarks.serve.row_drafts_host import measure
 from benchmarks.serve.servers import Pair, running
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.provenance import OtherProcesses, command_line, public
-from slipstream.bench.traffic import TrafficArm, TrafficConfig, measure_traffic, requests_of
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.provenance import OtherProcesses, command_line, public
+from slipstream.measure.traffic import TrafficArm, TrafficConfig, measure_traffic, requests_of
 
 HOST_ROUNDS, HOST_TOKENS = 5, 64
 PARTS = ("runs", "probes", "skipped")

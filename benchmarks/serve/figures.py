@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.markdown import beside, bound
 from benchmarks.serve.lineup import EDITS, FIXED, LOADS, PEER_LOADS, off_of
-from slipstream.bench.estimates import Estimate, mean, ratio
+from slipstream.measure.estimates import Estimate, mean, ratio
 
 Arms = Mapping[tuple[str, int], dict[str, Any]]
 """(name, streams) -> arm of a result."""

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.traffic_client import COMPLETIONS, TrafficClient, TrafficRequest, read
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.traffic_client import COMPLETIONS, TrafficClient, TrafficRequest, read
 
 TIMEOUT = 120.0
 PREFIX, TAIL = 768, 16

@@ -6,11 +6,11 @@ from typing import Any
 
 from benchmarks.markdown import document, noise
 from benchmarks.serve.figures import Row
-from slipstream.bench.measurements import TrafficData
-from slipstream.bench.results import Result
-from slipstream.bench.tables import Estimate, ends
-from slipstream.bench.traffic_figures import latencies, speeds
 from slipstream.cli.table_forms import markdown_rows as table_rows, render_markdown as table
+from slipstream.measure.measurements import TrafficData
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Estimate, ends
+from slipstream.measure.traffic_figures import latencies, speeds
 
 ORDER = ("missed", "not measured", "reached")
 

@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.contenders import interpreter
 from benchmarks.protocol import DRIVER_PYTHON, ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.vllm_server import ServerProcess, VllmServer, preloaded
 from slipstream.errors import ServedError
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.vllm_server import ServerProcess, VllmServer, preloaded
 
 CONTEXT = 1024
 STREAMS = 64

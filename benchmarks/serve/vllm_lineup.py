@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
 from benchmarks.serve.lineup import Group, edits, fixed, prompts
 from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, slipstream_server, vllm, vllm_by_hand
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.estimates import Estimate, ratio
-from slipstream.bench.traffic import Traffic, TrafficArm
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.estimates import Estimate, ratio
+from slipstream.measure.traffic import Traffic, TrafficArm
 
 TOKENS = 64
 LOADS = (1, 8)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from recipes.smollm2.batch_writer import Ask, BatchWriter
-from slipstream.bench.loops import looping, periodic_tail
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.measure.loops import looping, periodic_tail
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Marked, write_masked
 from slipstream.training.regenerate import TURN

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from slipstream.bench.configs import Contender
-from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, of_servers, request_fields, started
 from slipstream.cli.loading import check_drafters, load, on
@@ -20,11 +18,13 @@ from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
+from slipstream.measure.configs import Contender
+from slipstream.measure.endpoint import Endpoint
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.traffic import Traffic
-    from slipstream.bench.traffic_client import TrafficPrompts
+    from slipstream.measure.traffic import Traffic
+    from slipstream.measure.traffic_client import TrafficPrompts
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TrafficOptions:
 
     def loads(self, at_once: str) -> list[Traffic]:
         """at_once: requests in flight, if neither these nor a rate is given."""
-        from slipstream.bench.traffic import LEAST, Traffic
+        from slipstream.measure.traffic import LEAST, Traffic
 
         given = self.concurrency or (None if self.rate else at_once)
         kinds: list[tuple[int | None, float | None]] = []
@@ -86,7 +86,7 @@ class TrafficOptions:
 
     def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
         """The chosen prompts as requests."""
-        from slipstream.bench.traffic_client import TrafficPrompts
+        from slipstream.measure.traffic_client import TrafficPrompts
 
         sampling = {"temperature": params.temperature, **request_fields(params)}
         return TrafficPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
@@ -157,7 +157,7 @@ def bench(
     }  # fmt: skip
     files.check()
     texts.check()
-    from slipstream.bench.benchmark import BenchConfig
+    from slipstream.measure.benchmark import BenchConfig
 
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
@@ -166,7 +166,7 @@ def bench(
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
     asked = list(map(config.params, config.temperatures))
     llm = load(models.one("none", draft_tokens=None), quiet=files.as_json, asked=asked)
-    from slipstream.bench import benchmark
+    from slipstream.measure import benchmark
 
     chosen = texts.load(llm, tokens)
     render.line(f"bench: {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
@@ -183,7 +183,7 @@ def bench_servers(
     seconds: float, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
-    from slipstream.bench.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
+    from slipstream.measure.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
 
     loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
     files.check()

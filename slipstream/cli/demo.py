@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.text import Text
 
-from slipstream.bench.tables import Alarm, Column, Section, Table, words
 from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import UsualModels
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import SamplingParams
+from slipstream.measure.tables import Alarm, Column, Section, Table, words
 from slipstream.zoo import EMBEDDED, SMOLLM2, prompts as embedded_prompts
 
 if TYPE_CHECKING:
-    from slipstream.bench.measure import Arm, Run
     from slipstream.llm import LLM
+    from slipstream.measure.arms import Arm, Run
 
 PROMPT_LINES = 4
 BUDGET_SECONDS = 25
@@ -58,9 +58,9 @@ def demo(
     render.line(banner(llm, models))
     if render.coloured(render.out()):
         render.err().print(render.legend())
-    from slipstream.bench.benchmark import warnings
-    from slipstream.bench.measure import decode, line_up, passes, race
-    from slipstream.bench.provenance import OtherProcesses
+    from slipstream.measure.arms import decode, line_up, passes, race
+    from slipstream.measure.benchmark import warnings
+    from slipstream.measure.provenance import OtherProcesses
 
     with render.status("warming up"):  # first calls are slower
         for job in jobs:
@@ -84,9 +84,9 @@ def demo(
 def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
     """Each kind of prompt with the drafters that decode it after plain decoding: for SmolLM2 those in use; for the
     embedded models the draft model on code to continue, lookup too on code to edit."""
-    from slipstream.bench.measure import Arm
-    from slipstream.bench.prompts import built_in
     from slipstream.engine.draft_lengths import DraftLengths
+    from slipstream.measure.arms import Arm
+    from slipstream.measure.prompts import built_in
 
     params = SamplingParams(max_tokens=tokens)
     plain = Arm("plain", llm, params=params)

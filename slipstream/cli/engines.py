@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.vllm_server import LOADING, VllmServer, interpreter
 from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
@@ -18,6 +16,8 @@ from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.vllm_server import LOADING, VllmServer, interpreter
 from slipstream.settings import AUTO, one_of
 from slipstream.zoo import checkpoint_of
 

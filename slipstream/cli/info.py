@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from slipstream.bench.tables import Table, words
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import UNBOUNDED
 from slipstream.checkpoints.weight_formats import QUANTISED
@@ -18,6 +17,7 @@ from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
+from slipstream.measure.tables import Table, words
 from slipstream.settings import STRING
 
 if TYPE_CHECKING:

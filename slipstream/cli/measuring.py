@@ -13,9 +13,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from slipstream.bench.configs import Contender
-from slipstream.bench.prompts import Entry, PromptSet, load as load_prompts, select
-from slipstream.bench.results import INTERRUPTED, Result, check_writable
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
@@ -24,6 +21,9 @@ from slipstream.cli.table_forms import print_section
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure.configs import Contender
+from slipstream.measure.prompts import Entry, PromptSet, load as load_prompts, select
+from slipstream.measure.results import INTERRUPTED, Result, check_writable
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:

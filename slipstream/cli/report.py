@@ -9,13 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.provenance import public
-from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_all, write_text
-from slipstream.bench.tables import Alarm, Section, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ResultError, did_you_mean, reading
+from slipstream.measure import plots
+from slipstream.measure.provenance import public
+from slipstream.measure.results import INTERRUPTED, Result, check_writable, read_all, write_text
+from slipstream.measure.tables import Alarm, Section, remark
 from slipstream.templates import filled
 
 
@@ -30,13 +30,13 @@ def report(
 
 
 SECTIONS: dict[str, str] = {
-    "bench": "slipstream.bench.report_bench",
-    "bench-served": "slipstream.bench.traffic_figures",
-    "trace": "slipstream.bench.report_trace",
+    "bench": "slipstream.measure.report_bench",
+    "bench-served": "slipstream.measure.traffic_figures",
+    "trace": "slipstream.measure.report_trace",
     "verify": "slipstream.verify.report_verify",
     "verify-served": "slipstream.verify.served",
-    "tune": "slipstream.plan.report_tune",
-    "tune-served": "slipstream.plan.diagnosis_served",
+    "tune": "slipstream.measure.report_tune",
+    "tune-served": "slipstream.measure.diagnosis_served",
 }
 """Kind of result -> module with `section(result) -> Section`."""
 

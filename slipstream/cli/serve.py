@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
@@ -24,6 +23,7 @@ from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 from slipstream.zoo import checkpoint_of
 

@@ -17,7 +17,7 @@ from slipstream.cli.options import ModelOptions, number
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
+from slipstream.measure.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, WEIGHTS_READ, ForecastCosts, Rates, forecast
@@ -98,7 +98,7 @@ def simulate(
         raise ParameterError(f"{' and '.join(asked)} are given", fix="ask for one list, as text")
     if advice:
         return show_advice()
-    from slipstream.plan.report_simulate import report_lengths, report_pairs, report_plan
+    from slipstream.measure.report_simulate import report_lengths, report_pairs, report_plan
 
     if pairs:
         if draft.alpha is not None:
@@ -203,7 +203,7 @@ def _plan(
 def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
     from slipstream.checkpoints.load_settings import LoadSettings
-    from slipstream.plan.known_pairs import MODELS, known_model
+    from slipstream.measure.known_pairs import MODELS, known_model
     from slipstream.targets.describe import describe
 
     known = known_model(name)
@@ -233,7 +233,7 @@ def _hardware(place: HardwareOptions) -> Hardware:
 
 def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> Rates:
     """Acceptance rates by position: as given, or of the pair (see `acceptance_rates`)."""
-    from slipstream.plan.known_pairs import acceptance_rates
+    from slipstream.measure.known_pairs import acceptance_rates
 
     longest = max(LONGEST_DRAFT, draft.draft_tokens or 0)
     if draft.draft_tokens is not None:

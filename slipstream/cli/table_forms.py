@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.bench.tables import Alarm, Column, Section, Table, words
 from slipstream.cli.render import BAD, err, out
+from slipstream.measure.tables import Alarm, Column, Section, Table, words
 
 if TYPE_CHECKING:
     from slipstream.llm import Completion

@@ -2,14 +2,14 @@
 
 import typer
 
-from slipstream.bench import prompts as texts
-from slipstream.bench.results import Result
 from slipstream.cli import render
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
+from slipstream.measure import prompts as texts
+from slipstream.measure.results import Result
 
 
 @grouped
@@ -34,7 +34,7 @@ def trace(
     files.check()
     traced = contenders[0]
     check_drafters(models, [(traced.drafter, traced.options)])
-    from slipstream.bench import tracing
+    from slipstream.measure import tracing
 
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:

@@ -10,11 +10,6 @@ from typing import Any, ClassVar
 
 import typer
 
-from slipstream.bench.configs import Contender, DrafterChoice
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.measurements import ServedArm, TrafficData
-from slipstream.bench.results import Result, check_writable, write as save, write_text
-from slipstream.bench.vllm_server import VllmServer
 from slipstream.checkpoints.load_settings import DEFAULTS
 from slipstream.checkpoints.weight_formats import BY_ROLE
 from slipstream.cli import render
@@ -28,6 +23,11 @@ from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
+from slipstream.measure.configs import Contender, DrafterChoice
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.measurements import ServedArm, TrafficData
+from slipstream.measure.results import Result, check_writable, write as save, write_text
+from slipstream.measure.vllm_server import VllmServer
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
@@ -122,7 +122,7 @@ def tune(
     files.check()
     texts.check()
     contenders = models.longest()
-    from slipstream.plan.tuning import TuneConfig
+    from slipstream.measure.tuning import TuneConfig
 
     config = TuneConfig(
         tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
@@ -130,7 +130,7 @@ def tune(
     )  # fmt: skip
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
-    from slipstream.plan import tuning
+    from slipstream.measure import tuning
 
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
@@ -159,7 +159,7 @@ MOST_TOKENS = 64
 
 def examine(server: RunningServer, files: OutputOptions) -> None:
     files.check()
-    from slipstream.plan.diagnosis_served import watch
+    from slipstream.measure.diagnosis_served import watch
 
     place = Endpoint(server.base_url or "")
     render.line(f"watching {place.base_url} for {server.watch:g} s; nothing is sent")
@@ -177,8 +177,8 @@ def tune_vllm(
         check_writable(write, "--write")
     files.check()
     loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
-    from slipstream.bench.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
-    from slipstream.plan.tuning import choose
+    from slipstream.measure.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
+    from slipstream.measure.tuning import choose
 
     servers = compared(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)

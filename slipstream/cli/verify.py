@@ -6,7 +6,6 @@ from typing import Any
 
 import typer
 
-from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, of_servers, request_fields, started, vllm_server
 from slipstream.cli.loading import banner, load
@@ -14,6 +13,7 @@ from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.errors import ParameterError
+from slipstream.measure.endpoint import Endpoint
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.loops import looping, periodic_tail
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
+from slipstream.measure.loops import looping, periodic_tail
 from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.schedule import counted
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.bench.measurements import Divergence
-from slipstream.bench.results import Result
-from slipstream.bench.tables import Alarm, Column, Section, Table, small, tabulate, words
+from slipstream.measure.measurements import Divergence
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
 from slipstream.verify.outcomes import BY_REQUEST, PAIR, PlaceTest
 
 IDENTICAL, TIE, BUG, UNTESTED = "identical", "tie within measured noise", "BUG", "not tested"

@@ -26,15 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.counters import Counters
-from slipstream.bench.endpoint import Answer, Endpoint
-from slipstream.bench.provenance import conditions, text_digest
-from slipstream.bench.results import Result, recording
-from slipstream.bench.tables import Alarm, Column, Section, Table, small, tabulate, words
-from slipstream.bench.traffic_client import TrafficClient
 from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.text_ends import common_beginning
 from slipstream.errors import ParameterError
+from slipstream.measure.counters import Counters
+from slipstream.measure.endpoint import Answer, Endpoint
+from slipstream.measure.provenance import conditions, text_digest
+from slipstream.measure.results import Result, recording
+from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
+from slipstream.measure.traffic_client import TrafficClient
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.report_verify import short, verdict
 from slipstream.verify.texts import BUG, IDENTICAL, TIE

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.bench.identity import Divergence, Scores, distance, divergence
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
@@ -21,6 +20,7 @@ from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun, released
 from slipstream.llm import LLM
+from slipstream.measure.identity import Divergence, Scores, distance, divergence
 from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
 from slipstream.verify.reference import distribution, edited, logits_of
 from slipstream.verify.report_verify import BUG as BUG, IDENTICAL as IDENTICAL, TIE as TIE, Control

@@ -32,15 +32,15 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.prompts import PromptSet
-from slipstream.bench.provenance import provenance
-from slipstream.bench.results import Result, recording
 from slipstream.core.params import SamplingParams, Strict, integer, number, option
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
+from slipstream.measure.prompts import PromptSet
+from slipstream.measure.provenance import provenance
+from slipstream.measure.results import Result, recording
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
 from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continued, panel

@@ -13,7 +13,7 @@ from benchmarks.peers.lineup import MODES, OURS, SYSTEMS, alternating, lineup, m
 from benchmarks.peers.table import assemble, markdown, plot, verdict
 from benchmarks.prompts import Prompt
 from benchmarks.session import Session
-from slipstream.bench.plots import svg
+from slipstream.measure.plots import svg
 
 LINEUP = lineup(5, 10)
 PROMPTS = {"both": [Prompt([1]), Prompt([2], 64, "edit"), Prompt([3])]}

@@ -16,12 +16,6 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.bench import traffic
-from slipstream.bench.measurements import ServedArm, TrafficData
-from slipstream.bench.results import Result
-from slipstream.bench.tables import Estimate
-from slipstream.bench.traffic_client import Answered
-from slipstream.bench.traffic_figures import TrafficPass, figures
 from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions
@@ -29,8 +23,14 @@ from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure import traffic
+from slipstream.measure.measurements import ServedArm, TrafficData
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Estimate
+from slipstream.measure.traffic_client import Answered
+from slipstream.measure.traffic_figures import TrafficPass, figures
 from slipstream.server.serving import bound
-from tests.bench.vllm_environment import python as python
+from tests.measure.vllm_environment import python as python
 
 tune_module = importlib.import_module("slipstream.cli.tune")
 VLLM = EngineOptions(engine="vllm")

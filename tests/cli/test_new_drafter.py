@@ -9,12 +9,12 @@ import pytest
 
 import slipstream.drafters
 from slipstream import LLM, SamplingParams
-from slipstream.bench.configs import DrafterChoice, vllm
-from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
+from slipstream.measure.arms import recreated_per_pass
+from slipstream.measure.configs import DrafterChoice, vllm
 from tests.tiny_checkpoints import Tiny
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"

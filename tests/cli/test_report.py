@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from slipstream.bench.provenance import public
-from slipstream.bench.results import Result, to_json
 from slipstream.cli.report import SECTIONS, page, section, write_page
 from slipstream.errors import ResultError
+from slipstream.measure.provenance import public
+from slipstream.measure.results import Result, to_json
 
 
 @pytest.fixture

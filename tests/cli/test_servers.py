@@ -3,11 +3,11 @@
 import json
 import os
 
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.results import read
-from slipstream.bench.traffic_client import TrafficClient
-from slipstream.bench.traffic_figures import section
 from slipstream.cli.bench import TrafficOptions
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.results import read
+from slipstream.measure.traffic_client import TrafficClient
+from slipstream.measure.traffic_figures import section
 
 QUICK = ["-n", "6", "--rounds", "2", "--requests", "4", "--warm-up", "1"]
 

@@ -9,8 +9,8 @@ import pytest
 from slipstream.cli.main import canonical, parser
 from slipstream.cli.simulate import ADVICE
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.plan.known_pairs import PAIRS, outlook
-from slipstream.plan.roofline import find_hardware
+from slipstream.measure.known_pairs import PAIRS, outlook
+from slipstream.measure.roofline import find_hardware
 from slipstream.theory.cost_curve import CostCurve
 from tests.tiny_checkpoints import make_model, make_tokenizer
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from slipstream.bench.tables import Column, Estimate, Table, words
 from slipstream.cli import render
 from slipstream.cli.table_forms import print_table
+from slipstream.measure.tables import Column, Estimate, Table, words
 
 COLUMNS = [words("method"), words("setting"), Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"),
            Column("tau", digits=2), words("text"), Column("memory", "B"), Column("host", "%")]  # fmt: skip

@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from slipstream.bench.vllm_server import VllmServer
 from slipstream.cli.engines import EngineOptions, vllm_server
 from slipstream.cli.main import parser
 from slipstream.cli.options import ModelOptions
+from slipstream.measure.vllm_server import VllmServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
-from slipstream.bench import prompts
 from slipstream.llm import LLM
+from slipstream.measure import prompts
 from slipstream.verify.report_verify import VerifyData
 from slipstream.verify.verification import Checks, VerifyConfig
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget
@@ -17,6 +16,7 @@ from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.llm import LLM
+from slipstream.measure.prompts import Prompt, PromptSet
 from slipstream.verify.verification import VerifyConfig, verify
 from tests.core.fake_drafters import depths
 from tests.core.wrong import chain_rule

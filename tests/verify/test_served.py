@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.cli.main import main
 from slipstream.cli.report import section
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure.endpoint import Answer, Endpoint
 from slipstream.verify.served import ServedConfig, judged, noise_between, permutation_test, requests_of, verify_served
 
 LETTERS = "abcdefgh"

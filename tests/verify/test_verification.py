@@ -8,8 +8,6 @@ import pytest
 import torch
 from scipy.stats import chi2, ncx2
 
-from slipstream.bench.prompts import Prompt, PromptSet
-from slipstream.bench.results import read
 from slipstream.core import rules as core_rules, step as core_step
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
@@ -17,6 +15,8 @@ from slipstream.core.random import DRAFT
 from slipstream.core.rules import follow
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
+from slipstream.measure.prompts import Prompt, PromptSet
+from slipstream.measure.results import read
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import noncentral_sf, shift_seen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.vllm_server import ENVIRONMENT, interpreter
+from slipstream.measure.vllm_server import ENVIRONMENT, interpreter
 from tests.examples.served import EXAMPLES, vllm_of
 
 if not ENVIRONMENT.exists():

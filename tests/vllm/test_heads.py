@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.head_convert import convert_head
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.settings import HEAD_FORMATS
 from slipstream.targets.decoder import Decoder
 from slipstream.training.features import Teacher

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slipstream import zoo
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, interpreter
 from slipstream.errors import ServedError
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, interpreter
 
 if not ENVIRONMENT.exists():
     pytest.skip("vLLM is not installed: run `make vllm`", allow_module_level=True)
