@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.prompts import SPARE, TOKENS, Prompt, encode
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.measure.loops import PERIODS, SHORTEST, TURNS, periodic_tail
+from slipstream.measure.loops import PERIODS, SHORTEST, TURNS, measure_periodic_tail
 from slipstream.measure.provenance import commit, digest, model, now, public
 
 EMBEDDED = ROOT / "slipstream" / "zoo" / "prompts"
@@ -85,7 +85,7 @@ def examine(file: Path, kind: str, tokens: int, tokenizer: Any, decode: Decode) 
         prompt = Prompt(prompt.ids, min(tokens, prompt.tokens), kind)
         if len(prompt.ids) + prompt.tokens > CONTEXT:
             candidates.long += 1
-        elif periodic_tail(decode(prompt)):
+        elif measure_periodic_tail(decode(prompt)):
             candidates.loops += 1
         else:
             known = {key: entry[key] for key in ("prompt", "answer") if key in entry}

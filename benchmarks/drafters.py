@@ -26,7 +26,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.llm import LLM
 from slipstream.measure.benchmark import BenchConfig, Contender, bench
-from slipstream.measure.prompts import Prompt, PromptSet, load
+from slipstream.measure.prompts import Prompt, PromptSet, choose_prompts
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Estimate, ends
 from slipstream.settings import EXECUTORS
@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
         "mix": lambda: run(
             "code and edits",
             contenders(options.only),
-            load(llm, "code,edit", options.prompts),
+            choose_prompts(llm, "code,edit", options.prompts),
             BenchConfig(**longest, **common, temperatures=(0.0, 0.8)),
         ),
         "random": lambda: run(
@@ -126,7 +126,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
         "humaneval": lambda: run(
             "HumanEval",
             contenders(options.only),
-            load(llm, str(options.humaneval), 8),
+            choose_prompts(llm, str(options.humaneval), 8),
             BenchConfig(**longest, **common),
         ),
     }

@@ -34,7 +34,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.string_match import Writer, vocabularies, with_tokenizer
 from slipstream.llm import LLM
 from slipstream.measure.benchmark import BenchConfig, Contender, bench
-from slipstream.measure.prompts import load
+from slipstream.measure.prompts import choose_prompts
 from slipstream.measure.results import Result
 from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
         arm(name, with_tokenizer(model, tokenizer, llm.tokenizer, llm.target.vocab_size))
         shared[name] = str(vocabularies(llm.tokenizer, tokenizer, (llm.target.vocab_size, model.vocab_size)))
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
-    return kept(bench(llm, arms, load(llm, "code,edit", options.prompts), config).as_dict()), shared
+    return kept(bench(llm, arms, choose_prompts(llm, "code,edit", options.prompts), config).as_dict()), shared
 
 
 def figures(result: Result) -> list[tuple[str, float, float]]:

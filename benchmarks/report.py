@@ -11,7 +11,7 @@ from benchmarks.figures import FIGURES, Figure, agreement, judge, spread
 from benchmarks.markdown import document, noise, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.measure.results import from_json
 from slipstream.measure.tables import Estimate, ends
 

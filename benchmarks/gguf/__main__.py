@@ -26,8 +26,8 @@ from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.cli.table_forms import markdown_rows as rows
-from slipstream.measure.estimates import ratio
+from slipstream.cli.table_forms import render_markdown_rows as rows
+from slipstream.measure.estimates import estimate_ratio
 from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.measure.results import from_json
 from slipstream.measure.tables import Estimate, ends
@@ -167,7 +167,7 @@ def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
         if bar.top not in run.facts or not orderly or bar.what not in run.seconds:
             continue
         cells = run.seconds[bar.what]
-        ratios = {key: ratio(cells[key], cells[bar.top]) for key in orderly}
+        ratios = {key: estimate_ratio(cells[key], cells[bar.top]) for key in orderly}
         rival = min(ratios, key=lambda key: ratios[key].value)
         rows.append({"text": f"{bar.what}: {bar.top} against {rival}", "reach": bar.reach, **vars(ratios[rival]),
                      "reached": ratios[rival].value >= bar.reach})  # fmt: skip

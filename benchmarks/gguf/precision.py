@@ -28,11 +28,11 @@ from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM
-from slipstream.measure.estimates import ratio
+from slipstream.measure.estimates import estimate_ratio
 from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.measure.tables import Estimate, ends, interval, percent
 from slipstream.targets.describe import as_target
@@ -115,7 +115,11 @@ def measure(options: argparse.Namespace, command: list[str], folder: Path) -> di
         for arm in ("plain", "draft"):
             times = seconds[f"{kind} {arm}"]
             rates = [[p.tokens / s for s in cells] for p, cells in zip(chosen, times, strict=True)]
-            row[arm] = {"seconds": times, "tokens_per_second": spread(rates), "speedup": asdict(ratio(base, times))}
+            row[arm] = {
+                "seconds": times,
+                "tokens_per_second": spread(rates),
+                "speedup": asdict(estimate_ratio(base, times)),
+            }
         accepted, proposed = seen[f"{kind} draft"]
         row["acceptance_rate"] = accepted / proposed if proposed else None
         rows.append(row)
@@ -150,7 +154,7 @@ def compared(results: Mapping[str, Any]) -> str:
     base, said = results["rows"][0], []
     for row in results["rows"][1:]:
         losses, base_losses = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
-        change = ratio([x for x, _ in losses], [x for x, _ in base_losses])
+        change = estimate_ratio([x for x, _ in losses], [x for x, _ in base_losses])
         total = sum(row["stored"].values())
         kinds = ", ".join(
             f"{percent(size / total)} {kind}" for kind, size in sorted(row["stored"].items(), key=lambda item: -item[1])

@@ -13,7 +13,7 @@ from benchmarks.serve.servers import Pair, Served, llamacpp, slipstream_server, 
 from slipstream import zoo
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.measure.endpoint import Endpoint
-from slipstream.measure.prompts import select
+from slipstream.measure.prompts import select_entries
 from slipstream.measure.traffic import Traffic, TrafficArm
 from slipstream.measure.traffic_client import COMPLETIONS, TrafficPrompts, TrafficRequest
 from slipstream.tokens.text import load_tokenizer
@@ -45,7 +45,7 @@ class Group:
 
 def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requests:
     """Greedy requests for exactly so many tokens. distinct: each with a first line of its own."""
-    chosen = TrafficPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
+    chosen = TrafficPrompts(select_entries(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
     def request(number: int, i: int) -> TrafficRequest:
         base = chosen.request(number, i)

@@ -6,11 +6,11 @@ from typing import Any
 
 from benchmarks.markdown import document, noise
 from benchmarks.serve.figures import Row
-from slipstream.cli.table_forms import markdown_rows as table_rows, render_markdown as table
+from slipstream.cli.table_forms import render_markdown as table, render_markdown_rows as table_rows
 from slipstream.measure.measurements import TrafficData
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Estimate, ends
-from slipstream.measure.traffic_figures import latencies, speeds
+from slipstream.measure.traffic_figures import tabulate_latencies, tabulate_throughput
 
 ORDER = ("missed", "not measured", "reached")
 
@@ -41,7 +41,7 @@ def _group(name: str) -> Any:
         machine = source["machine"]
         lines = [f"## {name}", "", *noise({"provenance": source}), ""]
         arms = result.measured(TrafficData).arms
-        for section in (speeds(arms), latencies(arms)):
+        for section in (tabulate_throughput(arms), tabulate_latencies(arms)):
             lines += [f"{section.title}. {section.note}", "", table(section), ""]
         other = "" if share is None else f"; {100 * share:.0f} % of the machine's time went to other work"
         lines.append(

@@ -11,13 +11,13 @@ from rich.padding import Padding
 
 from slipstream.cli import render
 from slipstream.cli.loading import load, quieten
-from slipstream.cli.measuring import values_of
+from slipstream.cli.measuring import parse_values
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.measure.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
+from slipstream.measure.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, place_models
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, WEIGHTS_READ, ForecastCosts, Rates, forecast
@@ -105,16 +105,16 @@ def simulate(
             check_number("alpha", draft.alpha, 0.0, 1.0)
         return print_section(report_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha))
     if given:
-        result = _plan(draft, place, target, draft_model, values_of("--batch", batch or BATCHES, int))
+        result = _plan_hardware(draft, place, target, draft_model, parse_values("--batch", batch or BATCHES, int))
     else:
-        result = _lengths(draft, costs, target, draft_model, values_of("--batch", batch or "1", int))
+        result = _compare_lengths(draft, costs, target, draft_model, parse_values("--batch", batch or "1", int))
     if as_json:
         print(json.dumps(result))
     else:
         print_section(report_plan(result) if given else report_lengths(result))
 
 
-def _lengths(
+def _compare_lengths(
     draft: AcceptanceOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     if len(batches) > 1:
@@ -136,7 +136,7 @@ def _lengths(
 
 def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> ForecastCosts:
     if options.measure:
-        return _measured(target or "embedded", model, batch, options.host)
+        return _measure_costs(target or "embedded", model, batch, options.host)
     check_number("row_cost", options.row_cost, 0.0, float("inf"))
     curve = CostCurve.flat(options.row_cost) if options.row_cost else None
     if target is None and model is None:
@@ -150,7 +150,7 @@ def _costs(options: CostOptions, target: str | None, model: str | None, batch: i
     return ForecastCosts(ratio, curve, batch, options.host, WEIGHTS_READ)
 
 
-def _measured(target: str, model: str | None, batch: int, host: float) -> ForecastCosts:
+def _measure_costs(target: str, model: str | None, batch: int, host: float) -> ForecastCosts:
     from slipstream.targets.target_costs import measure_costs, measure_draft_costs
 
     llm = load(ModelOptions(target=target, draft=model))
@@ -162,7 +162,7 @@ def _measured(target: str, model: str | None, batch: int, host: float) -> Foreca
     return ForecastCosts(draft / _TIMED_LENGTH / curve(batch), curve, batch, host, basis)
 
 
-def _plan(
+def _plan_hardware(
     draft: AcceptanceOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     hardware = _hardware(place)
@@ -178,7 +178,7 @@ def _plan(
     draft_bits = place.bits if place.draft_bits is None else place.draft_bits
     whole, small = _model(target, "target").at(place.bits, place.kv_bits), _model(model, "draft")
     models = whole, small.at(draft_bits, place.kv_bits)
-    hardware = placed(models, hardware, context, place.gpus)
+    hardware = place_models(models, hardware, context, place.gpus)
     serving = Serving(*models, hardware, rates, context)
     bound = None if place.latency_ms is None else place.latency_ms / 1e3
     if bound is not None:
@@ -203,10 +203,10 @@ def _plan(
 def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
     from slipstream.checkpoints.load_settings import LoadSettings
-    from slipstream.measure.known_pairs import MODELS, known_model
+    from slipstream.measure.known_pairs import MODELS, find_model
     from slipstream.targets.describe import describe
 
-    known = known_model(name)
+    known = find_model(name)
     if known is not None:
         return known.size
     unit = {"B": 1e9, "M": 1e6}.get(name[-1:].upper())
@@ -232,8 +232,8 @@ def _hardware(place: HardwareOptions) -> Hardware:
 
 
 def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> Rates:
-    """Acceptance rates by position: as given, or of the pair (see `acceptance_rates`)."""
-    from slipstream.measure.known_pairs import acceptance_rates
+    """Acceptance rates by position: as given, or of the pair (see `choose_rates`)."""
+    from slipstream.measure.known_pairs import choose_rates
 
     longest = max(LONGEST_DRAFT, draft.draft_tokens or 0)
     if draft.draft_tokens is not None:
@@ -243,7 +243,7 @@ def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> R
         if draft.rates is not None:
             raise ParameterError("both --alpha and --rates were given", fix="give one")
     if draft.rates is None:
-        return acceptance_rates(target, model, draft.alpha, longest)
+        return choose_rates(target, model, draft.alpha, longest)
     try:
         given = tuple(map(float, draft.rates.split(",")))
     except ValueError as fault:

@@ -3,8 +3,8 @@
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, finish, show_section, unfinished
+from slipstream.cli.loading import check_drafters, load, name_backend
+from slipstream.cli.measuring import LabModels, OutputOptions, finish, keep_unfinished, show_section
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
@@ -38,13 +38,13 @@ def trace(
 
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:
-        entry = texts.entries("code")[0]
+        entry = texts.read_entries("code")[0]
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
     else:
         ids, name = texts.encode(llm, texts.Entry(prompt, "", ""), "chat" if chat else "raw"), "prompt"
-    render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {on(llm.target)}")
+    render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {name_backend(llm.target)}")
     with render.status("generating"):
-        result, code = unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, name))
+        result, code = keep_unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, name))
     finish(result, files, show)
     raise typer.Exit(code)
 

@@ -19,7 +19,7 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.llm import LLM, Completion
 from slipstream.measure import estimates
 from slipstream.measure.estimates import FEWEST_PASSES, Estimate
-from slipstream.measure.identity import Divergence, divergence
+from slipstream.measure.identity import Divergence, find_divergence
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Arm:
         return self.llm.drafter
 
 
-def recreated_per_pass(drafter: Any) -> bool:
+def is_recreated(drafter: Any) -> bool:
     """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
@@ -69,7 +69,7 @@ def load_weights_once(llm: LLM, drafter: Any, options: dict[str, Any] | None = N
     llm.use(None)
     if isinstance(drafter, list):
         return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
-    return (drafter, dict(options or {})) if recreated_per_pass(drafter) else (loaded, {})
+    return (drafter, dict(options or {})) if is_recreated(drafter) else (loaded, {})
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Run:
 
     def tokens_per_second(self, groups: Seq[int] | None = None) -> Estimate:
         """Output tokens per second, prefill included."""
-        return estimates.mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
+        return estimates.estimate_mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
         """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
@@ -142,7 +142,7 @@ class Run:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
         top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
-        estimate = estimates.ratio(top, bottom, self.plain.weights(groups))
+        estimate = estimates.estimate_ratio(top, bottom, self.plain.weights(groups))
         stats = self.stats(groups)
         if stats.accepted or (stats.proposed and estimate.value <= 1):
             return estimate
@@ -172,16 +172,17 @@ class Run:
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
-    """A run for each arm, with prompts in batches of its size (see `grouped`). An arm comes after that in `against`."""
+    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after the one in
+    `against`."""
     runs: dict[int, Run] = {}
     for arm in arms:
-        groups = grouped(kinds or [""] * len(prompts), arm.batch)
+        groups = group_prompts(kinds or [""] * len(prompts), arm.batch)
         plain = None if arm.against is None else runs[id(arm.against)]
         runs[id(arm)] = Run(arm, prompts, groups, plain, [[] for _ in groups])
     return list(runs.values())
 
 
-def grouped(kinds: Seq[str], batch: int) -> list[list[int]]:
+def group_prompts(kinds: Seq[str], batch: int) -> list[list[int]]:
     """The indices of the prompts in each batch. kinds: a label per prompt; the prompts of a batch have the same, so the
     last batch of a label may be smaller."""
     groups = []
@@ -191,7 +192,7 @@ def grouped(kinds: Seq[str], batch: int) -> list[list[int]]:
     return groups
 
 
-def passes(runs: Seq[Run], rounds: int) -> int:
+def count_passes(runs: Seq[Run], rounds: int) -> int:
     """How often `race` calls `advance`: the length of the progress bar."""
     return sum(len(run.groups) for run in runs) * (rounds + 1)
 
@@ -272,7 +273,7 @@ def _compare(run: Run, i: int, completion: Completion) -> None:
         return
     stats, batch = completion.stats, run.arm.batch
     widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.steps)))  # a tree has more nodes than levels
-    difference = divergence(
+    difference = find_divergence(
         run.arm.llm.target, run.prompts[i], run.plain.texts[i], completion.token_ids, (widest + 1) * batch
     )
     if difference is not None:

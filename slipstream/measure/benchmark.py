@@ -18,13 +18,13 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.measure import loops
-from slipstream.measure.arms import Arm, Run, grouped, line_up, load_weights_once, race
+from slipstream.measure.arms import Arm, Run, group_prompts, line_up, load_weights_once, race
 from slipstream.measure.configs import Contender
 from slipstream.measure.estimates import NO_DRAFTS, REASONS
-from slipstream.measure.measured_steps import measured, target_costs
+from slipstream.measure.measured_steps import measure_steps, time_target
 from slipstream.measure.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
 from slipstream.measure.prompts import PromptSet
-from slipstream.measure.provenance import QUIET, OtherProcesses, drafts, provenance
+from slipstream.measure.provenance import QUIET, OtherProcesses, note_drafts, note_provenance
 from slipstream.measure.results import Result, recording
 from slipstream.measure.tables import counted
 from slipstream.settings import AUTO
@@ -73,13 +73,13 @@ class BenchConfig(Strict):
         return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
-def steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
+def count_steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
     """How often `bench` calls `advance`."""
     arms = len(config.contexts) * len(config.temperatures) * (len(contenders) + 1)
-    return arms * (config.rounds + 1) * sum(len(grouped(prompts.categories, batch)) for batch in config.batches)
+    return arms * (config.rounds + 1) * sum(len(group_prompts(prompts.categories, batch)) for batch in config.batches)
 
 
-def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
+def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
     """For each context, temperature and batch size a run of plain decoding, then one of every contender. What has one
     label is loaded once."""
     loaded = {c.label: load_weights_once(llm, c.drafter, c.options) for c in {c.label: c for c in contenders}.values()}
@@ -98,7 +98,7 @@ def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: Benc
     return runs
 
 
-def varied(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
+def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
     """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
     axis if a drafter is measured at several."""
     axes: dict[str, list[Any]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
@@ -109,7 +109,7 @@ def varied(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> di
     return {name: distinct for name, values in axes.items() if len(distinct := list(dict.fromkeys(values))) > 1}
 
 
-def horizontal(axes: Mapping[str, Seq[Any]]) -> str | None:
+def choose_x_axis(axes: Mapping[str, Seq[Any]]) -> str | None:
     """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals; None if there
     is none."""
     numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
@@ -129,15 +129,15 @@ def bench(
     ParameterError for more than `MOST_ARMS` arms.
     """
     conditions = {"temperature": config.temperatures, "batch": config.batches, "context": config.contexts}
-    axes = varied(contenders, conditions)
+    axes = find_axes(contenders, conditions)
     count = (len(contenders) + 1) * prod(map(len, conditions.values()))
     if count > MOST_ARMS:
         raise ParameterError(
             f"{count} settings were requested, at most {MOST_ARMS} are measured in one run",
             fix="give fewer values, or a step as in 2:16:2",
         )
-    x = horizontal(axes)
-    origin = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
+    x = choose_x_axis(axes)
+    origin = note_provenance(llm, config.seed, prompts=prompts.digest, drafts=note_drafts(contenders))
     named = [
         {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
         for c in contenders
@@ -149,21 +149,21 @@ def bench(
 
     def collect() -> BenchData:
         result.provenance["neighbours"] = neighbours.share()
-        result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
+        result.warnings = [*prompts.warnings, *collect_warnings(runs, result.provenance["neighbours"])]
         ready = [run for run in runs if run.measured]
-        return BenchData(prompts.as_dict(), [arm_figures(run, prompts, ready, costs) for run in ready])
+        return BenchData(prompts.as_dict(), [compute_arm(run, prompts, ready, costs) for run in ready])
 
     with recording(result, out, collect) as save:
-        runs += lines(llm, contenders, prompts, config)
+        runs += line_up_contenders(llm, contenders, prompts, config)
         if x and not all(c.adaptive for c in contenders):
             past = int(np.median([len(ids) for run in runs for ids in run.prompts]))
-            costs = target_costs(llm.target, past, max(run.arm.batch * (run.arm.draft_tokens + 1) for run in runs))
+            costs = time_target(llm.target, past, max(run.arm.batch * (run.arm.draft_tokens + 1) for run in runs))
         race(runs, config.rounds, advance, config.seconds, save, config.seed)
     return result
 
 
-def arm_figures(run: Run, prompts: PromptSet, runs: Seq[Run], costs: CostCurve | None) -> BenchArm:
-    """Compute the figures of one arm over all prompts and by category. runs, costs: as for `predicted`."""
+def compute_arm(run: Run, prompts: PromptSet, runs: Seq[Run], costs: CostCurve | None) -> BenchArm:
+    """Compute the figures of one arm over all prompts and by category. runs, costs: as for `predict_arm`."""
     kinds = dict.fromkeys(prompts.categories)
     groups = {kind: [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind] for kind in kinds}
     return BenchArm(
@@ -176,21 +176,21 @@ def arm_figures(run: Run, prompts: PromptSet, runs: Seq[Run], costs: CostCurve |
         context=run.context,
         rounds=run.rounds,
         exact=run.exact,
-        texts=text_verdict(run),
+        texts=judge_texts(run),
         divergences=[NamedDivergence(**vars(d), prompt=prompts.prompts[i].name) for i, d in run.divergences],
-        overall=figures(run),
-        categories={kind: figures(run, of_kind) for kind, of_kind in groups.items()},
-        loops={"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
+        overall=compute_figures(run),
+        categories={kind: compute_figures(run, of_kind) for kind, of_kind in groups.items()},
+        loops={"share": loops.measure_loops(run.texts), "prompts": loops.find_looping(run.texts)},
         cells={
             "prompts": run.groups,
             "seconds": [[cell.seconds for cell in row] for row in run.cells],
             "tokens": [[cell.tokens for cell in row] for row in run.cells],
         },
-        predicted=predicted(run, runs, costs),
+        predicted=predict_arm(run, runs, costs),
     )
 
 
-def figures(run: Run, groups: Seq[int] | None = None) -> Figures:
+def compute_figures(run: Run, groups: Seq[int] | None = None) -> Figures:
     """Compute the figures of one arm over all prompt groups or some."""
     stats = run.stats(groups)
     wall = float((run.seconds_per_token(groups).mean(1) * run.weights(groups)).sum()) * run.rounds
@@ -209,7 +209,7 @@ def figures(run: Run, groups: Seq[int] | None = None) -> Figures:
     )
 
 
-def predicted(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted | None:
+def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted | None:
     """Predict tokens per second and speed-up by the closed forms, from the *longest* draft of the arms that differ only
     in the draft length, and the shortest, which tells the cost of a draft token. costs: of the target. None if the
     closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no draft)."""
@@ -220,7 +220,7 @@ def predicted(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted |
     stats = longest.stats()
     if not stats.position_rates or is_tree(stats):
         return None
-    m = measured(longest, costs, shortest)
+    m = measure_steps(longest, costs, shortest)
     expected = m.prediction(run.arm.draft_tokens)
     return Forecasted(m.batch * m.tokens / expected.total_seconds, expected.speedup, expected.tau)
 
@@ -230,7 +230,7 @@ def is_tree(stats: SpecStats) -> bool:
     return stats.proposed > sum(stats.drafted_at.values())
 
 
-def text_verdict(run: Run) -> str:
+def judge_texts(run: Run) -> str:
     """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
     "BUG"."""
     if run.plain is None:
@@ -242,19 +242,19 @@ def text_verdict(run: Run) -> str:
     return "near-tie" if all(d.near_tie for _, d in run.divergences) else "BUG"
 
 
-def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
+def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     """Warnings that limit how far the numbers can be trusted."""
     texts = []
     if neighbours is not None and neighbours > QUIET:
         texts.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
     notes = {run.tokens_per_second().note for run in runs if run.measured} - {""}
     texts += [REASONS[note] for note in sorted(notes)]
-    texts += loop_warnings(runs)
+    texts += warn_of_loops(runs)
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
         where = where if run.context is None else f"{where[:-1]}, context {run.context})"
         stats = run.stats() if run.measured else None
-        if text_verdict(run) == "BUG":
+        if judge_texts(run) == "BUG":
             i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
             texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
@@ -266,14 +266,14 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     return texts
 
 
-def loop_warnings(runs: Seq[Run]) -> list[str]:
+def warn_of_loops(runs: Seq[Run]) -> list[str]:
     """A warning if much of the text of plain decoding is a loop, for the condition where it is most."""
     plain = [run for run in runs if run.plain is None and run.texts]
-    worst = max(plain, key=lambda run: loops.share(run.texts), default=None)
-    if worst is None or loops.share(worst.texts) <= LOOPS:
+    worst = max(plain, key=lambda run: loops.measure_loops(run.texts), default=None)
+    if worst is None or loops.measure_loops(worst.texts) <= LOOPS:
         return []
-    many = len(loops.looping(worst.texts))
+    share, many = loops.measure_loops(worst.texts), len(loops.find_looping(worst.texts))
     return [
-        f"{loops.share(worst.texts):.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
+        f"{share:.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
         "loop is easy to draft, so other text gains less"
     ]

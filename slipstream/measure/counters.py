@@ -114,7 +114,7 @@ class Counters:
         }
 
 
-def total(parts: Iterable[Counters | None]) -> Counters | None:
+def add_counters(parts: Iterable[Counters | None]) -> Counters | None:
     """Those of several passes; None if one has none."""
     every = list(parts)
     return reduce(add, every) if every and all(every) else None

@@ -80,10 +80,10 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
     processes, None if unknown."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
-    gains = {cause: without(m, cause).prediction().speedup for cause in causes(m)}
+    gains = {cause: remove_cause(m, cause).prediction().speedup for cause in list_causes(m)}
     removed = dict(sorted(gains.items(), key=lambda each: -each[1]))
     value, undrafted = (m.speedup.value, m.speedup.note in CHANCE) if m.speedup else (predicted, False)
-    unsure, remedy = doubt(m, neighbours)
+    unsure, remedy = find_doubt(m, neighbours)
     if unsure:
         cause, fix, enough = UNKNOWN, remedy, False
     elif best >= FINE and length < m.draft_tokens and best >= FINE * value:
@@ -93,11 +93,11 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
     else:
         cause, gain = next(iter(removed.items()))
         fix, enough = FIXES[cause], gain >= FINE
-    even, alpha = m.break_even(), acceptance(m)
-    return Diagnosis(cause, fix, value, predicted, even, alpha, enough, evidence(m, cause), removed, unsure)
+    even, alpha = m.break_even(), fit_acceptance(m)
+    return Diagnosis(cause, fix, value, predicted, even, alpha, enough, collect_evidence(m, cause), removed, unsure)
 
 
-def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
+def find_doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
     """(why these measurements allow no diagnosis, what to do); two empty texts if they do."""
     if neighbours is not None and neighbours > QUIET:
         return (
@@ -117,7 +117,7 @@ def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
     return "", ""
 
 
-def causes(m: Measured) -> list[str]:
+def list_causes(m: Measured) -> list[str]:
     """The causes to consider. The cost of more rows is attributed to exactly one of three."""
     rows = COMPUTE
     if m.experts is not None and m.experts[0] < m.experts[1]:
@@ -127,7 +127,7 @@ def causes(m: Measured) -> list[str]:
     return [DRAFT, ACCEPTANCE, rows, HOST]
 
 
-def without(m: Measured, cause: str) -> Measured:
+def remove_cause(m: Measured, cause: str) -> Measured:
     """The measurements as they would be without that cause."""
     if cause == DRAFT:
         return replace(m, draft_fixed=0.0, draft_each=0.0, draft_prefill=0.0)
@@ -141,7 +141,7 @@ def without(m: Measured, cause: str) -> Measured:
     return replace(m, costs=CostCurve((1,), (m.costs(m.batch),)))
 
 
-def acceptance(m: Measured) -> float | None:
+def fit_acceptance(m: Measured) -> float | None:
     """The constant acceptance rate that yields the measured tokens per step; None if nothing was drafted."""
     if not m.position_rates:
         return None
@@ -153,9 +153,9 @@ def acceptance(m: Measured) -> float | None:
     return smallest(enough)
 
 
-def evidence(m: Measured, cause: str) -> list[str]:
+def collect_evidence(m: Measured, cause: str) -> list[str]:
     """The numbers in sentences, those of the cause first."""
-    alpha = acceptance(m)
+    alpha = fit_acceptance(m)
     ms = 1000
     drafted = m.drafted[0] if m.drafted else 0.0
     lines_by_cause = {

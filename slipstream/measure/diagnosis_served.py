@@ -21,11 +21,11 @@ import numpy as np
 
 from slipstream.errors import ServedError
 from slipstream.measure.configs import STARTED_WITH
-from slipstream.measure.counters import NAMES, NOT_REPORTED, SERVERS, Counters, name_of, total
+from slipstream.measure.counters import NAMES, NOT_REPORTED, SERVERS, Counters, add_counters, name_of
 from slipstream.measure.diagnosis import ACCEPTANCE, FINE, FIXES, LENGTH, NOTHING, UNKNOWN
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.estimates import Estimate, t_quantile
-from slipstream.measure.provenance import conditions
+from slipstream.measure.provenance import note_conditions
 from slipstream.measure.results import Result, recording
 from slipstream.measure.tables import Section, Table, counted, interval, percent, remark, times, words
 from slipstream.measure.traffic_client import TrafficClient
@@ -39,7 +39,7 @@ FULL = 0.9
 ENOUGH, MANY = 100, 8
 """Fewest drafts from which another length is recommended; their tokens where the server does not count them."""
 PARTS, FEWEST_PARTS, FEWEST_STEPS = 20, 12, 20
-"""Parts of the time watched; fewest parts for `own_steps`, and fewest steps of each."""
+"""Parts of the time watched; fewest parts for `estimate_own_steps`, and fewest steps of each."""
 SURE = 1.3
 """Smallest gain over the server's own steps without drafts that is called a gain. Speculation may slow these down, too:
 vLLM with our drafters had 0.77 of plain decoding where hardly anything was drafted (docs/vllm.md)."""
@@ -53,8 +53,8 @@ BEHIND = "if this is a router, give the URL of one server behind it"
 
 @dataclass(frozen=True)
 class ServedForecast:
-    """The longest draft, the speed-ups at most, measured (`own_steps`) and now (assumed), and the best length up to the
-    longest with its assumed speed-up."""
+    """The longest draft, the speed-ups at most, measured (`estimate_own_steps`) and now (assumed), and the best length
+    up to the longest with its assumed speed-up."""
 
     longest: int
     now: float | None
@@ -86,7 +86,7 @@ class WatchedServer:
 
 def diagnose_served(counters: Mapping[str, Any] | None, c: float, measured: Estimate | None = None) -> ServedDiagnosis:
     """Diagnose from `Counters.as_dict`; None: the server reports no counters. A pure function. c: cost of a draft
-    token, in decode steps; measured: `own_steps`."""
+    token, in decode steps; measured: `estimate_own_steps`."""
     diagnosis = ServedDiagnosis()
 
     def found(reason: str, fix: str, cause: str = UNKNOWN) -> ServedDiagnosis:
@@ -109,7 +109,7 @@ def diagnose_served(counters: Mapping[str, Any] | None, c: float, measured: Esti
     ):  # fmt: skip
         if refused:
             return found(reason, fix)
-    diagnosis.evidence = evidence(counters)
+    diagnosis.evidence = collect_evidence(counters)
     if not drafts:
         why = f"whether speculation would pay under this load, {load}, cannot be seen; it gains most with few"
         return found(why, f"start a second server that speculates, then {compare}", OFF)
@@ -151,7 +151,7 @@ def diagnose_served(counters: Mapping[str, Any] | None, c: float, measured: Esti
     return found(f"{at_most}{f', and {against}' * bool(against)}; what a step takes without it is not known", compare)
 
 
-def own_steps(parts: Seq[Counters]) -> Estimate | None:
+def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
     """Estimate the speed-up over steps of the same server without drafts; None if the step times do not tell it.
 
     parts: what the counters gained in each part of the time watched. By least squares, weighted by steps, the time of a
@@ -185,7 +185,7 @@ def own_steps(parts: Seq[Counters]) -> Estimate | None:
     return Estimate(gain, gain - error, gain + error)
 
 
-def evidence(counters: Mapping[str, Any]) -> list[str]:
+def collect_evidence(counters: Mapping[str, Any]) -> list[str]:
     said, rates = [], counters["accepted_at"] or []
     if counters["mean_acceptance_length"]:
         said.append(f"a step with a draft gives {counters['mean_acceptance_length']:.2f} tokens")
@@ -203,13 +203,13 @@ def evidence(counters: Mapping[str, Any]) -> list[str]:
 def judge(samples: Seq[Counters], c: float) -> WatchedServer:
     """Judge a server whose counters were read several times; without any it reports none."""
     parts = [after.since(before) for before, after in pairwise(samples)]
-    whole = total(parts)
+    whole = add_counters(parts)
     if whole is None:
         return WatchedServer(None, diagnose_served(None, c))
     now = {name: float(np.mean([each.values.get(name, 0.0) for each in samples])) for name in ("running", "waiting")}
     now = {name: mean for name, mean in now.items() if name in whole.values}
     reported = replace(whole, values={**whole.values, **now}).as_dict()
-    diagnosis = diagnose_served(reported, c, own_steps(parts))
+    diagnosis = diagnose_served(reported, c, estimate_own_steps(parts))
     if any(after.restarted(before) for before, after in pairwise(samples)):
         diagnosis.evidence.append("the server was restarted while it was watched")
     return WatchedServer(reported, diagnosis)
@@ -217,7 +217,7 @@ def judge(samples: Seq[Counters], c: float) -> WatchedServer:
 
 def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = None) -> Result:
     """Diagnose a server by watching its counters for some seconds. Sends no request. Raises ServedError."""
-    result = Result(KIND, {"watch": seconds, "c": c}, conditions(None, servers=[place.described()["id"]]))
+    result = Result(KIND, {"watch": seconds, "c": c}, note_conditions(None, servers=[place.described()["id"]]))
 
     async def read() -> list[Counters]:
         seen: list[Counters | None] = []
@@ -235,23 +235,23 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
     return result
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     report = Section("Does speculation pay on this server?", "Nothing was seen before the run ended.")
     seen = result.measured(WatchedServer)
     if seen.diagnosis:
-        report.lead = lead(seen.diagnosis)
-        report.tables += [reported(seen.counters, result.settings["watch"])] if seen.counters else []
+        report.lead = write_lead(seen.diagnosis)
+        report.tables += [tabulate_counters(seen.counters, result.settings["watch"])] if seen.counters else []
         report.notes += [*map(remark, seen.diagnosis.evidence), BLIND_TO]
     return report
 
 
-def lead(diagnosis: ServedDiagnosis) -> str:
+def write_lead(diagnosis: ServedDiagnosis) -> str:
     heads = {UNKNOWN: "Not diagnosed", NOTHING: "Nothing is wrong"}
     said = f"{heads.get(diagnosis.cause, 'Cause: ' + diagnosis.cause)}: {diagnosis.reason}."
     return f"{said} Fix: {diagnosis.fix}." if diagnosis.fix else said
 
 
-def reported(counters: dict[str, Any], seconds: float) -> Table:
+def tabulate_counters(counters: dict[str, Any], seconds: float) -> Table:
     rows = []
     for quantity in (*NAMES, "acceptance_rate"):
         value, share = counters.get(quantity), quantity in ("accepted_at", "kv_usage", "acceptance_rate")

@@ -53,14 +53,14 @@ REASONS = {
 }
 
 
-def unsure(e: Estimate) -> str:
+def explain_doubt(e: Estimate) -> str:
     """A sentence to put after a ratio that is not shown to differ from 1; otherwise an empty text."""
     if e.low is None or e.high is None:
         return f" {remark(REASONS[e.note])}"
     return " Not statistically significant: the 95% interval includes 1." if e.low <= 1 <= e.high else ""
 
 
-def ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
+def estimate_ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
     """Ratio of the typical `top` to the typical `bottom`; both positive, and paired: [prompts, passes], or [passes] if
     each is a measurement of the whole, and then the interval covers further passes only.
 
@@ -93,9 +93,9 @@ def ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -
     return Estimate(value, value / factor, value * factor)
 
 
-def mean(cells: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
-    """Mean over prompts, weighted by `weights`, of each prompt's typical value; `cells` as in `ratio`."""
-    return ratio(cells, np.ones_like(cells, float), weights)
+def estimate_mean(cells: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
+    """Mean over prompts, weighted by `weights`, of each prompt's typical value; `cells` as in `estimate_ratio`."""
+    return estimate_ratio(cells, np.ones_like(cells, float), weights)
 
 
 @cache

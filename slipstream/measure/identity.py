@@ -21,7 +21,7 @@ Scores = Callable[[Tensor, Seq[int]], Tensor]
 """(logits [V], output before them) -> scores [V]; the index of the first maximum is the next token."""
 
 
-def divergence(
+def find_divergence(
     target: Target,
     prompt: Seq[int],
     plain: Seq[int],

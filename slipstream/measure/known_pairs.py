@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.params import Strict
-from slipstream.measure.roofline import CONTEXT, KNOWN, Hardware, ModelSize, pair_costs, placed
+from slipstream.measure.roofline import CONTEXT, KNOWN, Hardware, ModelSize, compute_pair_costs, place_models
 from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 
 
@@ -63,25 +63,25 @@ MODELS = {name: KnownModel(name, **known) for name, known in KNOWN["models"].ite
 PAIRS = tuple(KnownPair(**known) for known in KNOWN["pairs"])
 
 
-def outlook(
+def predict_pair(
     pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = CONTEXT
 ) -> tuple[Hardware, Forecast]:
     """The fewest of these devices that hold both models in 16 bits, and the prediction there for one sequence of
     `context` tokens. Raises ParameterError if 64 devices do not hold them."""
     models = MODELS[pair.target].size, MODELS[pair.draft].size
-    hardware = placed(models, hardware, context)
-    rates = acceptance_rates(pair.target, pair.draft, acceptance)
-    return hardware, forecast(rates, pair_costs(*models, hardware, 1, context))
+    hardware = place_models(models, hardware, context)
+    rates = choose_rates(pair.target, pair.draft, acceptance)
+    return hardware, forecast(rates, compute_pair_costs(*models, hardware, 1, context))
 
 
-def acceptance_rates(
+def choose_rates(
     target: str | None, draft: str | None, given: float | None = None, longest: int = LONGEST_DRAFT
 ) -> Rates:
     """The acceptance rate used to predict for this pair: `given`, else the middle of the published range if the
     registry knows the pair, else `ASSUMED_ACCEPTANCE`."""
     if given is not None:
         return Rates.constant(given, "given", longest)
-    pair = published(target, draft) if target and draft else None
+    pair = find_pair(target, draft) if target and draft else None
     if pair is not None and pair.acceptance is not None:
         return Rates.constant(sum(pair.acceptance) / 2, "published", longest)
     return Rates.constant(ASSUMED_ACCEPTANCE, "assumed", longest)
@@ -93,13 +93,13 @@ def _key(name: str) -> str:
     return re.sub(r"^meta|instruct|chat|hf$|v0\.[12]", "", name).removesuffix("hf")
 
 
-def known_model(name: str) -> KnownModel | None:
+def find_model(name: str) -> KnownModel | None:
     """The registry's model of that name, hub id or folder name, in any spelling; None if there is none."""
     wanted = _key(name)
     return next((m for m in MODELS.values() if wanted in (_key(m.name), _key(m.hub))), None)
 
 
-def published(target: str, draft: str) -> KnownPair | None:
+def find_pair(target: str, draft: str) -> KnownPair | None:
     """The pair of these two names, hub ids or folders, or None."""
-    models = known_model(target), known_model(draft)
+    models = find_model(target), find_model(draft)
     return next((p for p in PAIRS if models == (MODELS[p.target], MODELS[p.draft])), None)

@@ -11,7 +11,7 @@ LOOPING = 0.25
 """A text with a larger share of its tokens in a periodic tail is a looping one."""
 
 
-def periodic_tail(ids: Seq[int]) -> int:
+def measure_periodic_tail(ids: Seq[int]) -> int:
     """Number of tokens at the end that repeat exactly with some period; 0 if there is no loop."""
     longest = 0
     for period in range(1, min(PERIODS, len(ids) // TURNS) + 1):
@@ -23,11 +23,11 @@ def periodic_tail(ids: Seq[int]) -> int:
     return longest
 
 
-def share(texts: Mapping[int, Seq[int]]) -> float:
+def measure_loops(texts: Mapping[int, Seq[int]]) -> float:
     """Share of the tokens of all texts that lie in a periodic tail; 0 without tokens."""
-    return sum(map(periodic_tail, texts.values())) / max(1, sum(map(len, texts.values())))
+    return sum(map(measure_periodic_tail, texts.values())) / max(1, sum(map(len, texts.values())))
 
 
-def looping(texts: Mapping[int, Seq[int]]) -> list[int]:
+def find_looping(texts: Mapping[int, Seq[int]]) -> list[int]:
     """The keys of the looping texts."""
-    return [key for key, ids in texts.items() if periodic_tail(ids) > LOOPING * len(ids)]
+    return [key for key, ids in texts.items() if measure_periodic_tail(ids) > LOOPING * len(ids)]

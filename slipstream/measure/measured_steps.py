@@ -86,7 +86,7 @@ class CountingArm(Arm):
         return Counting(super().prepare(), self.tally)
 
 
-def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
+def measure_steps(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
     """The measurements from a run of an arm and its plain arm, and from the target's cost curve. Of an arm that is no
     `CountingArm`, every step but the first of a text counts as one with room for a full draft.
 
@@ -127,11 +127,11 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         speedup=run.speedup(),
         experts=run.arm.llm.target.capabilities.experts,
         tau=stats.mean_acceptance_length,
-        noise=contradiction([r for r in (run.plain, run, short) if r is not None], each, draft, fixed),
+        noise=measure_contradiction([r for r in (run.plain, run, short) if r is not None], each, draft, fixed),
     )
 
 
-def contradiction(runs: Seq[Run], each: float, draft: float, fixed: float) -> float:
+def measure_contradiction(runs: Seq[Run], each: float, draft: float, fixed: float) -> float:
     """By how much, as a share, timings of the same work differ: the slowest pass of a run from its fastest. 1 if long
     drafts were timed as cheaper than short ones, so that the cost of a draft token is not known."""
     passes = [(run.seconds_per_token() * run.weights()[:, None]).sum(0) for run in runs]
@@ -150,7 +150,7 @@ def _host(stats: SpecStats, batch: int) -> float:
     return batch * (stats.seconds["host"] + stats.seconds["verify"]) / max(1, stats.steps)
 
 
-def target_costs(target: Target, past: int, most: int) -> CostCurve:
+def time_target(target: Target, past: int, most: int) -> CostCurve:
     """The cost curve of the target up to `most` rows (fewer if its context is short) after `past` tokens."""
     from slipstream.targets.target_costs import measure_costs
 

@@ -26,7 +26,7 @@ LEGEND_WIDTH, LEGEND_MARK = 56, 9
 """Characters that fit beside each other above a plot, and what the mark of an entry takes of them."""
 
 
-def svg(plot: Plot) -> str:
+def draw_svg(plot: Plot) -> str:
     """Draw a plot as a standalone SVG document. Does not change global state of matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -39,9 +39,9 @@ def svg(plot: Plot) -> str:
     return out.getvalue()
 
 
-def inline(plot: Plot, key: str) -> str:
+def draw_inline(plot: Plot, key: str) -> str:
     """Draw a plot for a page: colours are CSS variables, `key` makes ids unique, the width is 100 %."""
-    text = svg(plot)
+    text = draw_svg(plot)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', text)
@@ -84,7 +84,7 @@ def _style(name: str) -> Any:
     }
 
 
-def legend(axes: Axes) -> None:
+def add_legend(axes: Axes) -> None:
     """Add a legend above the plot, if there are several series, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
@@ -95,12 +95,12 @@ def legend(axes: Axes) -> None:
         )  # fmt: skip
 
 
-def style(series: int) -> tuple[str, str, Any]:
+def style_of(series: int) -> tuple[str, str, Any]:
     """Marker, colour and dashes of a series."""
     return tuple(kinds[series % len(kinds)] for kinds in (MARKERS, SERIES, DASHES))  # type: ignore[return-value]
 
 
-def errors(estimates: Seq[Estimate]) -> list[list[float]]:
+def error_bars(estimates: Seq[Estimate]) -> list[list[float]]:
     """The error bars of estimates: lengths below and above the values; 0 without an interval."""
     ends = [(e.low or e.value, e.value, e.high or e.value) for e in estimates]
     return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
@@ -115,8 +115,8 @@ def plot_intervals(
 
     def draw(axes: Axes) -> None:
         for y, (_, e, series) in enumerate(rows):
-            marker, colour, _ = style(series)
-            axes.errorbar([e.value], [y], xerr=errors([e]), fmt=marker, color=colour, elinewidth=2.2, markersize=7)
+            marker, colour, _ = style_of(series)
+            axes.errorbar([e.value], [y], xerr=error_bars([e]), fmt=marker, color=colour, elinewidth=2.2, markersize=7)
             axes.annotate(
                 f"{e.value:.2f}x", (e.value, y), xytext=(0, 7), textcoords="offset points", ha="center",
                 va="bottom", color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
@@ -133,12 +133,12 @@ def plot_intervals(
     return Plot(name, title, caption, alt, draw, 1.0 + row * len(rows), width)
 
 
-def lines(
+def draw_lines(
     axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, percent: bool = True, few: bool = False
 ) -> None:
     """Draw named lines (name, xs, ys). few: the values on the x axis are few, and each has a tick."""
     for i, (name, xs, ys) in enumerate(groups):
-        marker, colour, dashes = style(i)
+        marker, colour, dashes = style_of(i)
         axes.plot(xs, ys, color=colour, marker=marker if len(xs) < 40 else None, linestyle=dashes, label=name)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -146,11 +146,11 @@ def lines(
         axes.set_ylim(0, 1.03)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
     if few:
-        ticks(axes, [value for _, xs, _ in groups for value in xs])
-    legend(axes)
+        set_ticks(axes, [value for _, xs, _ in groups for value in xs])
+    add_legend(axes)
 
 
-def ticks(axes: Axes, xs: Seq[Any]) -> None:
+def set_ticks(axes: Axes, xs: Seq[Any]) -> None:
     """Set a tick at each measured value, if there are at most 12."""
     values = sorted(set(xs)) if all(isinstance(x, (int, float)) for x in xs) else []
     if 1 < len(values) <= 12:

@@ -104,7 +104,7 @@ class PromptSet:
         }
 
 
-def load(
+def choose_prompts(
     llm: LLM,
     origin: str = "code,edit",
     count: int | None = None,
@@ -119,12 +119,12 @@ def load(
     count       largest number of prompts, taken from all categories in turn; None takes all. A conversation is one.
     categories  use only these categories.
     template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
-    turns       turns of a conversation to use, each as a prompt: see `later_turns`. 1: only the first.
+    turns       turns of a conversation to use, each as a prompt: see `ask_later_turns`. 1: only the first.
     tokens      largest number of new tokens of an answer between two turns.
 
     Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
     """
-    chosen, warnings = select(origin, count, categories, template)
+    chosen, warnings = select_entries(origin, count, categories, template)
     prompts, long = [], 0
     for entry in chosen:
         ids = encode(llm, entry, template)
@@ -135,7 +135,7 @@ def load(
             ids = ids[-max(1, (llm.checks.longest + 1) // 2) :]
         prompts.append(Prompt(ids, entry.category, entry.name))
         if entry.later and turns > 1:
-            follow = later_turns(llm, entry, template, turns, tokens)
+            follow = ask_later_turns(llm, entry, template, turns, tokens)
             long += min(len(entry.later), turns - 1) - len(follow)
             prompts += follow
     if long:
@@ -148,16 +148,16 @@ def load(
     return PromptSet(name, prompts, digest, warnings)
 
 
-def select(
+def select_entries(
     origin: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
 ) -> tuple[list[Entry], list[str]]:
-    """The prompts that `load` would choose, as text, and warnings. Raises what `load` raises, but for what a tokenizer
-    says. Does not import torch: to be called before a model is loaded."""
+    """Choose prompts as `choose_prompts` does, as text, with warnings. Raises the same, but for what a tokenizer says.
+    Does not import torch: to be called before a model is loaded."""
     if template not in TEMPLATES:
         raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
     if count is not None and count < 1:
         raise ParameterError(f"the number of prompts is {count}, must be at least 1")
-    chosen = entries(origin)
+    chosen = read_entries(origin)
     known = list(dict.fromkeys(entry.category for entry in chosen))
     for name in categories:
         if name not in known:
@@ -172,14 +172,14 @@ def select(
             f"{gone} of {counted(len(chosen), 'prompt')} left out as repetitions: a drafter that learns could repeat "
             "its earlier answer"
         )
-    return in_turns(unique, count), warnings
+    return take_in_turns(unique, count), warnings
 
 
 def is_built_in(origin: str) -> bool:
     return all(kind in zoo.PROMPT_KINDS for kind in origin.split(","))
 
 
-def entries(origin: str) -> list[Entry]:
+def read_entries(origin: str) -> list[Entry]:
     """All prompts of a file, or of built-in kinds."""
     if is_built_in(origin):
         return [
@@ -211,7 +211,7 @@ def _name(entry: dict[str, Any]) -> str:
     return str(entry.get("name") or f"{entry['package']}/{entry['file']}")
 
 
-def in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
+def take_in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
     """At most `count` entries, chosen from all categories in turn, and sorted by category."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -239,7 +239,7 @@ def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[
     return list(llm.tokenizer.encode("\n\n".join([entry.text, *later])))
 
 
-def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
+def ask_later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
     """The second to last turn of a conversation, as prompts that hold the turns before and the target's own answers to
     them: at most `tokens` tokens each, greedy, decoded plainly. Turns that do not fit into the context are left out."""
     drafter, said, prompt_turns = llm.drafter, list[str](), list[Prompt]()
@@ -257,10 +257,10 @@ def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) 
     return prompt_turns
 
 
-def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
+def encode_built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
     """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
     their end, so that half of the context is free for the answer."""
-    ids = [encode(llm, entry, "auto") for entry in entries(kind)[:count]]
+    ids = [encode(llm, entry, "auto") for entry in read_entries(kind)[:count]]
     return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
 
 

@@ -153,18 +153,18 @@ def public_values(value: Any) -> Any:
     return public(value) if isinstance(value, str) else value
 
 
-def conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
+def note_conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
     """The conditions of any measurement, as plain JSON values."""
     here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
     return here | {"seed": seed, **more}
 
 
-def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
+def note_provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
     """The conditions of a measurement with this engine, as plain JSON values."""
-    return conditions(seed, **engine_facts(llm), **more)
+    return note_conditions(seed, **engine_facts(llm), **more)
 
 
-def drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
+def note_drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
     """Name and digest of every checkpoint that these drafters load."""
     paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
     return {str(path): model(checkpoint_of(path, "draft")) for path in paths}

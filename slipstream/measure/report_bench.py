@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from slipstream.measure import plots
-from slipstream.measure.estimates import unsure
+from slipstream.measure.estimates import explain_doubt
 from slipstream.measure.measurements import BenchArm, BenchData, Figures
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Alarm, Column, Plot, Section, Table, interval, percent, tabulate, words
@@ -20,24 +20,24 @@ AXES = {"draft_tokens": "draft length K", "batch": "batch size"}
 Series = list[tuple[str, list[BenchArm]]]
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     arms = result.measured(BenchData).arms
-    report = Section("Drafters against plain decoding", lead(arms))
+    report = Section("Drafters against plain decoding", write_lead(arms))
     if not arms:
         return report
     fast = [arm for arm in arms if not arm.plain]
     axis = result.settings.get("x")  # results of earlier versions have none
     conditions = list(dict.fromkeys(map(condition, arms)))
     names = list(dict.fromkeys(map(name, fast)))
-    report.tables.append(speeds(arms))
+    report.tables.append(tabulate_speeds(arms))
     if fast:
-        report.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
-        report.plots.append(speedups(fast, conditions, names))
+        report.plots += plot_axes(fast, result.settings["axes"], axis) if axis else []
+        report.plots.append(plot_speedups(fast, conditions, names))
         if len(arms[0].categories) > 1:
-            report.tables.append(by_category(arms))
-            report.plots.append(category_plot(fast, conditions, names))
-        report.tables.append(by_position(fast))
-    report.tables.append(times_spent(arms))
+            report.tables.append(tabulate_categories(arms))
+            report.plots.append(plot_categories(fast, conditions, names))
+        report.tables.append(tabulate_positions(fast))
+    report.tables.append(tabulate_times(arms))
     if len(conditions) == 1:
         report.tables = [part for table in report.tables for part in table.divided("setting")]
     report.notes += [
@@ -46,7 +46,7 @@ def section(result: Result) -> Section:
     return report
 
 
-def lead(arms: list[BenchArm]) -> str:
+def write_lead(arms: list[BenchArm]) -> str:
     """Name the fastest arm with accepted draft tokens, whether it is shown to differ from plain decoding, and how far
     predictions are off."""
     fast = [arm for arm in arms if not arm.plain]
@@ -58,9 +58,9 @@ def lead(arms: list[BenchArm]) -> str:
     who = f"{name(best)} ({condition(best)}), {interval(gain)}"
     if gain.value < 1 or not gaining:
         measured = "The least slow one" if gain.value < 1 else "Measured"
-        text = f"No drafter is faster than plain decoding. {measured}: {who}.{unsure(gain)}"
+        text = f"No drafter is faster than plain decoding. {measured}: {who}.{explain_doubt(gain)}"
     else:
-        text = f"Fastest: {who} over plain decoding.{unsure(gain)}"
+        text = f"Fastest: {who} over plain decoding.{explain_doubt(gain)}"
     off = [abs(arm.predicted.speedup / arm.overall.speedup.value - 1) for arm in fast if arm.predicted]
     if off:
         text += f" The predictions are off by {percent(sum(off) / len(off))} on average, {percent(max(off))} at most."
@@ -86,7 +86,7 @@ def gain(figures_of: Callable[[BenchArm], Figures]) -> Column:
     return Column("speed-up (95%)", "x", cell=lambda arm: "1" if arm.plain else figures_of(arm).speedup)
 
 
-def speeds(arms: list[BenchArm]) -> Table:
+def tabulate_speeds(arms: list[BenchArm]) -> Table:
     shown = columns(
         gain(lambda arm: arm.overall),
         Column("predicted", "x", cell=lambda arm: arm.predicted and arm.predicted.speedup),
@@ -105,7 +105,7 @@ def speeds(arms: list[BenchArm]) -> Table:
     )  # fmt: skip
 
 
-def by_category(arms: list[BenchArm]) -> Table:
+def tabulate_categories(arms: list[BenchArm]) -> Table:
     title, rows = "Speed-up by category", list[list[Any]]()
     for kind in arms[0].categories:
         figures = columns(
@@ -116,7 +116,7 @@ def by_category(arms: list[BenchArm]) -> Table:
     return Table(title, [words("category"), *figures], rows)
 
 
-def by_position(fast: list[BenchArm]) -> Table:
+def tabulate_positions(fast: list[BenchArm]) -> Table:
     deepest = min(SHOWN_POSITIONS, max(len(arm.overall.position_rates) for arm in fast))
 
     def rate(depth: int) -> Column:
@@ -128,7 +128,7 @@ def by_position(fast: list[BenchArm]) -> Table:
     )  # fmt: skip
 
 
-def times_spent(arms: list[BenchArm]) -> Table:
+def tabulate_times(arms: list[BenchArm]) -> Table:
     def share(*phases: str) -> Column:
         return Column(phases[0], "%", cell=lambda arm: sum(arm.overall.shares[phase] for phase in phases))
 
@@ -144,7 +144,7 @@ def times_spent(arms: list[BenchArm]) -> Table:
     )  # fmt: skip
 
 
-def speedups(fast: list[BenchArm], conditions: list[str], names: list[str]) -> Plot:
+def plot_speedups(fast: list[BenchArm], conditions: list[str], names: list[str]) -> Plot:
     several = len(conditions) > 1
     rows = [(name(arm) + f"\n{condition(arm)}" * several, arm.overall.speedup, names.index(name(arm))) for arm in fast]
     return plots.plot_intervals(
@@ -153,7 +153,7 @@ def speedups(fast: list[BenchArm], conditions: list[str], names: list[str]) -> P
     )  # fmt: skip
 
 
-def category_plot(fast: list[BenchArm], conditions: list[str], names: list[str]) -> Plot:
+def plot_categories(fast: list[BenchArm], conditions: list[str], names: list[str]) -> Plot:
     first = [arm for arm in fast if condition(arm) == conditions[0]]
     rows = [
         (f"{kind}\n{name(arm)}", arm.categories[kind].speedup, names.index(name(arm)))
@@ -166,7 +166,7 @@ def category_plot(fast: list[BenchArm], conditions: list[str], names: list[str])
     )  # fmt: skip
 
 
-def axis_plots(fast: list[BenchArm], axes: dict[str, list[Any]], axis: str) -> list[Plot]:
+def plot_axes(fast: list[BenchArm], axes: dict[str, list[Any]], axis: str) -> list[Plot]:
     """Plot speed-up and acceptance rate over `axis`, a line for each combination of the other axes."""
     lines: dict[str, list[BenchArm]] = {}
     for arm in fast:
@@ -174,7 +174,7 @@ def axis_plots(fast: list[BenchArm], axes: dict[str, list[Any]], axis: str) -> l
         label = ", ".join(str(v) if name == "drafter" else f"{AXES.get(name, name)} {v}" for name, v in rest.items())
         lines.setdefault(label or arm.label, []).append(arm)
     series = list(lines.items())
-    return [speed(series, axis), acceptance(series, axis)]
+    return [plot_speed(series, axis), plot_acceptance(series, axis)]
 
 
 def value(arm: BenchArm, axis: str) -> Any:
@@ -192,15 +192,15 @@ def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
     return [x + 0.06 * step * (i - (count - 1) / 2) for x in xs]
 
 
-def speed(series: Series, axis: str) -> Plot:
+def plot_speed(series: Series, axis: str) -> Plot:
     def draw(axes: Any) -> None:
         for i, (label, points) in enumerate(series):
-            marker, colour, _ = plots.style(i)
+            marker, colour, _ = plots.style_of(i)
             xs = dodged([value(point, axis) for point in points], i, len(series))
             gains = [point.overall.speedup for point in points]
             who = f"{label}, " if len(series) > 1 else ""
             axes.errorbar(
-                xs, [gain.value for gain in gains], yerr=plots.errors(gains), color=colour, capsize=3, fmt=marker,
+                xs, [gain.value for gain in gains], yerr=plots.error_bars(gains), color=colour, capsize=3, fmt=marker,
                 label=f"{who}measured",
             )  # fmt: skip
             expected = [(x, p.predicted.speedup) for x, p in zip(xs, points, strict=True) if p.predicted]
@@ -213,8 +213,8 @@ def speed(series: Series, axis: str) -> Plot:
         axes.set_ylim(bottom=min(0.8, axes.get_ylim()[0]))
         axes.set_xlabel(AXES.get(axis, axis))
         axes.set_ylabel("speed-up over plain decoding")
-        plots.ticks(axes, [value(point, axis) for _, points in series for point in points])
-        plots.legend(axes)
+        plots.set_ticks(axes, [value(point, axis) for _, points in series for point in points])
+        plots.add_legend(axes)
 
     return Plot(
         "speedup-by-axis", f"Speed-up by {AXES.get(axis, axis)}",
@@ -225,7 +225,7 @@ def speed(series: Series, axis: str) -> Plot:
     )  # fmt: skip
 
 
-def acceptance(series: Series, axis: str) -> Plot:
+def plot_acceptance(series: Series, axis: str) -> Plot:
     groups = [
         (each, [value(p, axis) for p in points], [p.overall.acceptance_rate or 0.0 for p in points])
         for each, points in series
@@ -233,5 +233,5 @@ def acceptance(series: Series, axis: str) -> Plot:
     return Plot(
         "acceptance-by-axis", f"Acceptance rate by {AXES.get(axis, axis)}", "Accepted draft tokens over verified ones.",
         "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups),
-        lambda axes: plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate", few=True),
+        lambda axes: plots.draw_lines(axes, groups, AXES.get(axis, axis), "acceptance rate", few=True),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from slipstream.measure.report_tune import costs
+from slipstream.measure.report_tune import tabulate_costs
 from slipstream.measure.roofline import CONTEXT, Hardware
 from slipstream.measure.tables import (
     Column,
@@ -35,7 +35,7 @@ def report_lengths(data: Json) -> Section:
         Column("tokens per step", digits=2, cell=value_of("tau")),
         Column("step cost", digits=2, cell=value_of("step_cost")),
         Column("speed-up", "x", cell=value_of("speedup")),
-        Column("break-even", cell=lambda row: break_even(row["break_even"])),
+        Column("break-even", cell=lambda row: show_break_even(row["break_even"])),
         words("", lambda row: "best" if row["draft_tokens"] == best else ""),
     ]
     note = (
@@ -51,12 +51,12 @@ def report_lengths(data: Json) -> Section:
     section.tables.append(tabulate("Speed-up by draft length", data["lengths"], columns, note))
     curve = data["costs"]["curve"]
     if curve and len(curve["rows"]) > 2:  # measured
-        section.tables.append(costs(CostCurve(**curve)))
+        section.tables.append(tabulate_costs(CostCurve(**curve)))
     section.notes = [f"Assumptions: {data['assumptions']}."]
     return section
 
 
-def break_even(rate: float | None) -> str:
+def show_break_even(rate: float | None) -> str:
     return "never" if rate is None else percent(rate)
 
 
@@ -77,13 +77,13 @@ def report_plan(data: Json) -> Section:
     note = "Columns 4 to 7: tokens/s."
     if not all(row["fits"] for row in data["loads"]):
         note += f" too large: more than 90% of the memory ({size(hardware['memory'] * hardware['devices'])})."
-    section = Section("Plan", users(data, title))
+    section = Section("Plan", describe_users(data, title))
     section.tables.append(tabulate(f"{target['name']} + {draft['name']} on {title}", data["loads"], columns, note))
-    section.notes = [f"{line}." for line in assumptions(data)]
+    section.notes = [f"{line}." for line in list_assumptions(data)]
     return section
 
 
-def users(data: Json, title: str) -> str:
+def describe_users(data: Json, title: str) -> str:
     each, bound = data["users_a_group"], data["latency_ms"]
     limit = "that fit into memory" if bound is None else f"with at most {bound:g} ms per token"
     text = f"Concurrent users {limit}: {each['plain']} plain, {each['speculative']} with speculation, on {title}."
@@ -98,7 +98,7 @@ def users(data: Json, title: str) -> str:
     return text
 
 
-def assumptions(data: Json) -> list[str]:
+def list_assumptions(data: Json) -> list[str]:
     hardware, (target, draft), first = data["hardware"], data["models"], data["loads"][0]
     lines = [
         f"Assumptions at batch {first['batch']}: {first['assumptions']}",
@@ -127,7 +127,7 @@ def assumptions(data: Json) -> list[str]:
 def report_pairs(place: Hardware, alpha: float | None) -> Section:
     """The recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all; None:
     the published ones."""
-    from slipstream.measure.known_pairs import MODELS, PAIRS, outlook
+    from slipstream.measure.known_pairs import MODELS, PAIRS, predict_pair
 
     sources = [source for pair in PAIRS for source in (pair.acceptance_source, pair.speedup_source) if source]
     numbers = {source: i for i, source in enumerate(dict.fromkeys(sources), start=1)}
@@ -135,41 +135,43 @@ def report_pairs(place: Hardware, alpha: float | None) -> Section:
                Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
     rows = []
     for pair in PAIRS:
-        hardware, best = outlook(pair, place, alpha)
+        hardware, best = predict_pair(pair, place, alpha)
         gain = f"{times(best.speedup)}, K={best.draft_tokens}" if best.draft_tokens else "no speed-up"
         rows.append([
             f"{pair.target}\n+ {pair.draft}",
             "\n".join(count(MODELS[name].shape.parameters) for name in (pair.target, pair.draft)),
-            published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
-            published(pair.speedup, "x", numbers.get(pair.speedup_source)),
+            show_published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
+            show_published(pair.speedup, "x", numbers.get(pair.speedup_source)),
             hardware.devices,
             f"{best.costs.c:.2f}\n{best.costs.verify(best.draft_tokens or 1):.2f}",
-            break_even(best.break_even),
-            f"{gain}\n{rate(best)}",
+            show_break_even(best.break_even),
+            f"{gain}\n{describe_rate(best)}",
         ])  # fmt: skip
     note = (
         "accept, speed-up: as published; -: no published figure. break-even: acceptance rate. c, verify: cost of one "
         "draft token and of verifying K draft tokens, in decode steps of the target. predicted: expected tokens per "
         "step divided by the cost of a step, at the best draft length K."
     )
-    section = Section("Recommended pairs", assumed(place), [Table("Recommended pairs", columns, rows, note)])
+    section = Section(
+        "Recommended pairs", describe_assumptions(place), [Table("Recommended pairs", columns, rows, note)]
+    )
     section.notes = [f"[{number}] {source}." for source, number in numbers.items()]
     section.notes += [f"{pair.target} + {pair.draft}: {pair.note}." for pair in PAIRS if pair.note]
     return section
 
 
-def assumed(place: Hardware) -> str:
+def describe_assumptions(place: Hardware) -> str:
     """The assumptions of all predictions of a table, in one line."""
     basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
     return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
 
 
-def rate(predicted: Forecast) -> str:
+def describe_rate(predicted: Forecast) -> str:
     """The acceptance rate of a prediction and its origin: "at 78%", "assumed 70%"."""
     shown = percent(predicted.rates.alpha)
     return f"at {shown}" if predicted.rates.origin == "published" else f"{predicted.rates.origin} {shown}"
 
 
-def published(values: Seq[float] | None, unit: str, number: int | None = None) -> str:
+def show_published(values: Seq[float] | None, unit: str, number: int | None = None) -> str:
     """(.75, .8) -> "75-80%", with the number of its source on the next line."""
     return "-" if values is None else span(values, unit) + (f"\n[{number}]" if number else "")

@@ -11,20 +11,20 @@ BEFORE = 400
 """Characters of the prompt's end that are shown."""
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     data, settings = result.measured(TraceData), result.settings
-    report = Section("Trace of one generation", lead(settings, data.stats))
+    report = Section("Trace of one generation", write_lead(settings, data.stats))
     if not data.tokens:
         return report
-    report.trace = text(data) | {"distribution": settings["distribution"]}
+    report.trace = show_text(data) | {"distribution": settings["distribution"]}
     if data.rolling:
-        report.plots.append(over_time(data.rolling, settings["window"]))
-    report.plots.append(histogram(data.stats))
-    report.tables.append(by_proposer(data))
+        report.plots.append(plot_rates(data.rolling, settings["window"]))
+    report.plots.append(plot_histogram(data.stats))
+    report.tables.append(tabulate_proposers(data))
     return report
 
 
-def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
+def write_lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
     if not stats["steps"]:
         return "Nothing was generated before the run ended."
     tau = stats["mean_acceptance_length"]
@@ -37,33 +37,33 @@ def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
     return said
 
 
-def proposers(data: TraceData) -> list[str]:
+def name_proposers(data: TraceData) -> list[str]:
     """The names of all that proposed a token: the target first, then in order of appearance."""
     named = [token.by for token in data.tokens] + [lost.by for token in data.tokens for lost in token.rejected]
     return ["target", *(name for name in dict.fromkeys(named) if name != "target")]
 
 
-def text(data: TraceData) -> dict[str, Any]:
-    """What a page shows of the tokens. Where a pointer rests on one, the browser shows its `label`."""
+def show_text(data: TraceData) -> dict[str, Any]:
+    """What a page shows of the tokens. Where a pointer rests on one, the browser shows what `label_token` says."""
     prompt = data.prompt["text"]
     return {
-        "who": proposers(data),
+        "who": name_proposers(data),
         "prompt": ("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:],
         "tokens": list(zip(data.tokens, data.pieces, strict=False)),
         "words": data.vocabulary,
-        "visible": visible,
-        "label": label,
+        "visible": make_visible,
+        "label": label_token,
     }
 
 
-def visible(piece: str) -> str:
+def make_visible(piece: str) -> str:
     """The text, or marks in which a token of only white space is visible."""
     if piece and not piece.strip():
         piece = piece.replace("\n", "⏎\n").replace("\t", "⇥")
     return piece or "·"
 
 
-def label(token: TracedToken, words: dict[str, str]) -> str:
+def label_token(token: TracedToken, words: dict[str, str]) -> str:
     """Where a token is from, its step, its probabilities, and the draft tokens that were rejected in its place.
     words: id of a rejected token -> its text."""
     kind = "accepted draft token of" if token.drafted else "chosen by"
@@ -71,7 +71,7 @@ def label(token: TracedToken, words: dict[str, str]) -> str:
     return "; ".join([f"step {token.step + 1}: {kind} {token.by}, {token.chances}", *lost])
 
 
-def over_time(points: list[RollingRate], window: int) -> Plot:
+def plot_rates(points: list[RollingRate], window: int) -> Plot:
     xs = [point.token for point in points]
     groups = [
         (f"last {window} steps", xs, [point.rate for point in points]),
@@ -81,11 +81,11 @@ def over_time(points: list[RollingRate], window: int) -> Plot:
         "acceptance-over-time", "Acceptance over time",
         f"Accepted draft tokens over verified ones: in the last {window} steps that drafted, and since the beginning.",
         "; ".join(f"by token {point.token}: {percent(point.rate)}" for point in points),
-        lambda axes: plots.lines(axes, groups, "output token", "acceptance rate"),
+        lambda axes: plots.draw_lines(axes, groups, "output token", "acceptance rate"),
     )  # fmt: skip
 
 
-def histogram(stats: dict[str, Any]) -> Plot:
+def plot_histogram(stats: dict[str, Any]) -> Plot:
     counts = stats["histogram"]
 
     def draw(axes: Any) -> None:
@@ -106,10 +106,10 @@ def histogram(stats: dict[str, Any]) -> Plot:
     )  # fmt: skip
 
 
-def by_proposer(data: TraceData) -> Table:
+def tabulate_proposers(data: TraceData) -> Table:
     """Output tokens and rejected draft tokens by proposer."""
     rows = []
-    for name in proposers(data):
+    for name in name_proposers(data):
         tokens = [token for token in data.tokens if token.by == name]
         lost = [each for token in data.tokens for each in token.rejected if each.by == name]
         mean = sum(token.p for token in tokens) / len(tokens) if tokens else None

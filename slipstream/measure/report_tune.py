@@ -90,20 +90,20 @@ class TuneData:
     configs: Configurations | None = None
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     data = result.measured(TuneData)
     report = Section(
         "Which drafter and draft length?", "The run ended before any setting was confirmed, so nothing is chosen."
     )
     if data.raced:
         best = max(data.raced, key=lambda row: row.speedup.value)
-        report.lead = lead(data.choice, best)
-        report.tables.append(raced(data.raced, data.choice))
+        report.lead = write_lead(data.choice, best)
+        report.tables.append(tabulate_raced(data.raced, data.choice))
         shown = next((row for row in data.raced if is_chosen(row, data.choice)), best)
-        report.tables += [without(data.raced), costs(shown.measured.costs)]
-        report.notes += [*map(reason, data.raced), *map(remark, shown.diagnosis.evidence)]
+        report.tables += [tabulate_causes(data.raced), tabulate_costs(shown.measured.costs)]
+        report.notes += [*map(explain, data.raced), *map(remark, shown.diagnosis.evidence)]
     if data.drafters:
-        report.tables.append(recorded(data.drafters))
+        report.tables.append(tabulate_recorded(data.drafters))
     if data.configs:
         vllm = data.configs.vllm
         report.configs += [("slipstream", json.dumps(data.configs.slipstream), ""), ("vllm", vllm.text, vllm.note)]
@@ -114,11 +114,11 @@ def section(result: Result) -> Section:
     return report
 
 
-def lead(choice: Chosen | None, best: Raced) -> str:
+def write_lead(choice: Chosen | None, best: Raced) -> str:
     if choice is None:
         return (
             "Choice: none. No drafter was significantly faster than plain decoding, so use plain decoding. The best: "
-            f"{reason(best)}"
+            f"{explain(best)}"
         )
     return (
         f"Choice: {choice.label}, K={choice.draft_tokens}: {interval(choice.speedup)} over plain decoding "
@@ -130,7 +130,7 @@ def is_chosen(row: Raced, choice: Chosen | None) -> bool:
     return choice is not None and (choice.contender, choice.draft_tokens) == (row.contender, row.draft_tokens)
 
 
-def raced(rows: list[Raced], choice: Chosen | None) -> Table:
+def tabulate_raced(rows: list[Raced], choice: Chosen | None) -> Table:
     columns = [
         words("setting", lambda row: row.setting),
         Column("predicted", "x", cell=lambda row: row.predicted),
@@ -142,7 +142,7 @@ def raced(rows: list[Raced], choice: Chosen | None) -> Table:
     return tabulate("Measured against plain decoding", rows, columns)
 
 
-def recorded(rows: list[Recorded]) -> Table:
+def tabulate_recorded(rows: list[Recorded]) -> Table:
     def by_position(row: Recorded) -> str:
         rates = [percent(rate) for rate in row.measured.position_rates]
         return " ".join(rates[:SHOWN_POSITIONS]) + " ..." * (len(rates) > SHOWN_POSITIONS)
@@ -168,7 +168,7 @@ def recorded(rows: list[Recorded]) -> Table:
     return tabulate("Measured at the longest draft", rows, columns, note)
 
 
-def reason(row: Raced) -> str:
+def explain(row: Raced) -> str:
     """What limits a setting, and what to do about it, in sentences."""
     d = row.diagnosis
     who = f"{row.setting}, {interval(row.speedup)}"
@@ -180,7 +180,7 @@ def reason(row: Raced) -> str:
     return f"{who}: {d.cause}. Fix: {d.fix}.{alone}"
 
 
-def without(rows: list[Raced]) -> Table:
+def tabulate_causes(rows: list[Raced]) -> Table:
     """The predicted speed-ups without one cause, a column each."""
 
     def remedied(cause: str) -> Column:
@@ -196,7 +196,7 @@ def without(rows: list[Raced]) -> Table:
     return tabulate("What limits the speed-up", rows, columns, note)
 
 
-def costs(curve: CostCurve) -> Table:
+def tabulate_costs(curve: CostCurve) -> Table:
     """The cost curve of the target at powers of two."""
     shown = [(n, seconds) for n, seconds in zip(curve.rows, curve.seconds, strict=True) if n & (n - 1) == 0]
     columns = [words("rows per pass"), *(Column(str(n), digits=2) for n, _ in shown)]

@@ -13,7 +13,7 @@ and pick fewer experts.
 
 The share of the vendor's peak that a forward reaches is assumed. These shares were fitted to one public table of
 measured speeds, that of gpt-fast (README, "Benchmarks" and "Tensor Parallelism": Llama-2-7B and 70B, 16 bits, batch 1,
-on 1 to 8 A100-80GB), which `forward_seconds` reproduces within 6 %: reading at 74 % of the peak, half a millisecond per
+on 1 to 8 A100-80GB), which `time_forward` reproduces within 6 %: reading at 74 % of the peak, half a millisecond per
 forward, 20 microseconds per exchange between devices. The share of peak arithmetic is a usual figure for large matrix
 products and was not fitted. Quantised kernels read more slowly, which is not modelled: in the same table 52 to 65 % of
 the peak with 8-bit weights and 42 to 54 % with 4-bit ones.
@@ -170,9 +170,7 @@ class ModelSize(Strict):
         return always + self.mixtures * (1 - (1 - self.picked / self.experts) ** rows)
 
 
-def forward_seconds(
-    model: ModelSize, hardware: Hardware, rows: float, sequences: float = 1, context: float = 0
-) -> float:
+def time_forward(model: ModelSize, hardware: Hardware, rows: float, sequences: float = 1, context: float = 0) -> float:
     """Seconds of one forward with `rows` rows in all, for `sequences` sequences of `context` tokens each."""
     n = hardware.devices
     parts = (  # (bytes read, operations): one after the other, so neither hides behind the other's
@@ -190,9 +188,9 @@ def forward_seconds(
 _ROWS = tuple(sorted({*range(1, 9), *(m << e for e in range(14) for m in (4, 5, 6)), 65536}))
 
 
-def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
+def make_cost_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
     """The cost curve that `measure_costs` would measure on this hardware; linear between the rows of `_ROWS`."""
-    return CostCurve.monotone(_ROWS, [forward_seconds(model, hardware, rows, sequences, context) for rows in _ROWS])
+    return CostCurve.monotone(_ROWS, [time_forward(model, hardware, rows, sequences, context) for rows in _ROWS])
 
 
 @dataclass(frozen=True)
@@ -202,23 +200,25 @@ class PairCosts(ForecastCosts):
     draft_devices: int = 1
 
 
-def pair_costs(
+def compute_pair_costs(
     target: ModelSize, draft: ModelSize, hardware: Hardware, batch: int = 1, context: float = 0
 ) -> PairCosts:
     """Costs of a pair for `batch` sequences of `context` tokens. Does not check that it fits into memory."""
-    curve = roofline_curve(target, hardware, batch, context)
-    steps = {n: forward_seconds(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
+    curve = make_cost_curve(target, hardware, batch, context)
+    steps = {n: time_forward(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
     devices = min(steps, key=lambda n: (steps[n], n))
     bits = " and ".join(f"{b:g}" for b in dict.fromkeys((target.bits, draft.bits)))
     basis = f"roofline of {hardware.title}, {bits}-bit weights, {context:g} tokens of context"
     return PairCosts(steps[devices] / curve(batch), curve, batch, 0.0, basis, devices)
 
 
-def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None) -> Hardware:
+def place_models(
+    models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None
+) -> Hardware:
     """This hardware with `devices` devices; None: the fewest that hold the models. Raises ParameterError if 64 do
     not."""
     if devices is None:
-        devices = devices_needed(models, hardware, 1, context)
+        devices = count_devices(models, hardware, 1, context)
     if devices is None:
         names = " and ".join(m.name for m in models)
         raise ParameterError(
@@ -231,15 +231,15 @@ MEMORY_SHARE = 0.9
 """Share of the devices' memory that weights and KV caches may use; the rest is for activations."""
 
 
-def memory_needed(models: Seq[ModelSize], batch: int = 1, context: float = 0) -> float:
+def sum_memory(models: Seq[ModelSize], batch: int = 1, context: float = 0) -> float:
     """Bytes of the weights and of the KV caches of `batch` sequences of `context` tokens."""
     return sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
 
 
-def devices_needed(models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0) -> int | None:
+def count_devices(models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0) -> int | None:
     """The smallest power of two, at most 64, of devices that hold weights and KV caches in `MEMORY_SHARE` of their
     memory. None if 64 do not."""
-    needed = memory_needed(models, batch, context)
+    needed = sum_memory(models, batch, context)
     return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= MEMORY_SHARE * hardware.memory * n), None)
 
 
@@ -265,7 +265,7 @@ class Serving(Strict):
     context: float = CONTEXT
 
     def memory(self, batch: int, speculative: bool = True) -> float:
-        return memory_needed((self.target, self.draft) if speculative else (self.target,), batch, self.context)
+        return sum_memory((self.target, self.draft) if speculative else (self.target,), batch, self.context)
 
     def fits(self, batch: int, speculative: bool = True) -> bool:
         return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.memory * self.hardware.devices
@@ -276,7 +276,7 @@ class Serving(Strict):
         seconds, plain_seconds  mean time between two tokens of one user, with and without speculation.
         memory                  bytes of the weights of both models and the KV caches.
         """
-        costs = pair_costs(self.target, self.draft, self.hardware, batch, self.context)
+        costs = compute_pair_costs(self.target, self.draft, self.hardware, batch, self.context)
         predicted = forecast(self.rates.up_to(max(1, MOST_ROWS // batch - 1)), costs, draft_tokens)
         assert costs.target is not None
         plain = costs.target(batch)

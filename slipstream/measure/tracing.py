@@ -24,7 +24,7 @@ from slipstream.llm import LLM
 from slipstream.measure.configs import Contender
 from slipstream.measure.measured_steps import WrappedDrafter
 from slipstream.measure.measurements import RollingRate, TraceData, TracedStep, TracedToken, TriedToken
-from slipstream.measure.provenance import drafts, provenance
+from slipstream.measure.provenance import note_drafts, note_provenance
 from slipstream.measure.results import Result, recording
 from slipstream.tokens.text import TextStream, decoder_of, token_text_of
 
@@ -46,7 +46,7 @@ class Recorder(WrappedDrafter):
 
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
         run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
-        probs = target_probs(seq, draft, logits, len(run))  # [1 + N, V]
+        probs = compute_target_probs(seq, draft, logits, len(run))  # [1 + N, V]
         children = draft.children(0)
         who = [name or self.name for name in draft.by or [""] * len(draft)]  # of each node
         nodes = [*path, -2]  # -2: not a node of the draft
@@ -69,7 +69,7 @@ class Recorder(WrappedDrafter):
         self.steps.append(TracedStep(len(depths), accepted, len(run)))
 
 
-def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
+def compute_target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
     """float64 [1 + N, V]: the distributions that verification used, or the softmax at temperature 0. `seq` already
     contains the `emitted` tokens of this step."""
     if seq.params.greedy:
@@ -84,7 +84,7 @@ def _drafted(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> TriedToken:
     return TriedToken(token, who[node], float(row[token]), None if draft.q is None else float(draft.q[node, token]))
 
 
-def rolling(steps: Seq[TracedStep], window: int = WINDOW) -> list[RollingRate]:
+def compute_rolling(steps: Seq[TracedStep], window: int = WINDOW) -> list[RollingRate]:
     """The acceptance rate after each step that drafted."""
     points, drafting, done = [], list[TracedStep](), 0
     for each in steps:
@@ -115,7 +115,7 @@ def trace(
         "distribution": "softmax" if params.greedy else "warped",
         "params": asdict(params),
     }
-    result = Result("trace", settings, provenance(llm, params.seed, drafts=drafts([contender])))
+    result = Result("trace", settings, note_provenance(llm, params.seed, drafts=note_drafts([contender])))
     llm.use(contender.drafter, **contender.options)
     llm.draft_tokens = contender.draft_tokens
     recorder = Recorder(llm.drafter)
@@ -129,10 +129,10 @@ def trace(
         return TraceData(
             prompt={"name": name, "text": "".join(text), "tokens": len(text)},
             tokens=recorder.tokens,
-            pieces=pieces(llm, seq),
+            pieces=split_text(llm, seq),
             vocabulary={str(token): show(token) for token in used},
             steps=recorder.steps,
-            rolling=rolling(recorder.steps),
+            rolling=compute_rolling(recorder.steps),
             stats={k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
             finish=seq.finish,
         )
@@ -145,7 +145,7 @@ def trace(
     return result
 
 
-def pieces(llm: LLM, seq: Sequence) -> list[str]:
+def split_text(llm: LLM, seq: Sequence) -> list[str]:
     """The text that each output token adds; joined, they are the output text."""
     if llm.tokenizer is None:
         return [f" {token}" for token in seq.output]

@@ -23,10 +23,10 @@ from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.estimates import FEWEST_PASSES
 from slipstream.measure.measurements import ServedArm, TrafficData
-from slipstream.measure.provenance import conditions, public_values
+from slipstream.measure.provenance import note_conditions, public_values
 from slipstream.measure.results import Result, recording
-from slipstream.measure.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read
-from slipstream.measure.traffic_figures import TrafficPass, figures, warnings
+from slipstream.measure.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read_stream
+from slipstream.measure.traffic_figures import TrafficPass, collect_warnings, compute_passes
 
 if TYPE_CHECKING:
     import httpx
@@ -81,7 +81,7 @@ class TrafficArm:
     passes: list[TrafficPass] = field(default_factory=list)
 
 
-def arms_of(servers: Mapping[str, Endpoint], loads: Seq[Traffic], asked: TrafficPrompts) -> list[TrafficArm]:
+def line_up_servers(servers: Mapping[str, Endpoint], loads: Seq[Traffic], asked: TrafficPrompts) -> list[TrafficArm]:
     """Each server under each load; the others are compared with the first."""
     arms: list[TrafficArm] = []
     for each in loads:
@@ -105,7 +105,7 @@ class TrafficConfig(Strict):
     seed: int = option(0, check=integer(0))
 
 
-def requests_of(arms: Seq[TrafficArm], config: TrafficConfig) -> int:
+def count_requests(arms: Seq[TrafficArm], config: TrafficConfig) -> int:
     """How often `measure_traffic` calls `advance`."""
     return sum(arm.traffic.warm_up + config.rounds * arm.traffic.requests for arm in arms)
 
@@ -126,12 +126,14 @@ def measure_traffic(
     for arm in arms:
         arm.endpoint = replace(arm.endpoint, model=known[arm.endpoint]["id"])
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
-    result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
+    result = Result(
+        "bench-served", {**asdict(config), **(settings or {})}, note_conditions(config.seed, servers=servers)
+    )
 
     def collect() -> TrafficData:
         ready = [arm for arm in arms if arm.passes and (arm.against or arm).passes]
-        data = TrafficData([figures_of(arm, ready) for arm in ready])
-        result.warnings = warnings(data.arms)
+        data = TrafficData([compute_served_arm(arm, ready) for arm in ready])
+        result.warnings = collect_warnings(data.arms)
         return data
 
     with recording(result, out, collect) as save:
@@ -139,7 +141,7 @@ def measure_traffic(
     return result
 
 
-def figures_of(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
+def compute_served_arm(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
     """Compute the figures of an arm, with the index of the one that it is compared with."""
     base = arm.against
     return ServedArm(
@@ -148,7 +150,7 @@ def figures_of(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
         load=arm.traffic.label,
         **asdict(arm.traffic),
         against=None if base is None else arms.index(base),
-        **figures(arm.passes, None if base is None else base.passes),
+        **compute_passes(arm.passes, None if base is None else base.passes),
     )
 
 
@@ -167,20 +169,20 @@ async def measure(
         for arm in arms:
             if arm.traffic.warm_up:
                 warm = replace(arm.traffic, requests=arm.traffic.warm_up)
-                _check_answered(arm, await one_pass(arm, warm, -1, clients[arm.endpoint], config.seed, advance))
+                _check_answered(arm, await run_pass(arm, warm, -1, clients[arm.endpoint], config.seed, advance))
         clock = asyncio.get_running_loop().time
         began = clock()
         for number in range(config.rounds):
             if number >= FEWEST_PASSES and clock() - began > config.seconds:
                 break
-            for arm in in_turns(arms, number):
-                done = await one_pass(arm, arm.traffic, number, clients[arm.endpoint], config.seed, advance)
+            for arm in rotate(arms, number):
+                done = await run_pass(arm, arm.traffic, number, clients[arm.endpoint], config.seed, advance)
                 _check_answered(arm, done)
                 arm.passes.append(done)
             each_pass()
 
 
-def in_turns(arms: Seq[TrafficArm], number: int) -> list[TrafficArm]:
+def rotate(arms: Seq[TrafficArm], number: int) -> list[TrafficArm]:
     """The order of the arms in a pass. It rotates, so that no arm is always the first, and every other pass goes
     backwards: a server that has just answered for one arm may be slower, or faster, for the next."""
     first = number // 2 % len(arms)
@@ -188,7 +190,7 @@ def in_turns(arms: Seq[TrafficArm], number: int) -> list[TrafficArm]:
     return order[::-1] if number % 2 else order
 
 
-async def one_pass(
+async def run_pass(
     arm: TrafficArm, traffic: Traffic, number: int, client: TrafficClient, seed: int, advance: Callable[[], None]
 ) -> TrafficPass:
     """All requests of one pass, to their ends."""
@@ -211,7 +213,7 @@ async def one_pass(
     after = await client.counters()
     gained = after.since(before) if before and after else None
     said = next((each.said for each in done if each.fault), "")
-    return TrafficPass(ended - began, [read(each) for each in done], gained, said)
+    return TrafficPass(ended - began, [read_stream(each) for each in done], gained, said)
 
 
 async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Callable[[TrafficRequest, float], Any]) -> list[Timed]:

@@ -1,6 +1,6 @@
 """Requests of a load test: prompts as requests, sent to an OpenAI-compatible server as a stream, and timed.
 
-While requests run, what arrives is only stored with its time; it is read afterwards (`read`), so that the client
+While requests run, what arrives is only stored with its time; it is read afterwards (`read_stream`), so that the client
 disturbs a server on the same machine as little as it can.
 """
 
@@ -184,7 +184,7 @@ class TrafficClient:
         return read_counters(answer.text) if answer.status_code == 200 else None
 
 
-def read(timed: Timed) -> Answered:
+def read_stream(timed: Timed) -> Answered:
     """What the pieces of a stream say."""
     texts: list[float] = []
     usage: Mapping[str, Any] = {}

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.measure import estimates
-from slipstream.measure.counters import Counters, total
-from slipstream.measure.estimates import FEWEST_PASSES, unsure
+from slipstream.measure.counters import Counters, add_counters
+from slipstream.measure.estimates import FEWEST_PASSES, explain_doubt
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Column, Estimate, Section, Table, counted, ends, interval, tabulate, words
@@ -57,28 +57,28 @@ class TrafficPass:
         return sum(each.tokens for each in self.good)
 
 
-def figures(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> dict[str, Any]:
+def compute_passes(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> dict[str, Any]:
     """Compute the fields of a `ServedArm` that come from its passes. base: the passes that it is compared with."""
     good = [each for one in passes for each in one.good]
-    summed = total(one.counters for one in passes)
+    summed = add_counters(one.counters for one in passes)
     reported = summed.as_dict() if summed else {}
     return {
         "rounds": len(passes),
         "answered": len(good),
         "errors": dict(Counter(each.fault for one in passes for each in one.answers if each.fault)),
         "said": next((one.said for one in passes if one.said), ""),
-        "tokens_per_second": speed(passes),
-        "ratio": None if base is None else ratio(base, passes),
+        "tokens_per_second": estimate_speed(passes),
+        "ratio": None if base is None else compare_speeds(base, passes),
         "requests_per_second": len(good) / sum(one.seconds for one in passes),
         "output_tokens": sum(one.tokens for one in passes),
         "prompt_tokens": sum(each.prompt_tokens for each in good),
         "cached_tokens": sum(each.cached_tokens for each in good),
         "counted": all(each.counted for each in good),
-        "first": percentiles([each.first for each in good]),
-        "next": percentiles([each.per_token for each in good]),
-        "gap": percentiles([gap for each in good for gap in each.gaps]),
-        "whole": percentiles([each.whole for each in good]),
-        "late": percentiles([each.late for each in good]),
+        "first": compute_percentiles([each.first for each in good]),
+        "next": compute_percentiles([each.per_token for each in good]),
+        "gap": compute_percentiles([gap for each in good for gap in each.gaps]),
+        "whole": compute_percentiles([each.whole for each in good]),
+        "late": compute_percentiles([each.late for each in good]),
         "counters": reported or None,
         "acceptance_rate": reported.get("acceptance_rate"),
         "mean_acceptance_length": reported.get("mean_acceptance_length"),
@@ -92,23 +92,23 @@ def figures(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> d
     }
 
 
-def speed(passes: Seq[TrafficPass]) -> Estimate | None:
+def estimate_speed(passes: Seq[TrafficPass]) -> Estimate | None:
     """Output tokens a second with its interval; None if a pass gave no token."""
     if not all(one.tokens for one in passes):
         return None
-    return estimates.mean([one.seconds / one.tokens for one in passes]).inverse()
+    return estimates.estimate_mean([one.seconds / one.tokens for one in passes]).inverse()
 
 
-def ratio(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate | None:
+def compare_speeds(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate | None:
     """Tokens a second over those of `base`, by pairs of passes."""
     pairs = list(zip(base, passes, strict=False))
     if not all(a.tokens and b.tokens for a, b in pairs):
         return None
     times = [[one.seconds / one.tokens for one in side] for side in zip(*pairs, strict=True)]
-    return estimates.ratio(*times)
+    return estimates.estimate_ratio(*times)
 
 
-def percentiles(values: Seq[float | None]) -> dict[str, float] | None:
+def compute_percentiles(values: Seq[float | None]) -> dict[str, float] | None:
     """{"p50", "p95", "p99", "mean", "max"} of those that are there; between two values on a line."""
     known = [value for value in values if value is not None]
     if not known:
@@ -118,7 +118,7 @@ def percentiles(values: Seq[float | None]) -> dict[str, float] | None:
     return named | {"mean": float(np.mean(known)), "max": float(max(known))}
 
 
-def warnings(arms: Seq[ServedArm]) -> list[str]:
+def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
     """What limits how far the figures can be trusted."""
     texts = []
     if arms and min(arm.rounds for arm in arms) < FEWEST_PASSES:
@@ -142,11 +142,11 @@ def warnings(arms: Seq[ServedArm]) -> list[str]:
     return texts
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     arms = result.measured(TrafficData).arms
-    report = Section("Servers under load" if _several(arms) else "A server under load", lead(arms))
+    report = Section("Servers under load" if _several(arms) else "A server under load", write_lead(arms))
     if arms:
-        report.tables += [speeds(arms), latencies(arms)]
+        report.tables += [tabulate_throughput(arms), tabulate_latencies(arms)]
     return report
 
 
@@ -154,15 +154,14 @@ def _several(arms: Seq[ServedArm]) -> bool:
     return len({arm.name for arm in arms}) > 1
 
 
-def lead(arms: Seq[ServedArm]) -> str:
+def write_lead(arms: Seq[ServedArm]) -> str:
     if not arms:
         return "Nothing was measured before the run ended."
     compared = [(arm.ratio, arm) for arm in arms if arm.ratio]
     if compared:
         gain, best = max(compared, key=lambda each: each[0].value)
-        return (
-            f"Against {arms[best.against or 0].name}, {best.who}: {interval(gain)} its tokens a second.{unsure(gain)}"
-        )
+        said = f"{best.who}: {interval(gain)} its tokens a second.{explain_doubt(gain)}"
+        return f"Against {arms[best.against or 0].name}, {said}"
     quick = [(arm.tokens_per_second, arm.first, arm) for arm in arms if arm.tokens_per_second and arm.first]
     if not quick:
         return "No server gave text."
@@ -173,7 +172,7 @@ def lead(arms: Seq[ServedArm]) -> str:
     )
 
 
-def speeds(arms: Seq[ServedArm]) -> Table:
+def tabulate_throughput(arms: Seq[ServedArm]) -> Table:
     several = _several(arms)
     columns = [
         *[words("server", lambda arm: arm.name)] * several,
@@ -194,7 +193,7 @@ def speeds(arms: Seq[ServedArm]) -> Table:
     )  # fmt: skip
 
 
-def latencies(arms: Seq[ServedArm]) -> Table:
+def tabulate_latencies(arms: Seq[ServedArm]) -> Table:
     rows = [
         [*[arm.name] * _several(arms), arm.load, text, *((getattr(arm, key) or {}).get(name) for name in SHOWN)]
         for arm in arms

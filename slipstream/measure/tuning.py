@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
-from slipstream.measure.arms import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
-from slipstream.measure.benchmark import Contender, figures, warnings
+from slipstream.measure.arms import Arm, Run, count_passes, is_recreated, line_up, load_weights_once, race
+from slipstream.measure.benchmark import Contender, collect_warnings, compute_figures
 from slipstream.measure.configs import DrafterChoice, slipstream, vllm
 from slipstream.measure.diagnosis import diagnose
-from slipstream.measure.measured_steps import CountingArm, measured, target_costs
+from slipstream.measure.measured_steps import CountingArm, measure_steps, time_target
 from slipstream.measure.prompts import PromptSet
-from slipstream.measure.provenance import OtherProcesses, drafts, provenance
+from slipstream.measure.provenance import OtherProcesses, note_drafts, note_provenance
 from slipstream.measure.report_tune import Chosen, Configurations, Raced, Recorded, TuneData
 from slipstream.measure.results import Result, recording
 from slipstream.measure.step_figures import Measured
@@ -67,7 +67,7 @@ class Candidate(Strict):
     predicted: float
 
 
-def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
+def list_candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
     tokens per level as the recorded one."""
     choices = [
@@ -78,7 +78,7 @@ def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     return sorted(choices, key=lambda c: (-c.predicted, c.draft_tokens))
 
 
-def shortlist(choices: Seq[Candidate], most: int) -> list[Candidate]:
+def choose_candidates(choices: Seq[Candidate], most: int) -> list[Candidate]:
     """The best length of each drafter, then further lengths of the best drafter, `most` in all. Lengths are at least
     two apart, because adjacent ones differ by less than the noise. Predicted slow-downs are left out unless all are."""
     best = list({c.contender: c for c in reversed(choices)}.values())
@@ -97,17 +97,17 @@ def choose(raced: Seq[T], speedup: Callable[[T], Estimate | None]) -> T | None:
     return max(paying, key=lambda pair: pair[0], default=(0, None))[1]
 
 
-def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig) -> int:
+def count_steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig) -> int:
     """How often `tune` calls `advance`, at most."""
     one = line_up([Arm("", llm, batch=config.batch)], prompts.ids, prompts.categories)
     recorded = 1 + sum(1 + _has_slope(c) for c in contenders)
-    return passes(one * recorded, RECORDED) + passes(one * (1 + config.confirm), config.rounds)
+    return count_passes(one * recorded, RECORDED) + count_passes(one * (1 + config.confirm), config.rounds)
 
 
 def _has_slope(contender: Contender) -> bool:
     """Whether the cost of a draft grows with its length; that of a lookup drafter does not."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
-    return contender.draft_tokens > SHORT and not all(map(recreated_per_pass, names))
+    return contender.draft_tokens > SHORT and not all(map(is_recreated, names))
 
 
 def tune(
@@ -124,14 +124,14 @@ def tune(
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
-    environment = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
+    environment = note_provenance(llm, config.seed, prompts=prompts.digest, drafts=note_drafts(contenders))
     result = Result("tune", {"contenders": named, **asdict(config)}, environment)
     work = _Tuning(llm, contenders, prompts, config, origin or DrafterChoice("none"))
     neighbours = OtherProcesses()
 
     def collect() -> TuneData:
         share = result.provenance["neighbours"] = neighbours.share()
-        result.warnings = [*prompts.warnings, *warnings(work.raced, share), *work.doubts()]
+        result.warnings = [*prompts.warnings, *collect_warnings(work.raced, share), *work.doubts()]
         return work.data(share)
 
     with recording(result, out, collect) as save:
@@ -162,14 +162,16 @@ class _Tuning:
                 arms.append(self._arm(i, SHORT))
         most = self.config.batch * (1 + max(c.draft_tokens for c in self.contenders))
         past = sum(map(len, self.prompts.ids)) // len(self.prompts.ids) + self.config.tokens // 2
-        self.costs = target_costs(self.llm.target, past, max(most, 64))
+        self.costs = time_target(self.llm.target, past, max(most, 64))
         recorded = line_up(arms, self.prompts.ids, self.prompts.categories)
         race(recorded, RECORDED, advance, seed=self.config.seed)
         runs = iter(recorded[1:])
         for c in self.contenders:
             long, short = next(runs), next(runs) if _has_slope(c) else None
-            self.facts.append(measured(long, self.costs, short))
-        self.shortlisted = shortlist(candidates([c.label for c in self.contenders], self.facts), self.config.confirm)
+            self.facts.append(measure_steps(long, self.costs, short))
+        self.shortlisted = choose_candidates(
+            list_candidates([c.label for c in self.contenders], self.facts), self.config.confirm
+        )
 
     def confirm(self, advance: Callable[[], None], save: Callable[[], None]) -> None:
         arms = [self.plain, *(self._arm(c.contender, c.draft_tokens) for c in self.shortlisted)]
@@ -182,11 +184,14 @@ class _Tuning:
             Recorded(c.label, m, [m.expected(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
-        raced = [
-            Raced(c.label, c.contender, c.draft_tokens, c.predicted, run.speedup(), run.exact, figures(run), run.rounds,
-                  m := measured(run, self.costs), diagnose(m, neighbours))
-            for c, run in zip(self.shortlisted, self.raced[1:], strict=False) if run.measured
-        ]  # fmt: skip
+        raced = []
+        for c, run in zip(self.shortlisted, self.raced[1:], strict=False):
+            if run.measured:
+                m, overall = measure_steps(run, self.costs), compute_figures(run)
+                raced.append(
+                    Raced(c.label, c.contender, c.draft_tokens, c.predicted, run.speedup(), run.exact, overall,
+                          run.rounds, m, diagnose(m, neighbours))
+                )  # fmt: skip
         values = TuneData(self.prompts.as_dict(), recorded, raced)
         if not raced:
             return values
@@ -198,7 +203,7 @@ class _Tuning:
             choice = Chosen(best.label, i, length, best.predicted, best.speedup, name, even)
             options = {k: v for k, v in self.contenders[i].options.items() if k not in ("head", "model")}
             picked = replace(self.origin, drafter=name, draft_tokens=length, options=options)
-        return replace(values, choice=choice, configs=configurations(picked))
+        return replace(values, choice=choice, configs=write_configurations(picked))
 
     def doubts(self) -> list[str]:
         reasons = [
@@ -220,7 +225,7 @@ class _Tuning:
         return CountingArm(label, self.llm, drafter, k, options, plain.params, plain.batch, against=plain)
 
 
-def configurations(picked: DrafterChoice) -> Configurations:
+def write_configurations(picked: DrafterChoice) -> Configurations:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
     return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))

@@ -189,7 +189,7 @@ class VllmServer(Strict):
     ) -> Iterator[ServerProcess]:  # fmt: skip
         """The server, ended at the end. key: that requests must name; "": none. environment: variables besides."""
         with tempfile.TemporaryDirectory() as folder:
-            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **preloaded(python)}
+            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **find_preloads(python)}
             variables |= environment or {}
             if key:
                 variables["VLLM_API_KEY"] = key
@@ -202,7 +202,7 @@ class VllmServer(Strict):
                 server.stop()
 
 
-def interpreter(given: Path | None) -> Path:
+def find_interpreter(given: Path | None) -> Path:
     """Python of vLLM's environment: the one that is given, or of `make vllm`, or this one. Raises LoadError if
     there is none, or if Slipstream does not know the version of its vLLM."""
     environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
@@ -240,7 +240,7 @@ def _path_with_us(folder: Path) -> str:
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def preloaded(python: Path) -> dict[str, str]:
+def find_preloads(python: Path) -> dict[str, str]:
     """The OpenMP and allocator libraries of a CPU build, which vLLM's documentation says to preload."""
     root = python.parent.parent
     libraries = [*root.glob("lib/libiomp5.so"), *root.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*")]

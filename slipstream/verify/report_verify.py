@@ -117,15 +117,15 @@ class VerifyData:
         return next((each for each in (BUG, UNTESTED) if each in said), "ok")
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     data, settings = result.measured(VerifyData), result.settings
-    shown = Section("Does speculation change the target's output?", lead(data, settings))
+    shown = Section("Does speculation change the target's output?", write_lead(data, settings))
     for name, rows in data.compared.items():
         differing = [row for row in rows if row.divergence is not None]
-        shown.tables += [passes(name, rows), *([differences(name, differing)] if differing else [])]
+        shown.tables += [tabulate_passes(name, rows), *([tabulate_differences(name, differing)] if differing else [])]
     shown.notes += [f"Wrong in single texts: {'; '.join(data.faults[:5])}."] if data.faults else []
     if data.distribution:
-        shown.tables.append(places(data.distribution))
+        shown.tables.append(tabulate_places(data.distribution))
     if data.control:
         c = data.control
         shown.notes.append(
@@ -138,7 +138,7 @@ def section(result: Result) -> Section:
     return shown
 
 
-def lead(data: VerifyData, settings: dict[str, Any]) -> str:
+def write_lead(data: VerifyData, settings: dict[str, Any]) -> str:
     what = f"{settings['drafter']}, K={settings['draft_tokens']}, rule {settings['rule']}"
     if data.verdict == BUG:
         return Alarm(f"BUG: {what} changes the target's output.")
@@ -157,11 +157,11 @@ def lead(data: VerifyData, settings: dict[str, Any]) -> str:
     return f"No bug found in {what}: {', '.join(parts)}." if parts else f"Nothing was compared for {what}."
 
 
-def verdict(text: str) -> str:
+def mark(text: str) -> str:
     return Alarm(text) if text == BUG else text
 
 
-def passes(name: str, rows: list[ComparedText]) -> Table:
+def tabulate_passes(name: str, rows: list[ComparedText]) -> Table:
     """A row for each way to decode the texts."""
     groups: dict[Any, list[ComparedText]] = {}
     for row in rows:
@@ -181,7 +181,7 @@ def passes(name: str, rows: list[ComparedText]) -> Table:
         Column("identical", cell=count(IDENTICAL)),
         Column("near-ties", cell=count(TIE)),
         Column("accepted", cell=lambda g: f"{sum(row.accepted for row in g)} of {sum(row.drafted for row in g)}"),
-        words("verdict", lambda group: verdict(BUG if count(BUG)(group) else "ok")),
+        words("verdict", lambda group: mark(BUG if count(BUG)(group) else "ok")),
     ]
     note = (
         f"{NOTES[name]} The last rows: requests with other sampling parameters beside them, which join one by one, "
@@ -190,14 +190,14 @@ def passes(name: str, rows: list[ComparedText]) -> Table:
     return tabulate(HEADINGS[name], groups.values(), columns, note)
 
 
-def differences(name: str, rows: list[ComparedText]) -> Table:
+def tabulate_differences(name: str, rows: list[ComparedText]) -> Table:
     columns = [
-        words("prompt", lambda row: short(row.prompt)),
+        words("prompt", lambda row: shorten(row.prompt)),
         Column("K", cell=lambda row: row.draft_tokens),
         Column("differs at token", cell=lambda row: row.divergence.position),
         Column("margin", cell=lambda row: small(row.divergence.margin)),
         Column("noise", cell=lambda row: small(row.divergence.noise)),
-        words("verdict", lambda row: verdict(row.verdict)),
+        words("verdict", lambda row: mark(row.verdict)),
     ]
     return tabulate(f"Differences: {HEADINGS[name].lower()}", rows, columns)
 
@@ -209,7 +209,7 @@ SHORT_PLACES = {
 }  # fmt: skip
 
 
-def places(rows: list[TestedPlace]) -> Table:
+def tabulate_places(rows: list[TestedPlace]) -> Table:
     """A row for each test, a column for each place."""
     step = [row for row in rows if row.place != BY_REQUEST]
     names = ["tokens", "ranks", *dict.fromkeys(name for row in step for name in row.outcomes)]
@@ -220,7 +220,7 @@ def places(rows: list[TestedPlace]) -> Table:
     cells.append(["impossible", *(row.forbidden for row in step)])
     cells.append(["smallest bias", *(_or_dash(row.smallest_bias, ".3f") for row in step)])
     cells.append(["p again", *(_or_dash(row.second_p, ".2g") for row in step)])
-    cells.append(["verdict", *(verdict(BUG if row.verdict == BUG else "ok") for row in step)])
+    cells.append(["verdict", *(mark(BUG if row.verdict == BUG else "ok") for row in step)])
     columns = [words("p-value of"), *(Column(SHORT_PLACES.get(row.place, row.place)) for row in step)]
     beside = [f"p = {_p(row, PAIR)}" for row in rows if row.place == BY_REQUEST]
     return Table(
@@ -243,6 +243,6 @@ def _or_dash(value: float | None, digits: str) -> str:
     return "-" if value is None else format(value, digits)
 
 
-def short(name: str) -> str:
+def shorten(name: str) -> str:
     """The file name of a prompt that is named by its path."""
     return name.rsplit("/", 1)[-1]

@@ -31,12 +31,12 @@ from slipstream.core.text_ends import common_beginning
 from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
 from slipstream.measure.endpoint import Answer, Endpoint
-from slipstream.measure.provenance import conditions, text_digest
+from slipstream.measure.provenance import note_conditions, text_digest
 from slipstream.measure.results import Result, recording
 from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
 from slipstream.measure.traffic_client import TrafficClient
 from slipstream.verify.outcomes import SCREEN, decisive_level
-from slipstream.verify.report_verify import short, verdict
+from slipstream.verify.report_verify import mark, shorten
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
 from slipstream.verify.verification import FEWEST_DRAFTED, SAME, UNTESTED
 
@@ -116,7 +116,7 @@ class ServedData:
     sampled: list[SampledPrompt] = field(default_factory=list)
 
 
-def requests_of(prompts: int, config: ServedConfig) -> int:
+def count_requests(prompts: int, config: ServedConfig) -> int:
     """How often `verify_served` calls `advance`, if no test is repeated."""
     return prompts * (3 + 2 * config.samples)
 
@@ -133,7 +133,7 @@ def verify_served(
     served, reference = served.resolved(), reference.resolved()
     places = {"served": served.base_url, "reference": reference.base_url}
     models = {"served_model": served.model, "reference_model": reference.model}
-    about = conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
+    about = note_conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
     result = Result("verify-served", places | models | asdict(config), about)
     data = ServedData()
 
@@ -144,11 +144,11 @@ def verify_served(
         return data
 
     with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
-        before = [counters_of(place) for place in (served, reference)]
+        before = [read_counters_of(place) for place in (served, reference)]
         for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sampled, "distribution")):
             getattr(data, check).extend(compare(served, reference, prompts, config, pool, advance))
-            after = [counters_of(place) for place in (served, reference)]
-            (drafted, accepted), (shared, _) = map(drafted_since, before, after)
+            after = [read_counters_of(place) for place in (served, reference)]
+            (drafted, accepted), (shared, _) = map(count_drafted, before, after)
             tested = "not known" if drafted is None else "tested" if drafted >= FEWEST_DRAFTED[fewest] else UNTESTED
             data.coverage[check] = ServedCoverage(drafted, accepted, shared, tested)
             if shared:
@@ -164,7 +164,7 @@ def verify_served(
     return result
 
 
-def counters_of(place: Endpoint) -> Counters | None:
+def read_counters_of(place: Endpoint) -> Counters | None:
     """The server's counters; None if it shows none that are known."""
 
     async def read() -> Counters | None:
@@ -174,7 +174,7 @@ def counters_of(place: Endpoint) -> Counters | None:
     return asyncio.run(read())
 
 
-def drafted_since(before: Counters | None, after: Counters | None) -> tuple[float | None, float | None]:
+def count_drafted(before: Counters | None, after: Counters | None) -> tuple[float | None, float | None]:
     """How many tokens were drafted (drafts, if they are not counted by token), and accepted; None: not known."""
     if before is None or after is None:
         return None, None
@@ -195,20 +195,20 @@ def _greedy(
 
     asked = [[pool.submit(ask, place, text) for place in (served, reference, reference)] for _, text in prompts]
     answers = [[future.result() for future in row] for row in asked]
-    noise = max((noise_between(*pair) for a, b, c in answers for pair in ((a, b), (b, c))), default=0.0)
+    noise = max((measure_noise(*pair) for a, b, c in answers for pair in ((a, b), (b, c))), default=0.0)
     return [
-        ServedText(name, len(fast.tokens), plain.text == again.text, noise, *judged(fast, plain, noise))
+        ServedText(name, len(fast.tokens), plain.text == again.text, noise, *judge_texts(fast, plain, noise))
         for (name, _), (fast, plain, again) in zip(prompts, answers, strict=True)
     ]
 
 
-def noise_between(a: Answer, b: Answer) -> float:
+def measure_noise(a: Answer, b: Answer) -> float:
     """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
     same = common_beginning(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
 
 
-def judged(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | None, float | None]:
+def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | None, float | None]:
     """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
     if fast.text == plain.text:
         return IDENTICAL, None, None
@@ -246,7 +246,7 @@ def _sampled(
         looks: list[float] = []
         for look in (0, 1):
             texts, other = (draw(place, i, side, look) for side, place in enumerate((served, reference)))
-            looks.append(permutation_test(texts, other, np.random.default_rng([config.seed, i, look])))
+            looks.append(compare_ngrams(texts, other, np.random.default_rng([config.seed, i, look])))
             if looks[0] >= SCREEN:
                 break
         second = looks[1] if len(looks) > 1 else None
@@ -255,7 +255,7 @@ def _sampled(
     return rows
 
 
-def permutation_test(
+def compare_ngrams(
     one: Seq[Seq[str]], other: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> float:
     """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3).
@@ -296,7 +296,7 @@ def permutation_test(
     return (1 + above) / (1 + permutations)
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     data, settings = result.measured(ServedData), result.settings
     shown = Section("Do two servers give the same output?", _lead(data, settings))
     shown.tables += [_greedy_table(data.greedy)] if data.greedy else []
@@ -324,12 +324,12 @@ def _lead(data: ServedData, settings: dict[str, Any]) -> str:
 
 def _greedy_table(rows: list[ServedText]) -> Table:
     columns = [
-        words("prompt", lambda row: short(row.prompt)),
+        words("prompt", lambda row: shorten(row.prompt)),
         Column("tokens", cell=lambda row: row.tokens),
         words("reference repeats", lambda row: "yes" if row.repeats else "no"),
         Column("differs at token", cell=lambda row: row.position),
         Column("margin", "g", 3, cell=lambda row: row.margin),
-        words("verdict", lambda row: verdict(row.verdict)),
+        words("verdict", lambda row: mark(row.verdict)),
     ]
     return tabulate(
         "Greedy texts", rows, columns,
@@ -340,11 +340,11 @@ def _greedy_table(rows: list[ServedText]) -> Table:
 
 def _sampled_table(rows: list[SampledPrompt], settings: dict[str, Any]) -> Table:
     columns = [
-        words("prompt", lambda row: short(row.prompt)),
+        words("prompt", lambda row: shorten(row.prompt)),
         Column("samples", cell=lambda row: row.samples),
         Column("p", "g", 2, cell=lambda row: row.p),
         Column("p, again", "g", 2, cell=lambda row: row.second_p),
-        words("verdict", lambda row: verdict(row.verdict)),
+        words("verdict", lambda row: mark(row.verdict)),
     ]
     return tabulate(
         f"Sampled texts of {settings['length']} tokens", rows, columns,

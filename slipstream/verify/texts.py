@@ -20,7 +20,7 @@ from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun, released
 from slipstream.llm import LLM
-from slipstream.measure.identity import Divergence, Scores, distance, divergence
+from slipstream.measure.identity import Divergence, Scores, distance, find_divergence
 from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
 from slipstream.verify.reference import distribution, edited, logits_of
 from slipstream.verify.report_verify import BUG as BUG, IDENTICAL as IDENTICAL, TIE as TIE, Control
@@ -117,7 +117,7 @@ def compared(
 ) -> Divergence | None:
     """Where two texts diverge, judged by the edited logits. The noise is the larger of the control's and that of the
     position."""
-    parted = divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
+    parted = find_divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None
     moved = control.noise / (params.temperature or 1.0)

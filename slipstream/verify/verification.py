@@ -39,7 +39,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.measure.prompts import PromptSet
-from slipstream.measure.provenance import provenance
+from slipstream.measure.provenance import note_provenance
 from slipstream.measure.results import Result, recording
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
@@ -127,7 +127,7 @@ def verify(
         "rule": llm.rule.name,
         **asdict(config),
     }
-    result = Result("verify", about, provenance(llm, config.seed, prompts=prompts.digest))
+    result = Result("verify", about, note_provenance(llm, config.seed, prompts=prompts.digest))
     checks = Checks(llm, prompts, config, advance)
 
     def collect() -> VerifyData:

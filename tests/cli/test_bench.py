@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slipstream.cli.measuring import LabModels, values_of
+from slipstream.cli.measuring import LabModels, parse_values
 from slipstream.errors import ParameterError
 from slipstream.measure import arms as measured_arms
 from slipstream.measure.results import FORMAT_VERSION
@@ -74,14 +74,14 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
 
 
 def test_ranges_and_lists():
-    assert values_of("x", "2:5") == (2, 3, 4, 5)
-    assert values_of("x", "2:8:3,20") == (2, 5, 8, 20)
-    assert values_of("x", "1,1,2") == (1, 2)
-    assert values_of("x", "0,0.5", float) == (0.0, 0.5)
-    assert values_of("x", "float32,bfloat16", str) == ("float32", "bfloat16")
+    assert parse_values("x", "2:5") == (2, 3, 4, 5)
+    assert parse_values("x", "2:8:3,20") == (2, 5, 8, 20)
+    assert parse_values("x", "1,1,2") == (1, 2)
+    assert parse_values("x", "0,0.5", float) == (0.0, 0.5)
+    assert parse_values("x", "float32,bfloat16", str) == ("float32", "bfloat16")
     for wrong in ("5:2", "1:2:0", "a:b", "1:2:3:4", "", "1,,2"):
         with pytest.raises(ParameterError):
-            values_of("x", wrong)
+            parse_values("x", wrong)
 
 
 def test_what_a_drafter_is_called_and_given():

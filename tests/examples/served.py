@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from slipstream.cli.engines import EngineOptions, vllm_server
+from slipstream.cli.engines import EngineOptions, make_vllm_server
 from slipstream.cli.main import parser
 from slipstream.cli.options import ModelOptions
 from slipstream.measure.vllm_server import VllmServer
@@ -35,4 +35,4 @@ def vllm_of(config: Path) -> VllmServer:
         for kind in (ModelOptions, EngineOptions)
     )
     assert engine.vllm
-    return vllm_server(models, engine)
+    return make_vllm_server(models, engine)

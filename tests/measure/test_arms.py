@@ -9,7 +9,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from slipstream.measure import arms as measured_arms
-from slipstream.measure.arms import Arm, Cell, line_up, load_weights_once, passes, race
+from slipstream.measure.arms import Arm, Cell, count_passes, line_up, load_weights_once, race
 from slipstream.measure.estimates import Estimate
 from tests.targets.toy import ToyTarget
 
@@ -32,7 +32,7 @@ def test_every_arm_runs_in_every_round_and_takes_turns(llm, monkeypatch):
     monkeypatch.setattr(measured_arms, "decode", lambda arm, *rest: (order.append(arm.name), decode(arm, *rest))[1])
     runs = line_up(pair(llm), PROMPTS)
     race(runs, 4, advance=lambda: calls.append(1))
-    assert len(calls) == passes(runs, 4) == 2 * 4 * 5
+    assert len(calls) == count_passes(runs, 4) == 2 * 4 * 5
     assert [len(row) for run in runs for row in run.cells] == [4] * 8
     timed = order[8:]
     assert timed[:4] == ["plain", "ngram"] * 2

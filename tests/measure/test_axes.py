@@ -7,7 +7,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.measure.arms import Arm, Cell, line_up
-from slipstream.measure.benchmark import BenchConfig, bench, horizontal, is_tree, predicted, varied
+from slipstream.measure.benchmark import BenchConfig, bench, choose_x_axis, find_axes, is_tree, predict_arm
 from slipstream.measure.configs import Contender
 from slipstream.theory.cost_curve import CostCurve
 from tests.targets.toy import ToyTarget
@@ -15,11 +15,11 @@ from tests.targets.toy import ToyTarget
 
 def test_axes_are_what_has_several_values_and_the_numeric_one_with_most_is_the_x_axis():
     lengths = [Contender("x", "x", k) for k in (3, 4)]
-    assert varied(lengths, {"temperature": (0.0,), "batch": (1, 2)}) == {"draft_tokens": [3, 4], "batch": [1, 2]}
+    assert find_axes(lengths, {"temperature": (0.0,), "batch": (1, 2)}) == {"draft_tokens": [3, 4], "batch": [1, 2]}
     apart = [Contender("x", "x", 3), Contender("y", "y", 4)]  # each with its own length only
-    assert varied(apart, {}) == {"drafter": ["x", "y"]}
-    assert horizontal({"drafter": ("a", "b", "c"), "batch": (2, 4), "draft_tokens": (2, 3)}) == "batch"
-    assert horizontal({"drafter": ("a", "b"), "context": (None, 256)}) is None
+    assert find_axes(apart, {}) == {"drafter": ["x", "y"]}
+    assert choose_x_axis({"drafter": ("a", "b", "c"), "batch": (2, 4), "draft_tokens": (2, 3)}) == "batch"
+    assert choose_x_axis({"drafter": ("a", "b"), "context": (None, 256)}) is None
 
 
 def test_too_many_arms_are_refused(tiny_llm, contenders, prompt_set):
@@ -56,7 +56,7 @@ def test_a_prediction_from_known_cells():
     fast.seconds |= {"target": 0.11, "draft": 0.022}
     runs[0].cells = [[Cell(0.41, 41, 0.01, slow)]]
     runs[1].cells = [[Cell(0.132, 41, 0.01, fast)]]
-    prediction = predicted(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
+    prediction = predict_arm(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
     assert prediction.mean_acceptance_length == pytest.approx(4)
     assert prediction.tokens_per_second == pytest.approx(41 / 0.13, rel=0.02)
     assert prediction.speedup == pytest.approx(0.41 / 0.13, rel=0.02)

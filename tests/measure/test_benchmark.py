@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from slipstream.cli.report import section
+from slipstream.cli.report import make_section
 from slipstream.core.drafter import DrafterTraits, NoDrafter
 from slipstream.errors import ParameterError
-from slipstream.measure.benchmark import BenchConfig, Contender, bench, steps
-from slipstream.measure.plots import svg
+from slipstream.measure.benchmark import BenchConfig, Contender, bench, count_steps
+from slipstream.measure.plots import draw_svg
 from slipstream.measure.results import read
 from tests.drafters.scripted_drafters import Silent
 
@@ -86,17 +86,17 @@ def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set)
     said = "\n".join(result.warnings)
     assert "faulty (temperature 0, batch 1): the drafter failed" in said
     assert "silent (temperature 0, batch 1): nothing was drafted" in said
-    assert "is plain decoding" in section(result).lead
-    assert section(result).tables[0].texts()[1][1].endswith("(no drafts)")
+    assert "is plain decoding" in make_section(result).lead
+    assert make_section(result).tables[0].texts()[1][1].endswith("(no drafts)")
 
 
 def test_without_intervals_a_result_is_shown(tiny_llm, contenders, prompt_set):
     config = BenchConfig(tokens=4, rounds=2)
-    shown = section(bench(tiny_llm, contenders, prompt_set, config))
+    shown = make_section(bench(tiny_llm, contenders, prompt_set, config))
     assert "Not enough passes for an interval: raise --rounds to 3 or more." in shown.lead
     assert shown.tables[0].texts()[1][1].endswith("(few passes)")
     for plot in shown.plots:
-        svg(plot)
+        draw_svg(plot)
 
 
 def test_impossible_settings_are_refused():
@@ -127,12 +127,12 @@ def test_every_context_has_plain_decoding_of_its_own(tiny_llm, contenders, promp
     moved: list[int] = []
     result = bench(tiny_llm, contenders[1:], prompt_set, config, advance=lambda: moved.append(1))
     arms = result.data.arms
-    assert len(moved) == steps(contenders[1:], prompt_set, config)
+    assert len(moved) == count_steps(contenders[1:], prompt_set, config)
     assert [(arm.label, arm.context, arm.batch, arm.against) for arm in arms] == [
         ("plain", None, 1, None), ("ngram", None, 1, 0), ("plain", None, 2, None), ("ngram", None, 2, 2),
         ("plain", 12, 1, None), ("ngram", 12, 1, 4), ("plain", 12, 2, None), ("ngram", 12, 2, 6),
     ]  # fmt: skip
-    assert [row[1] for row in section(result).tables[0].rows][-1] == "greedy\nbatch 2\ncontext 12"
+    assert [row[1] for row in make_section(result).tables[0].rows][-1] == "greedy\nbatch 2\ncontext 12"
 
 
 def test_looping_texts_are_counted_apart(tiny_llm, contenders, prompt_set, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.measure.counters import NAMES, SERVERS, Counters, name_of, read_counters, total
+from slipstream.measure.counters import NAMES, SERVERS, Counters, add_counters, name_of, read_counters
 from slipstream.server.server_metrics import ServerMetrics
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("metrics/*.txt")}
@@ -70,9 +70,9 @@ def test_growth_leaves_out_what_was_before_and_what_holds_now_stays() -> None:
     grown = Counters("vllm", {"drafts": 20, "running": 1, "accepted_at 1": 12, "accepted_at 2": 4})
     assert after.since(before) == grown
     assert grown.since(after).values["drafts"] == 20, "a counter that fell is of a restarted server"
-    assert total([after.since(before), grown]) == grown + grown
+    assert add_counters([after.since(before), grown]) == grown + grown
     assert (grown + grown).values["accepted_at 1"] == 24
-    assert total([grown, None]) is total([]) is None
+    assert add_counters([grown, None]) is add_counters([]) is None
 
 
 @pytest.mark.parametrize("more", [{"drafts": 9}, {"began": 2.0}, {"drafts": 9, "began": 2.0}])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.report import section
+from slipstream.cli.report import make_section
 from slipstream.measure.counters import Counters
 from slipstream.measure.diagnosis_served import KIND, WatchedServer, diagnose_served
 from slipstream.measure.results import Result
@@ -25,7 +25,7 @@ def counters(rates: list[float], drafts: int = 1000, server: str = "vllm", **mor
 
 def said(counted: dict[str, Any] | None) -> str:
     data = WatchedServer(counted, diagnose_served(counted, C))
-    return section(Result(KIND, {"watch": 5.0}, {}, data)).lead
+    return make_section(Result(KIND, {"watch": 5.0}, {}, data)).lead
 
 
 GOOD = geometric_rates(0.8, 4)
@@ -133,7 +133,7 @@ def test_a_server_that_drafts_nothing_is_told_how_to_find_out_whether_it_should_
 def test_every_counter_is_shown_with_its_name_or_as_not_reported() -> None:
     counted = counters(GOOD) | {"preemptions": None}
     data = WatchedServer(counted, diagnose_served(counted, C))
-    page_section = section(Result(KIND, {"watch": 5.0}, {}, data))
+    page_section = make_section(Result(KIND, {"watch": 5.0}, {}, data))
     assert page_section.tables[0].title == "What vLLM reports, 5 s watched"
     rows = {row[0]: list(row[1:]) for row in page_section.tables[0].texts()}
     assert rows["accepted at"] == ["80%, 64%, 51%, 41%", "spec_decode_num_accepted_tokens_per_pos_total"]
@@ -143,4 +143,4 @@ def test_every_counter_is_shown_with_its_name_or_as_not_reported() -> None:
 
 
 def test_an_interrupted_run_has_a_report() -> None:
-    assert section(Result(KIND, {}, {}, {})).lead == "Nothing was seen before the run ended."
+    assert make_section(Result(KIND, {}, {}, {})).lead == "Nothing was seen before the run ended."

@@ -11,11 +11,11 @@ from slipstream.measure.roofline import (
     Hardware,
     ModelSize,
     Serving,
-    devices_needed,
+    compute_pair_costs,
+    count_devices,
     find_hardware,
-    forward_seconds,
-    pair_costs,
-    roofline_curve,
+    make_cost_curve,
+    time_forward,
 )
 from slipstream.theory.forecast import Rates, forecast
 
@@ -34,7 +34,7 @@ RIDGE = H100.flops * H100.computing / (H100.bandwidth * H100.reading)
 )  # fmt: skip
 def test_the_roofline_reproduces_the_measured_speeds_of_gpt_fast(model, devices, tokens_per_second):
     """README of gpt-fast: A100-80GB, 16 bits, batch 1, a prompt of 5 tokens and 200 new ones."""
-    predicted = 1 / forward_seconds(model, A100.times(devices), rows=1, sequences=1, context=100)
+    predicted = 1 / time_forward(model, A100.times(devices), rows=1, sequences=1, context=100)
     assert predicted == pytest.approx(tokens_per_second, rel=0.06)
 
 
@@ -57,9 +57,9 @@ def test_a_dense_model_is_memory_bound_below_the_ridge_and_compute_bound_above()
     """Below the ridge rows are almost free; far above it the cost is proportional to rows."""
     model = ModelSize.like_llama(70e9)
     few, many = int(RIDGE * 0.9), int(RIDGE * 4)
-    assert forward_seconds(model, H100, few) == pytest.approx(forward_seconds(model, H100, 1))
-    assert forward_seconds(model, H100, 2 * many) - H100.overhead == pytest.approx(
-        2 * (forward_seconds(model, H100, many) - H100.overhead)
+    assert time_forward(model, H100, few) == pytest.approx(time_forward(model, H100, 1))
+    assert time_forward(model, H100, 2 * many) - H100.overhead == pytest.approx(
+        2 * (time_forward(model, H100, many) - H100.overhead)
     )
 
 
@@ -69,13 +69,13 @@ def test_attention_and_matrix_products_each_read_or_compute(batch, speedup):
     context, K=3, 80 % of the draft tokens accepted. One maximum over both parts would give 1.35 and 1.15: the cache's
     reading would hide the products' computing."""
     pair = MODELS["Llama-3.1-70B"].size, MODELS["Llama-3.1-8B"].size
-    predicted = forecast(Rates.constant(0.8), pair_costs(*pair, H100.times(8), batch, 4096), 3)
+    predicted = forecast(Rates.constant(0.8), compute_pair_costs(*pair, H100.times(8), batch, 4096), 3)
     assert round(predicted.speedup, 2) == speedup
 
 
 def test_sequences_read_their_caches_and_more_rows_more_experts_which_verification_pays():
-    one = forward_seconds(LLAMA_7B, A100, 1, 1, 1000)
-    eight = forward_seconds(LLAMA_7B, A100, 8, 8, 1000)
+    one = time_forward(LLAMA_7B, A100, 1, 1, 1000)
+    eight = time_forward(LLAMA_7B, A100, 8, 8, 1000)
     assert LLAMA_7B.kv_bytes == 2 * 32 * 4096 * 2
     assert eight - one == pytest.approx(7 * 1000 * LLAMA_7B.kv_bytes / (A100.bandwidth * A100.reading))
     # 2 of 8 experts: one row reads two, many rows all eight; the rest is always read once.
@@ -86,27 +86,27 @@ def test_sequences_read_their_caches_and_more_rows_more_experts_which_verificati
     assert model.weights_read(1000) == pytest.approx(shared + model.mixtures)
     assert LLAMA_7B.weights_read(1000) == LLAMA_7B.step
     mixture, dense = MODELS["Mixtral-8x7B"].size, LLAMA_70B
-    eight, one = (roofline_curve(mixture, H100.times(2))(rows) for rows in (8, 1))
+    eight, one = (make_cost_curve(mixture, H100.times(2))(rows) for rows in (8, 1))
     assert eight / one > 2.5
-    eight, one = (roofline_curve(dense, H100.times(4))(rows) for rows in (8, 1))
+    eight, one = (make_cost_curve(dense, H100.times(4))(rows) for rows in (8, 1))
     assert eight / one < 1.02
 
 
 def test_devices_follow_from_memory_read_faster_but_exchange_and_a_small_draft_stays_on_one():
-    alone, four = (forward_seconds(LLAMA_70B, H100.times(n), 1) for n in (1, 4))
+    alone, four = (time_forward(LLAMA_70B, H100.times(n), 1) for n in (1, 4))
     assert alone / 4 < four < alone / 2
     slow = Hardware("PCIe", 1e12, 1e14, 24e9, link=1e9)
-    assert forward_seconds(LLAMA_7B, slow.times(4), 512) > forward_seconds(LLAMA_7B, slow, 512)
-    costs = pair_costs(LLAMA_70B, MODELS["GPT-2"].size, H100.times(8))
+    assert time_forward(LLAMA_7B, slow.times(4), 512) > time_forward(LLAMA_7B, slow, 512)
+    costs = compute_pair_costs(LLAMA_70B, MODELS["GPT-2"].size, H100.times(8))
     assert costs.draft_devices == 1
-    draft = forward_seconds(MODELS["GPT-2"].size, H100, 1, 1)
+    draft = time_forward(MODELS["GPT-2"].size, H100, 1, 1)
     assert costs.c == pytest.approx(draft / costs.target(1))
-    assert pair_costs(LLAMA_70B, LLAMA_7B, H100.times(4)).draft_devices == 4
-    assert devices_needed((LLAMA_7B,), A100) == 1
-    assert devices_needed((LLAMA_70B, LLAMA_7B), H100) == 4
-    assert devices_needed((LLAMA_70B.at(4), LLAMA_7B.at(4)), H100) == 1
-    assert devices_needed((LLAMA_7B,), A100, batch=64, context=4096) == 4
-    assert devices_needed((ModelSize.like_llama(1e14),), H100) is None
+    assert compute_pair_costs(LLAMA_70B, LLAMA_7B, H100.times(4)).draft_devices == 4
+    assert count_devices((LLAMA_7B,), A100) == 1
+    assert count_devices((LLAMA_70B, LLAMA_7B), H100) == 4
+    assert count_devices((LLAMA_70B.at(4), LLAMA_7B.at(4)), H100) == 1
+    assert count_devices((LLAMA_7B,), A100, batch=64, context=4096) == 4
+    assert count_devices((ModelSize.like_llama(1e14),), H100) is None
 
 
 def test_a_size_alone_becomes_a_plausible_shape_and_bits_scale_weights_and_cache():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from slipstream.measure.estimates import FEWEST_PASSES, FEWEST_PROMPTS, Estimate, ratio
+from slipstream.measure.estimates import FEWEST_PASSES, FEWEST_PROMPTS, Estimate, estimate_ratio
 
 PROMPTS, PASSES = range(2, 13), range(2, 8)
 
@@ -71,7 +71,7 @@ def identical_work(prompts: int, passes: int, noise: Noise, trials: int) -> list
     for trial in range(trials):
         rng = np.random.default_rng((trial, prompts, passes))
         plain, same, tokens = race(rng, prompts, passes, noise, ways=2 + trial % 3)
-        estimates.append(ratio(plain, same, weights=tokens))
+        estimates.append(estimate_ratio(plain, same, weights=tokens))
     return estimates
 
 
@@ -105,7 +105,7 @@ def test_where_prompts_differ_the_truth_is_held_in_93_percent_of_the_runs_or_mor
             rng = np.random.default_rng((trial, prompts, passes))
             gains = rng.lognormal(math.log(1.5), spread, prompts)
             plain, fast, tokens = race(rng, prompts, passes, noise, gains)
-            estimate = ratio(plain, fast, tokens if weighted else None)
+            estimate = estimate_ratio(plain, fast, tokens if weighted else None)
             if estimate.low is not None and estimate.high is not None:
                 hits.append(estimate.low <= truth <= estimate.high)
     assert len(hits) > 250
@@ -117,6 +117,6 @@ def test_a_real_gain_is_found() -> None:
     estimates = []
     for trial in range(200):
         plain, fast, tokens = race(np.random.default_rng(trial), 8, 5, REALISTIC, 1.2)
-        estimates.append(ratio(plain, fast, weights=tokens))
+        estimates.append(estimate_ratio(plain, fast, weights=tokens))
     assert excluding_1(estimates) >= 0.9
     assert all(e.low is not None for e in estimates)

@@ -3,7 +3,7 @@
 import pytest
 
 from slipstream.errors import ParameterError
-from slipstream.measure.known_pairs import MODELS, PAIRS, known_model, outlook, published
+from slipstream.measure.known_pairs import MODELS, PAIRS, find_model, find_pair, predict_pair
 from slipstream.measure.roofline import PRESETS, Hardware
 
 
@@ -30,22 +30,22 @@ def test_shapes_give_the_published_parameter_counts(name, parameters):
 def test_names_are_found_in_any_spelling_and_every_hub_id_leads_to_its_own_model():
     for name in ("meta-llama/Llama-3.1-70B-Instruct", "Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b",
                  "/models/Llama-3.1-70B/"):  # fmt: skip
-        assert known_model(name) is MODELS["Llama-3.1-70B"]
+        assert find_model(name) is MODELS["Llama-3.1-70B"]
     spellings = {
         "gpt2": "GPT-2", "gpt2-xl": "GPT-2-XL", "distilgpt2": "DistilGPT-2",
         "mistralai/Mistral-7B-Instruct-v0.2": "Mistral-7B", "Llama-2-7b-chat-hf": "Llama-2-7B",
     }  # fmt: skip
     for name, key in spellings.items():
-        assert known_model(name) is MODELS[key]
-    assert known_model("Llama-3.1-405B") is None
+        assert find_model(name) is MODELS[key]
+    assert find_model("Llama-3.1-405B") is None
     for name, model in MODELS.items():
-        assert known_model(model.hub) is model
-        assert known_model(name) is model
+        assert find_model(model.hub) is model
+        assert find_model(name) is model
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
 def test_every_pair_has_a_forecast(pair):
-    _, predicted = outlook(pair, PRESETS["h100"])
+    _, predicted = predict_pair(pair, PRESETS["h100"])
     assert predicted.rates.origin == ("assumed" if pair.acceptance is None else "published")
     assert predicted.speedup >= 1
     assert (predicted.speedup > 1) == (predicted.draft_tokens > 0)
@@ -56,12 +56,12 @@ def test_every_pair_has_a_forecast(pair):
 def test_forecasts_agree_with_published_speedups_and_a_pair_that_fits_nowhere_is_refused():
     """70B + 3B is within the published range; GPT-2 + DistilGPT-2 cannot be, on any hardware: a draft token reads two
     thirds of the bytes of a target step."""
-    _, seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"])
+    _, seen = predict_pair(find_pair("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"])
     assert 2 <= seen.speedup <= 3
     ideal = Hardware("no overhead", 1e12, 1e15, 80e9, overhead=0.0)
-    _, small = outlook(published("GPT-2", "DistilGPT-2"), ideal, context=0)
+    _, small = predict_pair(find_pair("GPT-2", "DistilGPT-2"), ideal, context=0)
     assert small.costs.c == pytest.approx(81_126_144 / 123_653_376, rel=1e-3)
     assert small.break_even == pytest.approx(small.costs.c, rel=1e-2)
     assert small.speedup < 1.1
     with pytest.raises(ParameterError, match="do not fit into 64 x tiny"):
-        outlook(PAIRS[0], Hardware("tiny", 1e9, 1e12, 1e9))
+        predict_pair(PAIRS[0], Hardware("tiny", 1e9, 1e12, 1e9))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.measure.loops import looping, periodic_tail, share
+from slipstream.measure.loops import find_looping, measure_loops, measure_periodic_tail
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ from slipstream.measure.loops import looping, periodic_tail, share
     ],
 )
 def test_the_tail_is_what_repeats_exactly(ids, tail):
-    assert periodic_tail(ids) == tail
+    assert measure_periodic_tail(ids) == tail
 
 
 def test_shares_are_of_tokens_and_looping_texts_are_named():
     texts = {0: list(range(20)), 4: list(range(10)) + [1, 2] * 5, 7: list(range(40)) + [3] * 8}
-    assert share(texts) == 18 / 88
-    assert looping(texts) == [4]
-    assert share({}) == 0
+    assert measure_loops(texts) == 18 / 88
+    assert find_looping(texts) == [4]
+    assert measure_loops({}) == 0

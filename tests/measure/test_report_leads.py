@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.measure.estimates import CHANCE, Estimate
 from slipstream.measure.measurements import BenchArm, Figures
-from slipstream.measure.report_bench import lead
+from slipstream.measure.report_bench import write_lead
 
 UNSURE = "Not statistically significant: the 95% interval includes 1."
 
@@ -38,6 +38,6 @@ LEADS = {
 @pytest.mark.parametrize("name", LEADS)
 def test_the_lead_says_what_is_shown_and_no_more(name: str) -> None:
     arms, shown, hidden = LEADS[name]
-    said = lead(arms)
+    said = write_lead(arms)
     assert all(part in said for part in shown)
     assert not any(part in said for part in hidden)

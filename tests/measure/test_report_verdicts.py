@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.cli.report import page, section
+from slipstream.cli.report import make_page, make_section
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
 from slipstream.measure.benchmark import Contender
@@ -28,16 +28,16 @@ def results() -> dict[str, Result]:
 
 
 def test_one_page_of_both_whose_tables_say_what_was_found(results):
-    report = page(list(results.values()))
+    report = make_page(list(results.values()))
     for part in ("No bug found in random &lt;b&gt;", "What limits the speed-up", "Which drafter and draft length?"):
         assert part in report
     assert "<b>" not in report.split("<main>")[1]
-    rows = section(results["verify"]).tables[0].rows
+    rows = make_section(results["verify"]).tables[0].rows
     assert [row[:4] for row in rows[:3]] == [[3, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]]
     assert [row[:2] for row in rows[3:]] == [["0 to 3", 2], ["0 to 3", 5], ["chosen", 5]]
     assert all(row[2] == row[3] > 10 for row in rows[3:]), "each text is identical"
     assert [row[-1] for row in rows] == ["ok"] * 6
-    raced, limits = (table.rows for table in section(results["tune"]).tables[:2])
+    raced, limits = (table.rows for table in make_section(results["tune"]).tables[:2])
     assert raced[0][0] == limits[0][0]
     assert raced[0][0].startswith("blind, K=")
     assert len(limits[0]) == 2 + 4
@@ -53,6 +53,6 @@ def test_one_page_of_both_whose_tables_say_what_was_found(results):
 )  # fmt: skip
 def test_interrupted_runs_have_a_page_too(kind, data, said):
     settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection", "reach": 0, "params": {"max_tokens": 8}}
-    report = page([Result(kind, settings, {}, data)])
+    report = make_page([Result(kind, settings, {}, data)])
     assert said in report
     assert "the run was interrupted" in report.lower()

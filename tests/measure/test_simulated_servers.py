@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.measure.counters import read_counters
 from slipstream.measure.diagnosis import ACCEPTANCE, FINE, LENGTH, NOTHING, UNKNOWN
-from slipstream.measure.diagnosis_served import COSTLY, OFF, SELDOM, judge, lead
+from slipstream.measure.diagnosis_served import COSTLY, OFF, SELDOM, judge, write_lead
 from tests.measure.simulated_servers import Engine, Served, page, watched
 
 LOADS = (1, 2, 8, 32, 128)
@@ -89,7 +89,7 @@ def test_a_server_without_speculation_is_not_told_to_switch_it_on(kind: str, n: 
     diagnosis = diagnosed(served, speculates=False)[0]
     assert diagnosis.cause == OFF
     assert f"about {n} request" in diagnosis.reason
-    assert f"--concurrency {n}" in lead(diagnosis)
+    assert f"--concurrency {n}" in write_lead(diagnosis)
 
 
 def test_a_page_of_two_models_a_router_and_a_restart_are_named() -> None:

@@ -6,7 +6,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM, Completion
 from slipstream.measure.benchmark import Contender
 from slipstream.measure.measurements import TracedStep
-from slipstream.measure.tracing import rolling, trace
+from slipstream.measure.tracing import compute_rolling, trace
 
 
 def test_the_record_adds_up(trace_result):
@@ -81,8 +81,8 @@ def test_members_of_a_stack_are_distinguished_and_none_of_its_drafts_changes(tin
 def test_the_rolling_rate_forgets():
     plain, right, wrong = TracedStep(0, 0, 1), TracedStep(4, 4, 5), TracedStep(4, 0, 1)
     steps = [plain, *[right] * 3, *[wrong] * 2]
-    points = rolling(steps, window=2)
+    points = compute_rolling(steps, window=2)
     assert [p.rate for p in points] == [1, 1, 1, 0.5, 0]
     assert [p.token for p in points] == [6, 11, 16, 17, 18]
     assert points[-1].overall == pytest.approx(12 / 20)
-    assert rolling([plain]) == []
+    assert compute_rolling([plain]) == []

@@ -9,9 +9,9 @@ import pytest
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.measurements import ServedArm
-from slipstream.measure.traffic import Traffic, TrafficArm, TrafficConfig, figures_of, measure
+from slipstream.measure.traffic import Traffic, TrafficArm, TrafficConfig, compute_served_arm, measure
 from slipstream.measure.traffic_client import CHAT, TrafficRequest
-from slipstream.measure.traffic_figures import TrafficPass, speed, warnings
+from slipstream.measure.traffic_figures import TrafficPass, collect_warnings, estimate_speed
 from tests.measure.virtual_time import Script, ScriptedServer, run
 
 PLACE = Endpoint("http://server/v1", "words")
@@ -21,7 +21,7 @@ def figures(server: ScriptedServer, load: Traffic, rounds: int = 3, **config: fl
     """The figures of one arm on this server."""
     arm = TrafficArm("words", PLACE, load, lambda number, i: TrafficRequest(CHAT, {"number": number, "i": i}))
     run(measure([arm], TrafficConfig(rounds=rounds, **config), transport=server))
-    return figures_of(arm, [arm])
+    return compute_served_arm(arm, [arm])
 
 
 def test_latencies_of_requests_that_do_not_disturb_each_other_are_those_of_the_server() -> None:
@@ -94,14 +94,14 @@ def test_errors_are_counted_apart_no_answer_at_all_ends_the_test_and_pieces_coun
     result = figures(server, Traffic(concurrency=1, requests=6), rounds=1, timeout=10.0)
     assert result.errors == {"status 429": 1, "timeout": 1, "stream ended early": 1}
     assert (result.answered, result.first["max"], result.output_tokens) == (3, pytest.approx(0.5), 15)
-    (few, failed) = warnings([result])
+    (few, failed) = collect_warnings([result])
     assert "not enough passes" in few
     assert '3 requests failed (1 x status 429, 1 x timeout, 1 x stream ended early): {"error":' in failed
     with pytest.raises(ServedError, match=r"no request of words at http://server/v1 succeeded: status 503, .*no room"):
         figures(ScriptedServer(lambda i: Script(status=503)), Traffic(concurrency=2, requests=4))
     result = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Traffic(concurrency=1, requests=4))
     assert (result.output_tokens, result.counted) == (3 * 4 * 5, False)
-    assert any("pieces of text were counted instead of tokens" in said for said in warnings([result]))
+    assert any("pieces of text were counted instead of tokens" in said for said in collect_warnings([result]))
 
 
 @pytest.mark.parametrize("prefix", ["vllm", "slipstream"])
@@ -133,7 +133,7 @@ def test_arms_take_turns_and_are_compared_within_passes() -> None:
     run(measure([base, fast], TrafficConfig(rounds=3), transport=server))
     order = [each["arm"] for each in server.asked[::2]]
     assert order == ["slow", "fast", "fast", "slow", "fast", "slow"]
-    result = figures_of(fast, [base, fast])
+    result = compute_served_arm(fast, [base, fast])
     assert result.ratio.value == pytest.approx((1.0 / 0.5 * 0.6 / 1.0 * 1.8 / 1.2) ** (1 / 3))
     assert result.against == 0
 
@@ -141,15 +141,15 @@ def test_arms_take_turns_and_are_compared_within_passes() -> None:
 def test_a_late_client_and_a_warm_cache_are_told() -> None:
     measured = figures(ScriptedServer(), Traffic(concurrency=1, requests=4))
     arm = replace(measured, late={"p99": 0.2}, first={"p50": 0.5}, prompt_tokens=100, cached_tokens=80)
-    client, cache = warnings([arm])
+    client, cache = collect_warnings([arm])
     assert "sent requests up to 200 ms late" in client
     assert "80% of the prompt tokens came from a prefix cache" in cache
-    assert not warnings([replace(arm, late={"p99": 0.04}, cached_tokens=20)])
+    assert not collect_warnings([replace(arm, late={"p99": 0.04}, cached_tokens=20)])
 
 
 def test_impossible_loads_are_refused_and_a_pass_without_tokens_has_no_speed() -> None:
     for wrong in ({}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": 0.0}, {"rate": 1.0, "requests": 0}):
         with pytest.raises(ParameterError):
             Traffic(**wrong)
-    assert speed([TrafficPass(1.0, [])]) is None
+    assert estimate_speed([TrafficPass(1.0, [])]) is None
     assert all(b >= a for a, b in pairwise(Traffic(rate=5.0).arrivals([0, 0])))

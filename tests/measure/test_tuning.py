@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from slipstream.cli.report import section
+from slipstream.cli.report import make_section
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.measure import tuning
 from slipstream.measure.benchmark import Contender
 from slipstream.measure.configs import DrafterChoice
-from slipstream.measure.measured_steps import contradiction
+from slipstream.measure.measured_steps import measure_contradiction
 from slipstream.measure.results import read, to_json
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import Estimate
-from slipstream.measure.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
+from slipstream.measure.tuning import TuneConfig, choose, choose_candidates, count_steps, list_candidates, tune
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
 from tests.drafters.scripted_drafters import RandomDrafter, wrong_at
@@ -32,7 +32,7 @@ def facts(alpha: float, k: int = 8, each: float = 0.0005, costs: CostCurve = FLA
 
 
 def test_candidates_are_every_length_best_first():
-    ranked = candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
+    ranked = list_candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
     assert len(ranked) == 11
     assert [c.predicted for c in ranked] == sorted((c.predicted for c in ranked), reverse=True)
     best = facts(0.8).best_length()
@@ -40,13 +40,13 @@ def test_candidates_are_every_length_best_first():
 
 
 def test_the_shortlist_has_the_best_of_each_drafter_that_is_predicted_to_be_faster_or_the_best_of_all():
-    ranked = candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
-    short = shortlist(ranked, 3)
+    ranked = list_candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
+    short = choose_candidates(ranked, 3)
     assert [c.label for c in short] == ["good", "fair", "good"]
     assert abs(short[0].draft_tokens - short[2].draft_tokens) > 1
-    assert [c.label for c in shortlist(ranked, 1)] == ["good"]
-    ranked = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
-    assert [c.label for c in shortlist(ranked, 1)] == ["b"]
+    assert [c.label for c in choose_candidates(ranked, 1)] == ["good"]
+    ranked = list_candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
+    assert [c.label for c in choose_candidates(ranked, 1)] == ["b"]
 
 
 def chosen(*gains: tuple[float, float | None]) -> float | None:
@@ -87,7 +87,7 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
     assert data.configs.slipstream["target"] == "t"
     assert data.configs.slipstream["drafter"] == "scripted"
     assert "no counterpart" in data.configs.vllm.note
-    assert 0 < len(calls) <= steps(llm, given, PROMPTS, QUICK)
+    assert 0 < len(calls) <= count_steps(llm, given, PROMPTS, QUICK)
     assert read(tmp_path / "r.json").data["choice"] == to_json(data.choice)
 
 
@@ -119,14 +119,14 @@ def test_noisy_costs_are_marked(monkeypatch):
     result = tuned(target, scripted(target, wrong_at(3)), SHORT)
     assert result.data.drafters[0].noisy
     assert any("its costs are noisy" in warning for warning in result.warnings)
-    table = next(t for t in section(result).tables if t.title == "Measured at the longest draft")
+    table = next(t for t in make_section(result).tables if t.title == "Measured at the longest draft")
     assert "x?, K=" in table.texts()[0][-1]
 
 
 def test_drafts_that_get_cheaper_with_their_length_are_noise():
     run = SimpleNamespace(seconds_per_token=lambda: np.ones((2, 2)), weights=lambda: np.ones(2))
-    assert contradiction([run], each=0.001, draft=0.004, fixed=0.0) == 0
-    assert contradiction([run], each=0.0, draft=0.004, fixed=0.004) == 1
+    assert measure_contradiction([run], each=0.001, draft=0.004, fixed=0.0) == 0
+    assert measure_contradiction([run], each=0.0, draft=0.004, fixed=0.004) == 1
 
 
 def test_a_wrong_text_is_never_chosen(monkeypatch):

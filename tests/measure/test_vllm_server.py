@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.measure.configs import PLUGIN, DrafterChoice
-from slipstream.measure.vllm_server import VllmServer, interpreter
+from slipstream.measure.vllm_server import VllmServer, find_interpreter
 from tests.measure.vllm_environment import python as python
 
 
@@ -70,20 +70,20 @@ def test_a_server_that_never_answers_is_ended(python: Callable[..., Path]) -> No
 @pytest.mark.parametrize("version", ["0.28.1", "0.34.0", "1.0.0"])
 def test_a_version_that_is_too_old_or_too_new_is_refused_with_the_range(python, version):
     with pytest.raises(LoadError, match=version) as raised:
-        interpreter(python(version=version))
+        find_interpreter(python(version=version))
     assert "0.29 up to, but not including, 0.34" in str(raised.value)
 
 
 def test_known_versions_are_taken(python: Callable[..., Path]) -> None:
     for version in ("0.32.0", "0.33.0+cpu", "0.33.1.post2"):
-        assert interpreter(python(version=version)).exists()
+        assert find_interpreter(python(version=version)).exists()
 
 
 def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot be run"):
-        interpreter(tmp_path / "python")
+        find_interpreter(tmp_path / "python")
     with pytest.raises(LoadError, match="has no vLLM"):
-        interpreter(Path(sys.executable))
+        find_interpreter(Path(sys.executable))
 
 
 @pytest.mark.parametrize("drafter", ["lookahead", "layerskip", "suffix,model"])

@@ -12,7 +12,7 @@ from slipstream.verify.verification import Checks, VerifyConfig
 def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
     """What found it, or None. options: of `LLM`."""
     llm = LLM("embedded", **{"draft": "embedded", "threads": 1} | options)
-    chosen = prompts.load(llm, "code,edit,varied", 9, tokens=48)
+    chosen = prompts.choose_prompts(llm, "code,edit,varied", 9, tokens=48)
     checks = Checks(llm, chosen, VerifyConfig(seed=seed))
     for check in (checks.control, checks.greedy, checks.coupled, checks.distribution):
         check()
