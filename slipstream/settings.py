@@ -1,6 +1,6 @@
 """Allowed values of the settings for loading models, shared by library and command line. Does not import torch."""
 
-from slipstream.errors import ParameterError, RuleError, did_you_mean
+from slipstream.errors import ParameterError, did_you_mean
 
 BACKENDS = ("native", "torch", "cuda")
 """Folders of `slipstream.backends`, in the order in which "auto" prefers them."""
@@ -43,17 +43,6 @@ def check_threads(name: str, threads: int) -> int:
         f"{name} is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
         fix="leave it out, or give the number of cores",
     )
-
-
-def unknown_rule(name: object) -> RuleError:
-    """Make the error for a name that no rule has. It says of `typical`, which was one, what to use instead."""
-    if name == "typical":
-        return RuleError(
-            "the rule 'typical' was taken out",
-            why="it changed the distribution of the output, and every rule keeps the target's",
-            fix="use 'rejection', the default",
-        )
-    return RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:

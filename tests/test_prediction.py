@@ -8,8 +8,9 @@ import pytest
 from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.structured import Structured
+from slipstream.drafters.lookups import ReadableText
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.messages import RequestSpec
 from slipstream.llm import LLM
@@ -42,7 +43,7 @@ def decoded(llm: LLM, asks: list[RequestSpec], streams: Seq[Stream] = ()) -> lis
     """streams: instead of those of their seeds."""
     engine, seqs = llm.engine(), []
     for i, ask in enumerate(asks):
-        prepared = llm.prepared(ask)
+        prepared = llm.prepare(ask)
         if streams:
             streams[i].nonce, prepared.seq.random = prepared.seq.random.nonce, streams[i]
         seqs.append(prepared.seq)
@@ -92,32 +93,32 @@ def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
 
 
 def test_lookup_drafters_read_the_source_then_the_prediction_then_the_tokens_so_far() -> None:
-    seq = Sequence([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
+    seq = SourcedSequence([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
+    text = ReadableText(seq)
     before = [0, 1, 2, 3, 9, 8, 0, 1, 2, 3, 4, 3]
     for gained in ([], [5], [], [6, 7]):
         seq.tokens += gained
-        assert seq.readable == [*before, *seq.tokens]
+        assert text.ids == [*before, *seq.tokens]
     alone = Sequence([0, 1])
+    text = ReadableText(alone)
     alone.tokens += [2]
-    assert alone.readable == [0, 1, 2]
+    assert text.ids == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["ngram", None])
 def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str | None) -> None:
     llm = LLM(toy(), draft=name, draft_tokens=4)
     (seq,) = decoded(llm, [RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))])
-    assert seq.drafter == (name or "suffix")
+    assert set(seq.proposers) <= {name or "suffix", None}
 
 
 def test_with_a_draft_model_the_prediction_is_copied_first_and_the_model_goes_on_where_it_ends() -> None:
     """The text leaves the prediction in the middle, and comes back to it."""
     llm = LLM(sure(), sure(), draft_tokens=4)
     (plain,) = decoded(llm, [RequestSpec(PROMPT, greedy(24))])
-    assert plain.drafter == "model"
     changed = [*plain.output[:10], 299, 298, *plain.output[12:]]
     (seq,) = decoded(llm, [RequestSpec(PROMPT, greedy(24), prediction=changed)])
     assert seq.output == plain.output
-    assert seq.drafter == "model"
     assert {"suffix", "model"} <= set(seq.proposers)
     assert seq.stats.steps < plain.stats.steps
 
@@ -136,12 +137,12 @@ def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> Non
     """Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
     ask = RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))
-    assert (llm.prepared(ask).draft_tokens, llm.prepared(ask).chosen) == (16, True)
+    assert (llm.prepare(ask).draft_tokens, llm.prepare(ask).chosen) == (16, True)
     assert llm.engine().draft_tokens == 0, "without a drafter, only predictions are drafted"
     given = replace(ask, params=replace(PARAMS, structured=Structured(tokens=(4, 3, 2))))
-    assert (llm.prepared(given).draft_tokens, llm.prepared(given).chosen) == (10, False)
+    assert (llm.prepare(given).draft_tokens, llm.prepare(given).chosen) == (10, False)
     llm.draft_tokens = 4
-    assert llm.prepared(ask).draft_tokens == 10
+    assert llm.prepare(ask).draft_tokens == 10
 
 
 def test_requests_with_and_without_predictions_draft_in_one_step() -> None:

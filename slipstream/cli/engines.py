@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parse_drafter
 from slipstream.cli.option_groups import option
@@ -19,7 +20,6 @@ from slipstream.errors import ParameterError
 from slipstream.measure.configs import DrafterChoice
 from slipstream.measure.vllm_server import LOADING, VllmServer, find_interpreter
 from slipstream.settings import AUTO, one_of
-from slipstream.zoo import checkpoint_of
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
@@ -86,8 +86,8 @@ def make_vllm_server(
     choice = DrafterChoice(
         name,
         _length(models),
-        str(checkpoint_of(models.target, "target")),
-        None if draft is None else str(checkpoint_of(draft, "draft")),
+        str(Checkpoint.open(models.target)),
+        None if draft is None else str(Checkpoint.open(draft, "draft")),
         dict(parse_options(models.drafter_option or ())),
     )
     defaults: dict[str, Any] = {"served_model_name": models.target, "dtype": models.dtype, **(more or {})}

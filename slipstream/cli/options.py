@@ -17,7 +17,7 @@ from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
-from slipstream.settings import AUTO, LLAMACPP, RULES, unknown_rule
+from slipstream.settings import AUTO, LLAMACPP, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
@@ -108,8 +108,7 @@ class ModelOptions(LoadSettings):
     )
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise unknown_rule(self.rule)
+        one_of("rule", self.rule, RULES)
         super().__post_init__()
         self.check_device_map()
         self.length  # noqa: B018 raises for K < 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
 from slipstream.drafters.chains import Chains, MaskedPass
@@ -25,7 +25,7 @@ from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError
-from slipstream.targets.pair_check import require_kind
+from slipstream.targets.pair_check import kind_fault
 
 log = logging.getLogger("slipstream")
 
@@ -69,15 +69,12 @@ class ModelDrafter(PrefixKeeper):
         encoder. Creates its shadow when it is first needed."""
         if most <= 0:
             return 0
-        if self._encoder is not None and len(seq.source) > self._encoder.context:
+        if self._encoder is not None and len(source_of(seq)) > self._encoder.context:
             limit = f"the draft model's encoder reads at most {self._encoder.context} tokens,"
-            self._warn(limit, f"a source has {len(seq.source)}: decoding goes on without drafting")
+            self._warn(limit, f"a source has {len(source_of(seq))}: decoding goes on without drafting")
             return 0
         if seq.id not in self._shadows:
-            shadow = Sequence(seq.tokens, seq.params, context=self.context, source=seq.source)
-            if seq.prefix_cache and self._memory is not None:
-                shadow.kv_len = self._memory.begin(shadow.id, shadow.tokens, len(shadow.tokens) - 1)
-            self._shadows[seq.id] = shadow
+            self._shadows[seq.id] = seq.copy_for(self.context)
         if self.room(seq) < most:
             limit = f"the draft model's context of {self.context} tokens is full"
             self._warn(limit, f"at a sequence of {len(seq.tokens)} tokens: decoding continues without drafting")
@@ -98,7 +95,7 @@ class ModelDrafter(PrefixKeeper):
         assert self._multi_step is not None
         shadows = [self._follow(seq, ()) for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
-            if len(shadow.pending) > self._multi_step.max_pending:  # prefill a long prompt in chunks first
+            if len(shadow.pending) > self.model.capabilities.max_pending:  # prefill a long prompt in chunks first
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
         return self._multi_step.decode_steps(shadows, steps, sampling)
@@ -152,6 +149,11 @@ class ModelDrafter(PrefixKeeper):
             for shadow in reading:
                 shadow.read_chunk()
 
+    def begin(self, seq: Sequence, length: int) -> None:
+        if self._memory is not None:
+            shadow = self._shadows[seq.id] = seq.copy_for(self.context)
+            shadow.kv_len = self._memory.begin(shadow.id, shadow.tokens, len(shadow.tokens) - 1)
+
     def keep(self, seq: Sequence) -> None:
         shadow = self._shadows.get(seq.id)
         if shadow is not None and self._memory is not None:
@@ -179,7 +181,8 @@ def make(
     if isinstance(model, Writer):
         return StringDrafter(model, target.device)
     encoder, of_draft = target.capabilities.encoder, model.capabilities.encoder
-    require_kind(encoder is not None, of_draft is not None)
+    if (fault := kind_fault(encoder is not None, of_draft is not None)) is not None:
+        raise fault
     if encoder is not None and of_draft is not None and encoder.start != of_draft.start:
         raise PairError(
             f"texts of the target begin with the ids {encoder.start}, those of the draft model with {of_draft.start}",

@@ -161,7 +161,7 @@ class NgramDrafter(LookupDrafter[NgramStore]):
     def _matches(
         self, state: LookupState[NgramStore], drafted: Seq[int]
     ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
-        text = state.seq.readable
+        text = state.text.ids
         follower = state.store.follower(text, drafted)
         if follower is not None:
             yield follower.match, copy(text, drafted, follower)

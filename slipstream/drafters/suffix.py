@@ -114,8 +114,8 @@ class SuffixDrafter(LookupDrafter[Store]):
     ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
         """Find the longest match in the request's own store, and the longest in the store of finished requests."""
         config = self.config
-        tail = [*state.seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
-        at_end = state.indexed == len(state.seq.readable) and not drafted
+        tail = [*state.text.ids[-config.max_depth :], *drafted][-config.max_depth :]
+        at_end = state.indexed == len(state.text.ids) and not drafted
         for store in (state.store, self.past) if config.across else (state.store,):
             of_request = store is state.store and at_end
             tree, match, where = store.longest(tail, of_request)

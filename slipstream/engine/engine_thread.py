@@ -70,14 +70,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, key: int, ask: RequestSpec) -> None:
+    def submit(self, key: int, spec: RequestSpec) -> None:
         """Queue a request under a key that no other has. Raises EngineError if the engine is dead; any other fault of
         the request is delivered."""
         with self._guard:
             if self.dead is not None:
                 raise self.dead
             self._wanted.add(key)
-            self._preparers[ask.params.structured is not None].submit(self._make, key, ask)
+            self._preparers[spec.params.structured is not None].submit(self._make, key, spec)
 
     def abort(self, key: int) -> None:
         """Forget a request; no update of it is delivered after the current step. Unknown keys are ignored."""
@@ -102,11 +102,11 @@ class EngineThread:
 
     # --- in the preparing thread ---------------------------------------------------------------------------------
 
-    def _make(self, key: int, ask: RequestSpec) -> None:
+    def _make(self, key: int, spec: RequestSpec) -> None:
         if key not in self._wanted:
             return
         try:
-            request = self._prepare(ask)
+            request = self._prepare(spec)
         except Exception as fault:
             self._commands.put(partial(self._refuse, key, _deliverable(fault)))
         else:
@@ -170,13 +170,13 @@ class EngineThread:
             live = self._live[seq.id]
             if not live.started:
                 live.started = began
-            if len(seq.drafted) > live.sent or seq.finish:
+            if len(seq.proposers) > live.sent or seq.finish:
                 updates.append(self._update(live, ended))
         return updates
 
     def _update(self, live: _Live, ended: float) -> Update:
         seq, first = live.seq, live.sent
-        live.sent = len(seq.drafted)
+        live.sent = len(seq.proposers)
         if seq.finish:
             del self._live[seq.id]
             self._forget(live.key)
@@ -186,7 +186,7 @@ class EngineThread:
         return Update(
             live.key,
             seq.tokens[seq.prompt + first :],
-            seq.drafted[first:],
+            seq.was_drafted(first),
             seq.proposers[first:],
             None if seq.params.logprobs is None else seq.logprobs[first:],
             seq.finish,

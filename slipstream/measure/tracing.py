@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
 from slipstream.llm import LLM
@@ -124,7 +124,7 @@ def trace(
     show = token_text_of(llm.tokenizer) if llm.tokenizer is not None else str
 
     def collect() -> TraceData:
-        text = [show(token) for token in seq.asked]
+        text = [show(token) for token in request_ids(seq)]
         used = sorted({each.token for token in recorder.tokens for each in (token, *token.rejected)})
         return TraceData(
             prompt={"name": name, "text": "".join(text), "tokens": len(text)},
@@ -150,4 +150,4 @@ def split_text(llm: LLM, seq: Sequence) -> list[str]:
     if llm.tokenizer is None:
         return [f" {token}" for token in seq.output]
     stream = TextStream(decoder_of(llm.tokenizer), prompt=seq.tokens[: seq.prompt])
-    return [piece.text for piece in stream.add(seq.output, seq.drafted, last=True)]
+    return [piece.text for piece in stream.add(seq.output, seq.was_drafted(), last=True)]

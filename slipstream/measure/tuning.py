@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
@@ -30,7 +31,6 @@ from slipstream.measure.results import Result, recording
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import Estimate
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.zoo import checkpoint_of
 
 SHORT = 2
 """Draft length of the second recording."""
@@ -227,7 +227,7 @@ class _Tuning:
 
 def write_configurations(picked: DrafterChoice) -> Configurations:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
-    folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
+    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, embedded_role(picked.drafter)))
     return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))
 
 

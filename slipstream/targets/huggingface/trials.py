@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.target import Runtime, Target, released
 from slipstream.errors import SlipstreamError, TargetError
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.early_exit import EarlyExits
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
 from slipstream.targets.huggingface.packed_module import PackedModule
@@ -113,7 +114,10 @@ def check_packed(target: Target, trial: Trial) -> None:
     its executor is told whether it can run them."""
     a, b = trial.texts
     truth, limit = trial.truth, trial.limit
-    seqs = [Sequence(list(a[:4]), source=trial.sources[0]), Sequence(list(b[:2]), source=trial.sources[1])]
+    seqs = [
+        SourcedSequence(list(a[:4]), source=trial.sources[0]),
+        SourcedSequence(list(b[:2]), source=trial.sources[1]),
+    ]
     with released(target, *seqs):
         out = target.run(seqs, Draft.empty(2, target.device))
         same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
@@ -123,7 +127,7 @@ def check_packed(target: Target, trial: Trial) -> None:
             seq.tokens.append(text[seq.kv_len])
         other = (a[5] + 1) % target.vocab_size
         draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:5], [-1, 0])], target.device)
-        out = target.run(seqs, draft, (0, 1, target.layers, -1) if isinstance(target, Decoder) else ())
+        out = target.run(seqs, draft, (0, 1, target.config.layers, -1) if isinstance(target, Decoder) else ())
         rows = [0, 2, 3, 4, 5, 6]
         same(out.logits[rows], torch.cat((truth[0][4:7], truth[1][2:5])), limit, "a packed tree")
         target.commit(seqs, [[1], [0]])
@@ -137,20 +141,22 @@ def check_packed(target: Target, trial: Trial) -> None:
             packed = target.executor
             assert isinstance(packed, PackedModule)
             packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
+            target.capabilities = target.declared()
 
 
 def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor, limit: Limit) -> None:
     none = Draft.empty(len(seqs), target.device)
     packed.slices = True
-    half = target.run(seqs, none, layers=(0, 1)).hidden[1].clone()
-    if target.layers > 1:
-        same(target.run(seqs, none, layers=(1, target.layers), hidden=half).logits, whole, limit, "layers apart")
+    exits = EarlyExits(packed)
+    half = exits.run_layers(seqs, none, (0, 1)).hidden[1].clone()
+    if exits.layers > 1:
+        same(exits.run_layers(seqs, none, (1, exits.layers), half).logits, whole, limit, "layers apart")
 
 
 def check_chains(target: Target, trial: Trial) -> None:
     """Chains of which none, one and all tokens are accepted."""
     for text, source, truth in zip(trial.texts, trial.sources, trial.truth, strict=True):
-        with released(target, Sequence(list(text[:2]), source=source)) as seq:
+        with released(target, SourcedSequence(list(text[:2]), source=source)) as seq:
             for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
                 end = len(seq.tokens)
                 right = list(text[end : end + kept])

@@ -17,7 +17,7 @@ from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
-from slipstream.measure.provenance import engine_facts
+from slipstream.measure.provenance import describe_engine
 from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
@@ -152,7 +152,7 @@ def test_prompts_of_very_different_length_and_a_full_context(llm: LLM) -> None:
 
 
 def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
-    seen = engine_facts(llm)
+    seen = describe_engine(llm)
     assert seen["target"]["name"] == "target.gguf"
     assert len(seen["target"]["sha256"]) == 16
     assert (seen["executor"], seen["quantize"], seen["kv_dtype"]) == ("llamacpp", None, "float32")
