@@ -113,7 +113,7 @@ def arm(name: str, value: float, low: float, against: int | None = 0) -> ServedA
 
 def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
     servers = list_servers(LabModels(target="t", draft="d", drafter=["suffix", "model"]), VLLM)
-    tried = tune_module.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
+    tried = tune_module.list_candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
     assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_module.LENGTHS)]
     assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
 
@@ -122,7 +122,7 @@ def test_the_written_choice_starts_the_same_server_again() -> None:
     models = TuneModels(target="t", draft="d", drafter=["model"], drafter_option=None)
     engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2"])
     server = list_servers(models, engine)["model"]
-    written = tune_module.configuration(models, server, engine)
+    written = tune_module.write_configuration(models, server, engine)
     again = make_vllm_server(
         ModelOptions(target=written["target"], draft=written["draft"], drafter=written["drafter"],
                      draft_tokens=str(written["draft_tokens"])),

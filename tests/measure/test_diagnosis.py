@@ -38,7 +38,7 @@ def test_a_good_pair_has_no_cause():
     assert (diagnosis.cause, diagnosis.fix) == ("nothing is wrong", "")
     assert diagnosis.speedup == diagnosis.predicted == pytest.approx(GOOD.prediction().speedup)
     assert 2.4 < diagnosis.speedup < 3
-    assert diagnosis.fit_acceptance == pytest.approx(0.8)
+    assert diagnosis.acceptance == pytest.approx(0.8)
     assert diagnosis.break_even == pytest.approx(0.2, abs=0.05)
 
 
@@ -67,7 +67,7 @@ def test_each_cause_is_named(name):
 def test_lookups_that_find_nothing_batches_that_are_too_large_and_experts_are_named_as_causes():
     diagnosis = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
     assert diagnosis.cause == "acceptance too low"
-    assert "in the 2% of the steps that drafted" in diagnosis.collect_evidence[0]
+    assert "in the 2% of the steps that drafted" in diagnosis.evidence[0]
     nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
     assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
     assert nothing.evidence[0] == "nothing was drafted"
@@ -80,7 +80,7 @@ def test_lookups_that_find_nothing_batches_that_are_too_large_and_experts_are_na
     assert cause(steep) == "compute-bound target"
     diagnosis = diagnose(replace(steep, experts=(2, 8)))
     assert diagnosis.cause == "few active experts"
-    assert "2 of 8 experts" in diagnosis.collect_evidence[0]
+    assert "2 of 8 experts" in diagnosis.evidence[0]
     assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
 
 
@@ -126,7 +126,7 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
     assert length in range(3, 7)
     assert gain == pytest.approx(1.9, abs=0.15)
     assert diagnosis.fix == f"lower --draft-tokens to {length}"
-    assert f"{length} draft tokens are predicted at" in diagnosis.collect_evidence[0]
+    assert f"{length} draft tokens are predicted at" in diagnosis.evidence[0]
 
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
@@ -188,7 +188,7 @@ def test_a_drafter_that_sleeps_is_too_expensive_and_one_at_random_has_low_accept
     target.row = 0.0005
     diagnosis = seen(target, RandomDrafter(256, sampled=False))
     assert diagnosis.cause == "acceptance too low"
-    assert diagnosis.fit_acceptance < 0.2
+    assert diagnosis.acceptance < 0.2
     assert diagnosis.speedup < 0.9
 
 

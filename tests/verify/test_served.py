@@ -247,7 +247,7 @@ def test_greedy_texts_that_were_compared_are_kept_when_a_server_fails(serve, mon
     with pytest.raises(ServedError, match="it has gone") as left:
         verify_served(serve(), serve(), PROMPTS, SMALL)
     kept = left.value.result
-    assert (kept.complete, len(kept.data["greedy"]), kept.data["sampled"]) == (False, 3, [])
+    assert (kept.complete, len(kept.data.greedy), kept.data.sampled) == (False, 3, [])
     assert "3 of 3 greedy texts identical, 0 prompts sampled" in make_section(kept).lead
 
 
