@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.board import judge, page
 from benchmarks.board.lineup import CHECKS, CONTROLS, ENGINES, PLAIN, PROMPTS, TOKENS, Cell, Engine, cells
 from benchmarks.protocol import ROOT, ContenderError, Worker
-from slipstream.bench.prompts import select
-from slipstream.bench.results import write_text
+from slipstream.measure.prompts import select
+from slipstream.measure.results import write_text
 from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import draft_dir, target_dir
 

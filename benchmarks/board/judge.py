@@ -13,7 +13,7 @@ from slipstream.core.text_ends import common_beginning
 from slipstream.llm import LLM
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.reference import logits_of
-from slipstream.verify.served import PERMUTATIONS, choices, permutation_test, permuted, smallest_shift
+from slipstream.verify.served import PERMUTATIONS, compare_ngrams, count_choices, permute, smallest_shift
 
 SAME, DIFFERS, REFUSED, UNTESTED = "same", "differs", "refused", "not tested"
 ROUNDING = {"float64": 1e-9, "float32": 2e-3, "float16": 0.05, "bfloat16": 0.4}
@@ -78,5 +78,5 @@ def _tests(look: Seq[tuple[Texts, Texts]], seed: int) -> list[float]:
     """p-values: of each prompt, and of all together."""
     named = [tuple([tuple(map(str, text)) for text in side] for side in pair) for pair in look]
     rng = np.random.default_rng(seed)
-    each = [permutation_test(plain, other, rng) for plain, other in named]
-    return [*each, permuted([choices(plain, other) for plain, other in named], rng, PERMUTATIONS)]
+    each = [compare_ngrams(plain, other, rng) for plain, other in named]
+    return [*each, permute([count_choices(plain, other) for plain, other in named], rng, PERMUTATIONS)]

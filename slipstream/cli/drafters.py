@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.measure.tables import Column, Table, words
 
 
 @grouped

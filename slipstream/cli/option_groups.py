@@ -19,7 +19,7 @@ METAVARS = ((bool, ""), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
 """What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
 
 
-def unwrapped(text: str | None) -> str:
+def unwrap(text: str | None) -> str:
     """A docstring with one line for each paragraph: typer keeps the line breaks of all but the first, and the terminal
     breaks these lines again."""
     return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))

@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 
 import typer
 
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.results import Result, check_writable
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, of_servers, request_fields, started, vllm_server
+from slipstream.cli.engines import EngineOptions, is_about_servers, make_vllm_server, request_fields, start_servers
 from slipstream.cli.loading import banner, load
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.results import Result, check_writable
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,18 @@ def verify(
     files.check()
     if junit is not None:
         check_writable(junit)
-    if of_servers(base_url or against, "--base-url", models, engine):
+    if is_about_servers(base_url or against, "--base-url", models, engine):
         params = sampling.params()
         served = {
             "tokens": params.max_tokens, "samples": samples, "temperature": params.temperature or 1.0, "level": level,
             "seed": seed, "more": request_fields(params),
         }  # fmt: skip
         if engine.vllm:
-            servers = {"speculation": vllm_server(models, engine), "plain": vllm_server(models, engine, plain=True)}
-            with started(servers, engine) as places:
+            servers = {
+                "speculation": make_vllm_server(models, engine),
+                "plain": make_vllm_server(models, engine, plain=True),
+            }
+            with start_servers(servers, engine) as places:
                 urls = places["speculation"], places["plain"]
                 compare_servers(*urls, served_model, served, prompts, files, junit)
         if base_url is None or against is None:
@@ -98,25 +101,28 @@ def verify(
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
     render.line(f"this takes about {duration(seconds(llm, chosen, config))}, by the speed of its first text")
-    with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
-        report(lambda: verified(llm, chosen, config, files.out, advance, models.method), files, junit)
+    report(
+        files, junit, "checking", steps(chosen, config, llm.most_draft_tokens),
+        lambda advance: verified(llm, chosen, config, files.out, advance, models.method),
+    )  # fmt: skip
 
 
-def report(measure: Callable[[], Result], files: OutputOptions, junit: Path | None) -> NoReturn:
-    """Run the checks, print and write their result, and end with the exit code of the verdict."""
+def report(
+    files: OutputOptions, junit: Path | None, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
+) -> NoReturn:
+    """Run the checks as `run` does, write the JUnit file, and end with the exit code of the verdict."""
     from slipstream.verify.junit import write_junit
     from slipstream.verify.verification import UNTESTED
 
     try:
-        result, code = unfinished(measure)
+        result, code = run(files, what, total, measure)
     except ServedError as fault:
         if junit is not None:
             write_junit(junit, None, str(fault))
         raise
     if junit is not None:
         write_junit(junit, result)
-    finish(result, files)
-    raise typer.Exit({"BUG": 1, UNTESTED: 2}.get(result.data["verdict"], code) if code != 130 else code)
+    raise typer.Exit({"BUG": 1, UNTESTED: 2}.get(result.data.verdict, code) if code != 130 else code)
 
 
 def compare_servers(
@@ -125,11 +131,13 @@ def compare_servers(
 ) -> NoReturn:  # fmt: skip
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""
-    from slipstream.verify.served import ServedConfig, requests_of, verify_served
+    from slipstream.verify.served import ServedConfig, count_requests, verify_served
 
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
-    with render.progress("asking", requests_of(len(chosen), config)) as advance:
-        report(lambda: verify_served(served, reference, chosen, config, files.out, advance), files, junit)
+    report(
+        files, junit, "asking", count_requests(len(chosen), config),
+        lambda advance: verify_served(served, reference, chosen, config, files.out, advance),
+    )  # fmt: skip

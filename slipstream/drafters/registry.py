@@ -8,7 +8,7 @@ be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.p
 
 Only where it applies: a new kind of draft head is recognised by `heads.recognition.recognise`; a drafter that is
 trained here names its method in `trained_by`, which is a line in `training.methods`;
-what other programs call the method is written in `bench/configs.py`.
+what other programs call the method is written in `measure/configs.py`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.provenance import digest
 from slipstream.errors import DataError, TrainingError
+from slipstream.measure.provenance import digest
 from slipstream.training.documents import Document, check_documents, files_of, place_of_text, read_documents
 from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.resume_state import write_json

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.loops import looping, periodic_tail
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
+from slipstream.measure.loops import find_looping, measure_periodic_tail
 from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.schedule import make_counter
 
@@ -116,7 +116,7 @@ def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
             for turn in _generate(llm, [start] * len(params), params, show):
                 ids = [token for token in turn.token_ids if token not in llm.target.capabilities.eos_ids]
                 text = turn.text.strip()
-                if turn.finish_reason != "stop" or len(text) < SHORTEST or periodic_tail(ids) or text in seen:
+                if turn.finish_reason != "stop" or len(text) < SHORTEST or measure_periodic_tail(ids) or text in seen:
                     continue
                 seen.add(text)
                 rows.append([*start, *ids, *end])
@@ -183,7 +183,7 @@ def regenerate(
             texts = [
                 (ids, mask)
                 for ids, mask in continue_prompts(llm, asked, params, show)
-                if not looping({0: list(compress(ids, mask or ()))})
+                if not find_looping({0: list(compress(ids, mask or ()))})
             ]
             if not texts:
                 raise ParameterError(

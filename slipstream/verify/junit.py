@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from slipstream.bench.results import Result
+from slipstream.measure.results import Result
 from slipstream.verify.texts import BUG
 from slipstream.verify.verification import CHECKS, FEW, UNTESTED
 
@@ -28,15 +28,16 @@ def write_junit(file: Path, result: Result | None, failed: str = "") -> None:
     file.write_bytes(xml.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
-def _cases(data: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """(check, name, verdict, details) of each verdict in the data of a result."""
-    if data.get("control"):
-        yield "control", "logits", data["control"]["verdict"], str(data["control"])
-    for check in (*CHECKS, "sampled"):
-        for row in data.get(check, ()):
-            how = [f"K={row['draft_tokens']} batch={row['batch']}"] if "batch" in row else []
-            yield check, ", ".join([row.get("prompt") or row["place"], *how]), row["verdict"], str(row)
-    for i, fault in enumerate(data.get("faults", ())):
+def _cases(data: Any) -> Iterator[tuple[str, str, str, str]]:
+    """(check, name, verdict, details) of each verdict in a `VerifyData` or `ServedData`."""
+    control = getattr(data, "control", None)
+    rows = {"control": [control] if control else [], **{name: getattr(data, name, []) for name in (*CHECKS, "sampled")}}
+    for check, each in rows.items():
+        for row in each:
+            names = ("prompt", "place", "draft_tokens", "batch")
+            named = [str(getattr(row, name)) for name in names if hasattr(row, name)]
+            yield check, ", ".join(named) or "logits", row.verdict, str(row)
+    for i, fault in enumerate(getattr(data, "faults", [])):
         yield "texts", f"fault {i + 1}", BUG, fault
-    for check, row in data["coverage"].items():
-        yield "coverage", check, row["verdict"], str(row)
+    for check, row in data.coverage.items():
+        yield "coverage", check, row.verdict, str(row)

@@ -20,7 +20,7 @@ from slipstream.verify.outcomes import Evidence
 from slipstream.verify.panel_requests import PanelRequest, together
 from slipstream.verify.reference import Context, distribution, impossible, logits_of, wrong_end, wrong_logprob
 from slipstream.verify.replay import EndStream, Probe, wrong_step
-from slipstream.verify.texts import Control
+from slipstream.verify.report_verify import Control
 
 Ranks = tuple[float, float]
 """u_t and v_t of a token (see `outcomes`)."""

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
 from slipstream.core.dice import Dice, invert
 from slipstream.core.params import SamplingParams
@@ -22,6 +21,7 @@ from slipstream.core.rules import RULES, Rule
 from slipstream.core.stats import TokenLogprob
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.llm import LLM
+from slipstream.measure.prompts import Prompt, PromptSet
 from slipstream.verify.panel_requests import PanelRequest, crossed
 from slipstream.verify.reference import wrong_logprob
 from slipstream.verify.replay import EndStream, numbers
@@ -42,7 +42,7 @@ def faults(config: VerifyConfig = FEW, target: ToyTarget | None = None, rule: Ru
     checks = Checks(llm, PROMPTS, config)
     checks.control()
     checks.distribution()
-    return checks.data["faults"]
+    return checks.data.faults
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -229,4 +229,4 @@ def test_a_prefix_that_is_found_by_its_last_block_alone_is_found(planted, monkey
     checks = Checks(llm, prompts, replace(FEW, params=SamplingParams(max_tokens=4)))
     checks.control()
     checks.distribution()
-    assert any("crossed: logits before token" in fault for fault in checks.data["faults"]) == planted
+    assert any("crossed: logits before token" in fault for fault in checks.data.faults) == planted
