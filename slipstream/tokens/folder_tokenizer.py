@@ -224,7 +224,7 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a folder says of its tokenizer, as transformers joins it. Raises ConfigError for damaged files."""
+    """Join what a folder says of its tokenizer as transformers does. Raises ConfigError for damaged files."""
     settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:
         settings |= checkpoint.json("special_tokens_map.json")
