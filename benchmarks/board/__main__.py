@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.board import judge, page
 from benchmarks.board.lineup import CHECKS, CONTROLS, ENGINES, PLAIN, PROMPTS, TOKENS, Cell, Engine, cells
 from benchmarks.protocol import ROOT, ContenderError, Worker
-from slipstream.measure.prompts import select
+from slipstream.measure.prompts import select_entries
 from slipstream.measure.results import write_text
 from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import draft_dir, target_dir
@@ -61,7 +61,7 @@ class Side:
 
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer(target_dir())
-    entries, _ = select("code,edit", 2 * PROMPTS, (), "raw")
+    entries, _ = select_entries("code,edit", 2 * PROMPTS, (), "raw")
     return [tokenizer.encode(entry.text)[-48:] for entry in entries]
 
 
