@@ -20,6 +20,8 @@ is written from `benchmarks/results/board.json`, and every row has the date of i
   with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for each.
 - **refused**: the engine says that it does not do this. **not tested**: with the reason.
 
+What the board does not know: whether an engine drafted anything. One that ignores the option is "same".
+
 The model is the embedded pair of 14.2M and 2.4M parameters. Greedy: {2 * PROMPTS} prompts, {4 * TOKENS} tokens each.
 Samples: {PROMPTS} prompts, texts of {TOKENS} tokens.
 """
