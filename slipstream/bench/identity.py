@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.draft import Draft
+from slipstream.core.draft import Draft, common_beginning
 from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target, begun, released
-from slipstream.core.text_ends import common_beginning
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,14 @@ class Draft:
     @staticmethod
     def chains(rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu") -> Draft:
         """One chain of token ids per sequence (possibly empty); `q` as in the class, or None."""
-        return Draft.trees(((row, range(-1, len(row) - 1)) for row in rows), device, q)
+        ids, parents, splits = list[int](), list[int](), [0]
+        for row in rows:
+            ids.extend(row)
+            parents.extend(range(-1, len(row) - 1))
+            splits.append(len(ids))
+        draft = Draft.of(ids, parents, splits, q, device=device)
+        draft.__dict__["is_chain"] = True
+        return draft
 
     @staticmethod
     def trees(
@@ -302,3 +309,13 @@ def consecutive(rows: Seq[int]) -> slice | list[int]:
     """An index for these rows (at least one): a slice if they are consecutive, which is faster and copies nothing."""
     first, last = rows[0], rows[-1] + 1
     return slice(first, last) if len(rows) == last - first and list(rows) == list(range(first, last)) else list(rows)
+
+
+def common_beginning(a: Iterable[object], b: Iterable[object]) -> int:
+    """Number of items with which both begin."""
+    count = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

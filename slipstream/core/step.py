@@ -58,7 +58,7 @@ def step(
             verdict = decide(seqs, draft, out.logits[: len(seqs) + len(draft)], rule, out.maxima)
             verdict = stop(seqs, draft, verdict)
         with clock("target"):
-            target.commit([*seqs, *prompts], verdict.path + [[] for _ in prompts])
+            target.commit([*seqs, *prompts], verdict.path + [[]] * len(prompts))
         record(seqs, draft, out, verdict)
         for seq in prompts:
             seq.read_chunk()

@@ -97,7 +97,10 @@ class EagleDrafter(HeadDrafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
         bound = min(bound, self.traits.longest or bound)
-        most = [each.limited(self.depth(seq, min(each.depth, bound))) for seq, each in zip(seqs, budgets, strict=True)]
+        most = [
+            replace(each, depth=self.depth(seq, min(each.depth, bound)))
+            for seq, each in zip(seqs, budgets, strict=True)
+        ]
         if self._pass is not None:
             self._pass.plan(seqs, most)
         if self.config.shape == "chain":
@@ -112,7 +115,8 @@ class EagleDrafter(HeadDrafter):
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         super().observe(seqs, draft, out, verdict)
-        self._confident.learn(seqs, draft, verdict)
+        if self._confident.drawn:
+            self._confident.learn(seqs, draft, verdict)
 
     # --- chains: see `chains.ChainModel` ---------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ emitted tokens.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -92,7 +92,7 @@ class HybridDrafter:
             deep = (self._lookup_depth if is_lookup else self._neural_depth)(seqs, [each.depth for each in left])
             if is_lookup and not any(deep):  # most engines: a lookup for predictions, and no request with one
                 continue
-            draft = member.propose(seqs, [each.limited(d) for each, d in zip(left, deep, strict=True)])
+            draft = member.propose(seqs, [replace(each, depth=d) for each, d in zip(left, deep, strict=True)])
             drawn = list(map(max, drawn, draft.drawn or drawn))
             if is_lookup:
                 asked.append(cast(Lookup, member))
@@ -148,7 +148,7 @@ class HybridDrafter:
         if self._chain_stats[seq.id].acceptance_by_depth(len(chain))[-1] < self.config.append_probability:
             return [], ""
         for lookup in lookups:
-            more, match = lookup.continue_from(seq, chain, budget.limited(depth))
+            more, match = lookup.continue_from(seq, chain, replace(budget, depth=depth))
             if more and match >= self.config.append_match:
                 return more, lookup.name
         return [], ""

@@ -10,16 +10,16 @@ rolled back to the accepted tokens.
 
 import logging
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft, Verdict, common_beginning
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.text_ends import common_beginning
 from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig
@@ -53,7 +53,7 @@ class ModelDrafter(PrefixKeeper):
         self._warned: set[str] = set()
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        most = [each.limited(self._begun(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)]
+        most = [replace(each, depth=self._begun(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)]
         if self._pass is not None:  # the model's cache then holds the text alone
             self._pass.plan(seqs, most)
             return self._chains.draft(seqs, most)
@@ -95,7 +95,7 @@ class ModelDrafter(PrefixKeeper):
         assert self._multi_step is not None
         shadows = [self._follow(seq, ()) for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
-            if len(shadow.pending) > self.model.capabilities.max_pending:  # prefill a long prompt in chunks first
+            if shadow.unread > self.model.capabilities.max_pending:  # prefill a long prompt in chunks first
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
         return self._multi_step.decode_steps(shadows, steps, sampling)
@@ -132,7 +132,7 @@ class ModelDrafter(PrefixKeeper):
                 # The last token stays pending, even if the target emitted the same token as a draft that was not used.
                 shadow.kv_len = min(shadow.kv_len, known + right, known + len(new) - 1)
                 shadow.tokens[known:] = new
-        if self._confident is not None:
+        if self._confident is not None and self._confident.drawn:
             self._confident.learn(seqs, draft, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:

@@ -77,32 +77,32 @@ class Batch:
 
 
 def batch_of(
-    seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, stop: int | None = None
+    seqs: Seq[Sequence], draft: Draft, device: torch.device, starts: Seq[int] = (), stop: int | None = None
 ) -> Batch:
-    """Tokens `starts[b]:` of each sequence, up to its `end`, then its nodes. Logits are computed for the last of these
-    tokens and for every node.
+    """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last of these tokens and
+    for every node.
 
     Slots: the KV of token i of a sequence is in slot i, that of node j of the draft in slot len(tokens) + j. A node's
     position is that of the last pending token plus the node's depth, so siblings share one.
 
-    starts  slot of the first token to run: `seq.kv_len`, or later if part of a long prompt has run already.
+    starts  slot of the first token to run, where part of a long prompt has run already; else `seq.kv_len`.
     stop    where a piece of a long prompt ends, before `end`.
     """
-    tokens: list[int] = []
-    positions: list[int] = []
-    splits = [0]
-    select: list[int] = []
+    ids, tokens, positions, past = list[int](), list[int](), list[int](), list[int]()
+    splits, select = [0], list[int]()
     trees: list[Tensor | None] = []
     for b, seq in enumerate(seqs):
         first, last = draft.splits[b], draft.splits[b + 1]
-        end = seq.end if stop is None else stop
-        pending = end - starts[b]
-        tokens += seq.tokens[starts[b] : end]
+        start, end = starts[b] if starts else seq.kv_len, seq.end if stop is None else stop
+        pending = end - start
+        ids.append(seq.id)
+        past.append(start)
+        tokens += seq.tokens[start:end]
         if first == last or draft.is_chain:
-            positions += range(starts[b], end + last - first)
+            positions += range(start, end + last - first)
             trees.append(None)
         else:
-            positions += range(starts[b], end)
+            positions += range(start, end)
             positions += [end - 1 + depth for depth in draft.depths[first:last]]
             trees.append(visible(draft.parents[first:last], pending))
         if first != last:
@@ -110,11 +110,11 @@ def batch_of(
         select += range(splits[-1] + pending - 1, splits[-1] + pending + last - first)
         splits.append(splits[-1] + pending + last - first)
     return Batch(
-        seq_ids=[seq.id for seq in seqs],
+        seq_ids=ids,
         tokens=torch.tensor(tokens, dtype=torch.int64, device=device),  # [M]
         positions=positions,
         splits=splits,
-        past=starts,
+        past=past,
         trees=trees,
         select=select,
     )

@@ -131,9 +131,10 @@ class Decoder:
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         """Run pending tokens and nodes (see `Target.run`). Rows that were run through the first layers already (see
         `EarlyExit`) continue where they stopped."""
-        if any(seq.end - seq.kv_len > self.chunk for seq in seqs):
-            return self._run_long(seqs, draft, tuple(taps))
-        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
+        for seq in seqs:
+            if seq.end - seq.kv_len > self.chunk:
+                return self._run_long(seqs, draft, tuple(taps))
+        batch = batch_of(seqs, draft, self.device)
         out = self._forward(batch, seqs, draft, tuple(taps))
         if not out.finite:
             check_finite(out.logits, seqs, draft)
@@ -146,9 +147,9 @@ class Decoder:
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
-            base = seq.end  # slot of node 0: after the run every token before it has its KV
-            moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
-            if moved < len(nodes):
+            if nodes and nodes[-1] != len(nodes) - 1:  # not the first nodes in their order
+                base = seq.end  # slot of node 0: after the run every token before it has its KV
+                moved = next(i for i, node in enumerate(nodes) if node != i)
                 src = [base + node for node in nodes[moved:]]
                 self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
 
@@ -165,14 +166,14 @@ class Decoder:
             start = seq.kv_len
             early.append([])
             while seq.end - start > self.chunk:
-                batch = batch_of([seq], Draft.empty(1), [start], self.device, start + self.chunk)
+                batch = batch_of([seq], Draft.empty(1), self.device, [start], start + self.chunk)
                 if self.config.position == "learned":
                     self._check_positions(batch.positions)
                 seen = self.executor.forward(batch, taps).taps
                 early[-1].append({tap: h.clone() for tap, h in seen.items()})  # valid until the next forward only
                 start += self.chunk
             starts.append(start)
-        batch = batch_of(seqs, draft, starts, self.device)
+        batch = batch_of(seqs, draft, self.device, starts)
         out = self._forward(batch, seqs, draft, taps)
         check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
@@ -207,7 +208,7 @@ class DecoderSteps:
     def decode_steps(
         self, seqs: Seq[Sequence], /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self._device)
+        batch = batch_of(seqs, Draft.empty(len(seqs)), self._device)
         decoded = self._calls.decode_steps(batch, steps, sampling, exit)
         if exit is not None:
             self._exits.keep(seqs, batch, decoded, exit)

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps
-from slipstream.core.draft import Draft
+from slipstream.core.draft import Draft, common_beginning
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.core.text_ends import common_beginning
 from slipstream.executor.executor import Batch, Executor, Output, batch_of, check_finite
 
 
@@ -51,7 +50,7 @@ class EarlyExits:
         self, seqs: Seq[Sequence], draft: Draft, layers: tuple[int, int], hidden: Tensor | None = None
     ) -> TargetOut:
         self.drop([seq.id for seq in seqs])  # this pass overwrites their slots
-        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.executor.device)
+        batch = batch_of(seqs, draft, self.executor.device)
         out = self.executor.forward(batch, (layers[1],), layers, hidden)
         check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits)

@@ -32,8 +32,8 @@ from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.bench.traffic_client import TrafficClient
+from slipstream.core.draft import common_beginning
 from slipstream.core.params import Strict, integer, number, option
-from slipstream.core.text_ends import common_beginning
 from slipstream.errors import ParameterError
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.report_verify import short, verdict

@@ -88,7 +88,8 @@ class NativeExecutor(NativePaged):
         self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         first, last = layers or (0, self.config.layers)
-        check_slice(self.config, first, last, taps)
+        if layers is not None or taps:
+            check_slice(self.config, first, last, taps)
         count, width = batch.splits[-1], self.config.hidden_size
         given = np.empty((0, width), np.float32)
         if first > 0:
