@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from benchmarks.architectures.table import PAGE
-from slipstream.checkpoints.config import FAMILIES
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.weight_formats import QUANTISATIONS
 from slipstream.cli.table_forms import markdown_rows
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec
@@ -38,7 +38,8 @@ HEADING = "\n## "
 
 
 def architectures() -> dict[str, Kind]:
-    return {**dict.fromkeys(sorted(FAMILIES), DECODER), **dict(sorted(ARCHITECTURES.items()))}
+    others = {name: kind for name, kind in sorted(ARCHITECTURES.items()) if name not in FAMILIES}
+    return {**dict.fromkeys(sorted(FAMILIES), DECODER), **others}
 
 
 def cell(kind: Kind, spec: DrafterSpec) -> str:

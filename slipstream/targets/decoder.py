@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from slipstream.backends.table import backend, choose, resolve, warn_slower
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_config import in_blocks
+from slipstream.checkpoints.gguf_config import in_blocks, keys_read
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
@@ -275,7 +275,8 @@ class DescribedDecoder(Described):
         settings, chosen, place = self.settings, backend(self.runner), self.checkpoint.download()
         warn_slower(self.refusals, self.runner, settings)
         if self.checkpoint.is_gguf:
-            warn_of_keys(place.name, self.checkpoint.header.metadata, own=True)
+            header = self.checkpoint.header
+            warn_of_keys(place.name, header.metadata, keys_read(header))
         adapter = None if settings.lora is None else Adapter(settings.lora)
         dtype = chosen.load_dtype or settings.dtype
         weights = load_weights(self.checkpoint, self.config, dtype, progress, adapter)

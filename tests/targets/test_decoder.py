@@ -11,12 +11,13 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
+from tests import tiny_families
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.reference import Reference
 from tests.tiny_checkpoints import FAMILIES
 
 
-@pytest.mark.parametrize("case", FAMILIES, indirect=True)
+@pytest.mark.parametrize("case", [*FAMILIES, *tiny_families.FAMILIES], indirect=True)
 class TestDecoder(Conformance):
     def test_KV_after_each_step_equals_a_fresh_prefill(self, case: Case) -> None:
         seq = case.prefilled(5)

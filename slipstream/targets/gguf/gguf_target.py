@@ -186,7 +186,7 @@ class DescribedGguf(Described):
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
         for why in self.refusals.values():
             log.warning("%s: llama.cpp runs it instead, slower", why)
-        warn_of_keys(shape.header.path.name, shape.header.metadata, own=False)
+        warn_of_keys(shape.header.path.name, shape.header.metadata, read=None)
         return GgufTarget(context, shape, runtime)
 
 
