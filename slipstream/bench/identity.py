@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.draft import Draft, common_beginning
+from slipstream.core.draft import Draft, count_common
 from slipstream.core.params import SamplingParams
-from slipstream.core.target import Target, begun, released
+from slipstream.core.target import Target, release_after, start_sequence
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def divergence(
     """
     if list(plain) == list(other):
         return None
-    position = common_beginning(plain, other)
+    position = count_common(plain, other)
     alone, among, prefilled = (
         scores(_logits(target, prompt, plain[:position], n), plain[:position]) for n in (0, rows - 1, None)
     )  # [V] each
@@ -82,7 +82,7 @@ def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | Non
     """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
     prompt."""
     unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force
-    with released(target, begun(target, prompt, context=target.context, params=unended)) as seq:
+    with release_after(target, start_sequence(target, prompt, context=target.context, params=unended)) as seq:
         seq.tokens += output
         tokens = list(seq.tokens)
         if extra is not None and len(tokens) > 1:

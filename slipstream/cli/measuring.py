@@ -22,7 +22,7 @@ from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.cli.report import section
 from slipstream.cli.table_forms import print_section
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
-from slipstream.drafters.registry import most_chosen
+from slipstream.drafters.registry import limit_chosen
 from slipstream.errors import ParameterError, ServedError
 from slipstream.settings import AUTO
 
@@ -147,7 +147,7 @@ def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: A
     drafter, drafter_options = one.speculation
     label, options = " ".join(shown), options | drafter_options
     if adaptive and one.length == AUTO:
-        return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
+        return Contender(label, drafter, limit_chosen(one.method), options, adaptive=True)
     return Contender(label, drafter, one.fixed_length, options)
 
 

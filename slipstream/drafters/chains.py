@@ -24,7 +24,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.dice import invert
-from slipstream.core.draft import Draft, consecutive
+from slipstream.core.draft import Draft, index_rows
 from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
@@ -89,7 +89,7 @@ class Chains:
         for b, seq in enumerate(seqs):
             if budgets[b].depth > 0:
                 (multi_step if self.model.multi_step and seq.params.temperature_only else other).append(b)
-        for rows in parted(multi_step, seqs):
+        for rows in part_by_numbers(multi_step, seqs):
             try:
                 while rows:
                     rows = self._in_one_call(seqs, rows, budgets, chains)
@@ -99,7 +99,7 @@ class Chains:
                 other = sorted({*other, *rows})
         if other:
             self._token_by_token(seqs, other, budgets, chains)
-        draft = Draft.chains([chain.tokens for chain in chains], joint(chains, self.vocab_size), self.model.device)
+        draft = Draft.chains([chain.tokens for chain in chains], join_probs(chains, self.vocab_size), self.model.device)
         if self.confident is None or not self.confident.drawn:
             return draft
         return draft.with_drawn([len(self.confident.drawn.get(seq.id, ((),))[0]) for seq in seqs])
@@ -121,8 +121,10 @@ class Chains:
             most = min(budgets[b].depth, len(drawn.tokens))
             if not params.greedy:
                 raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
-                row_probs = _warped(raw, params) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
-                probs, most = widened(row_probs, self.vocab_size), len(row_probs)
+                row_probs = (
+                    _warp_chain(raw, params) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
+                )
+                probs, most = widen(row_probs, self.vocab_size), len(row_probs)
                 if not most:
                     continue
                 if drawn.probs is None:
@@ -187,9 +189,9 @@ class Chains:
             except Exception as fault:
                 if not so_far[0]:
                     raise  # nothing was drawn yet: the step may go on without a draft
-                ended_early(members, len(so_far[0]), fault)
+                end_early(members, len(so_far[0]), fault)
                 break
-            probs, dead = possible(logits, members, so_far, self.vocab_size)  # [R, V]
+            probs, dead = find_possible(logits, members, so_far, self.vocab_size)  # [R, V]
             if dead:
                 alive = [r for r in range(len(rows)) if r not in dead]
                 rows, members, so_far = (
@@ -217,7 +219,7 @@ class Chains:
                 chains[b].probs = None if seqs[b].params.greedy else torch.stack(distributions[b])
 
 
-def parted(rows: Seq[int], seqs: Seq[Sequence]) -> list[list[int]]:
+def part_by_numbers(rows: Seq[int], seqs: Seq[Sequence]) -> list[list[int]]:
     """Part sequences by the random numbers that they use: those of their own, and those that the target uses."""
     parts: list[list[int]] = [[], []]
     for b in rows:
@@ -293,13 +295,13 @@ def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tenso
             noise = torch.from_numpy(seq.random.gumbel(len(seq.tokens) + depth, probs.shape[-1])).to(probs.device)
             tokens[b] = (probs[b].log() + noise).argmax()
     if drawn:
-        rows = consecutive(drawn)
+        rows = index_rows(drawn)
         u = [seqs[b].random.uniforms(DRAFT, len(seqs[b].tokens), depth + 1)[depth] for b in drawn]
         tokens[rows] = invert(probs[rows], torch.tensor(u, dtype=torch.float64, device=probs.device))
     return tokens
 
 
-def possible(
+def find_possible(
     logits: Tensor,
     seqs: Seq[Sequence],
     chains: Seq[Seq[int]],
@@ -312,7 +314,7 @@ def possible(
     logits [R, V']: ids that the target does not have are cut before warping, missing ids have probability 0."""
     cut = logits[:, :vocab_size]
     try:
-        return widened(distributions_after(cut, seqs, chains, params), vocab_size), []
+        return widen(distributions_after(cut, seqs, chains, params), vocab_size), []
     except TargetError:
         rows, dead = list[Tensor](), list[int]()
     for r, (seq, chain) in enumerate(zip(seqs, chains, strict=True)):
@@ -321,17 +323,17 @@ def possible(
         except TargetError:
             dead.append(r)
             rows.append(cut.new_zeros(1, cut.shape[1], dtype=torch.float64))
-    return widened(torch.cat(rows), vocab_size), dead
+    return widen(torch.cat(rows), vocab_size), dead
 
 
-def ended_early(seqs: Seq[Sequence], drawn: int, fault: Exception) -> None:
+def end_early(seqs: Seq[Sequence], drawn: int, fault: Exception) -> None:
     """Count, and log, a fault of a drafter that has drawn tokens: the draft ends with these."""
     for seq in seqs:
         seq.stats.drafter_faults += 1
     log.info("a draft ends after %d tokens (%s: %s); the text is not affected", drawn, type(fault).__name__, fault)
 
 
-def _warped(raw: Tensor, params: SamplingParams) -> Tensor:
+def _warp_chain(raw: Tensor, params: SamplingParams) -> Tensor:
     """`warp` of the logits [K, V'] after each token of a chain, up to the first that have no distribution."""
     try:
         return warp(raw, params)
@@ -340,13 +342,13 @@ def _warped(raw: Tensor, params: SamplingParams) -> Tensor:
         return warp(raw[: finite.tolist().index(False)], params)
 
 
-def widened(probs: Tensor, vocab_size: int) -> Tensor:
+def widen(probs: Tensor, vocab_size: int) -> Tensor:
     """[R, V'] -> [R, V]: ids that the drafter does not know have probability 0."""
     missing = vocab_size - probs.shape[1]
     return torch.nn.functional.pad(probs, (0, missing)) if missing else probs
 
 
-def joint(chains: Seq[Chain], vocab_size: int) -> Tensor | None:
+def join_probs(chains: Seq[Chain], vocab_size: int) -> Tensor | None:
     """Return q [N, V] of a packed draft. Point masses get one-hot rows; None if all draft tokens are point masses."""
     device = next((chain.probs.device for chain in chains if chain.probs is not None), None)
     if device is None:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.dice import invert
-from slipstream.core.draft import Draft, visible
+from slipstream.core.draft import Draft, build_mask
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence, is_coupled
-from slipstream.drafters.chains import Chain, joint
+from slipstream.drafters.chains import Chain, join_probs
 from slipstream.theory.trees import renumbered
 
 ROOT = -1
@@ -105,7 +105,7 @@ class Tree:
 
     def visible(self, rows: Seq[int]) -> Tensor:
         """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
-        return visible(renumbered(self.parents, rows))
+        return build_mask(renumbered(self.parents, rows))
 
 
 def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
@@ -120,7 +120,7 @@ def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch
             parents += renumbered(tree.parents, kept)
         splits.append(len(parents))
     ids = [token for chain in chains for token in chain.tokens]
-    return Draft.of(ids, parents, splits, joint(chains, vocab_size), device=device)
+    return Draft.of(ids, parents, splits, join_probs(chains, vocab_size), device=device)
 
 
 def rerank(path_probs: Seq[float], nodes: int) -> list[int]:

@@ -28,7 +28,7 @@ from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
-from slipstream.core.step import budget, step, wanted
+from slipstream.core.step import budget, limit_depth, step
 from slipstream.core.target import Memory, Target
 from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter
 from slipstream.drafters.guard import Guard
@@ -140,7 +140,7 @@ class Engine:
         check_params(seq.rule, seq.params)
         most = 0
         if self.drafter.traits.drafts:
-            most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
+            most = limit_depth(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
         chosen = chosen and most > 0 and self.lengths is not None
         if chosen and self.lengths is not None:
             most = min(most, self.lengths.most)
@@ -181,10 +181,10 @@ class Engine:
             self._admit()
             seqs, prompts = self._rows()
             forced = self._forced(seqs)
-            budgets = self._chosen(seqs, prompts, forced)
+            budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
-                budgets = self._fitted(self._bounded, seqs, prompts, budgets)
-            timed = None if self.lengths is None else self._timed(seqs, prompts, budgets, forced)
+                budgets = self._fit_budgets(self._bounded, seqs, prompts, budgets)
+            timed = None if self.lengths is None else self._start_timer(seqs, prompts, budgets, forced)
             draft = None
             try:
                 if timed is not None and not _prompt_rows(seqs, prompts) and not any(each.depth for each in budgets):
@@ -268,7 +268,7 @@ class Engine:
             seq.id: draft.ids[draft.splits[b] : draft.splits[b + 1]] for b, seq in enumerate(formed) if draft.nodes(b)
         }
 
-    def _timed(
+    def _start_timer(
         self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, Seq[int]]
     ) -> TimedStep | None:
         """Make the timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or
@@ -290,7 +290,9 @@ class Engine:
             read_rows=_prompt_rows(*drafts),
         )
 
-    def _chosen(self, seqs: Seq[Sequence], prompts: Seq[Sequence], forced: Mapping[int, Seq[int]]) -> list[Budget]:
+    def _choose_budgets(
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], forced: Mapping[int, Seq[int]]
+    ) -> list[Budget]:
         """Choose the budget of each request that gains tokens."""
         requests = list(map(self._request, seqs))
         budgets = [budget(one.seq, 0 if one.detached else one.draft_tokens) for one in requests]
@@ -403,7 +405,7 @@ class Engine:
 
     # --- memory --------------------------------------------------------------------------------------------------
 
-    def _fitted(
+    def _fit_budgets(
         self, memory: Memory, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[Budget]
     ) -> list[Budget]:
         """Return `chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft,

@@ -28,7 +28,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, MultiStep, TargetOut
 from slipstream.errors import ParameterError, TargetError
-from slipstream.executor.executor import Batch, Executor, Output, batch_of, check_finite
+from slipstream.executor.executor import Batch, Executor, Output, check_finite, make_batch
 from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExits
@@ -64,9 +64,9 @@ class Decoder:
         self._runtime = replace(executor.runtime, checkpoint=checkpoint)
         self._head_host = head_host if weights is None else self._lends(weights)
         self.exits = EarlyExits(executor)
-        self.capabilities = self.declared()
+        self.capabilities = self.declare()
 
-    def declared(self) -> Capabilities:
+    def declare(self) -> Capabilities:
         """Return what the executor lets it do."""
         executor, config = self.executor, self.config
         return Capabilities(
@@ -134,7 +134,7 @@ class Decoder:
         for seq in seqs:
             if seq.end - seq.kv_len > self.chunk:
                 return self._run_long(seqs, draft, tuple(taps))
-        batch = batch_of(seqs, draft, self.device)
+        batch = make_batch(seqs, draft, self.device)
         out = self._forward(batch, seqs, draft, tuple(taps))
         if not out.finite:
             check_finite(out.logits, seqs, draft)
@@ -166,14 +166,14 @@ class Decoder:
             start = seq.kv_len
             early.append([])
             while seq.end - start > self.chunk:
-                batch = batch_of([seq], Draft.empty(1), self.device, [start], start + self.chunk)
+                batch = make_batch([seq], Draft.empty(1), self.device, [start], start + self.chunk)
                 if self.config.position == "learned":
                     self._check_positions(batch.positions)
                 seen = self.executor.forward(batch, taps).taps
                 early[-1].append({tap: h.clone() for tap, h in seen.items()})  # valid until the next forward only
                 start += self.chunk
             starts.append(start)
-        batch = batch_of(seqs, draft, self.device, starts)
+        batch = make_batch(seqs, draft, self.device, starts)
         out = self._forward(batch, seqs, draft, taps)
         check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
@@ -208,7 +208,7 @@ class DecoderSteps:
     def decode_steps(
         self, seqs: Seq[Sequence], /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        batch = batch_of(seqs, Draft.empty(len(seqs)), self._device)
+        batch = make_batch(seqs, Draft.empty(len(seqs)), self._device)
         decoded = self._calls.decode_steps(batch, steps, sampling, exit)
         if exit is not None:
             self._exits.keep(seqs, batch, decoded, exit)

@@ -32,7 +32,7 @@ from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.bench.traffic_client import TrafficClient
-from slipstream.core.draft import common_beginning
+from slipstream.core.draft import count_common
 from slipstream.core.params import Strict, integer, number, option
 from slipstream.errors import ParameterError
 from slipstream.verify.outcomes import SCREEN, decisive_level
@@ -160,7 +160,7 @@ def _greedy(
 
 def noise_between(a: Answer, b: Answer) -> float:
     """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
-    same = common_beginning(a.tokens, b.tokens)
+    same = count_common(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
 
 
@@ -168,7 +168,7 @@ def judged(fast: Answer, plain: Answer, noise: float) -> dict[str, Any]:
     """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
     if fast.text == plain.text:
         return {"verdict": IDENTICAL, "position": None, "margin": None}
-    at = common_beginning(fast.tokens, plain.tokens)
+    at = count_common(fast.tokens, plain.tokens)
     if not plain.top or not fast.tokens or at >= len(plain.top):
         return {"verdict": UNJUDGED, "position": at, "margin": None}
     likely = plain.top[at]
