@@ -309,13 +309,3 @@ def index_rows(rows: Seq[int]) -> slice | list[int]:
     """An index for these rows (at least one): a slice if they are consecutive, which is faster and copies nothing."""
     first, last = rows[0], rows[-1] + 1
     return slice(first, last) if len(rows) == last - first and list(rows) == list(range(first, last)) else list(rows)
-
-
-def count_common(a: Iterable[object], b: Iterable[object]) -> int:
-    """Number of items with which both begin."""
-    count = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count

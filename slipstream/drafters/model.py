@@ -11,15 +11,15 @@ rolled back to the accepted tokens.
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
-from slipstream.core.draft import Draft, Verdict, count_common
+from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import Target, TargetOut
+from slipstream.core.text_ends import count_common
 from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig
@@ -173,7 +173,7 @@ class ModelDrafter(PrefixKeeper):
 
 
 def make(
-    target: Target, *, model: Target | Writer, quantize: str | None = None, **options: Any
+    target: Target, *, model: Target | Writer, quantize: str | None = None, **options: object
 ) -> ModelDrafter | StringDrafter:
     """See `registry`; it has no options. quantize: see `DraftPlan`. Raises PairError where only one of the two reads
     sources, or where their texts begin with different tokens."""

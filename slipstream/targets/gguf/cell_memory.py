@@ -8,9 +8,9 @@ ids or cells run short. Free ids hold nothing.
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 
-from slipstream.core.draft import count_common
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Usage
+from slipstream.core.text_ends import count_common
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.targets.decoder import check_fork
