@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
@@ -93,7 +93,7 @@ def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Jo
     params = SamplingParams(max_tokens=tokens)
     plain = Arm("plain", llm, params=params)
 
-    def arm(name: str, drafter: Any, length: int, chosen: bool = False) -> Arm:
+    def arm(name: str, drafter: object, length: int, chosen: bool = False) -> Arm:
         lengths = DraftLengths(length) if chosen else None
         return Arm(name, llm, drafter, length, params=params, lengths=lengths, against=plain)
 

@@ -80,7 +80,7 @@ def summary(name: str) -> str:
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
 
-def meanings(config: Any) -> dict[str, str]:
+def meanings(config: object) -> dict[str, str]:
     """Option -> what the docstring of the configuration says of it, in paragraphs that begin with one name or more."""
     texts: dict[str, str] = {}
     names = [""]

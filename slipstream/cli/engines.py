@@ -127,9 +127,9 @@ def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServ
 def is_about_servers(
     url: object,
     flag: str,
-    models: Any,
+    models: object,
     engine: EngineOptions,
-    load: Any = None,
+    load: object = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
     """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises

@@ -144,7 +144,7 @@ class LabModels(ModelOptions):
             )
         return chosen
 
-    def one(self, spec: str | None = None, **changes: Any) -> ModelOptions:
+    def one(self, spec: str | None = None, **changes: object) -> ModelOptions:
         """These options with one drafter, or with the default if `spec` is None."""
         values = {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)

@@ -161,7 +161,7 @@ def _none(choice: DrafterChoice, more: str) -> Settings:
     return Settings(None, "", f"no counterpart of {choice.drafter!r} in vLLM 0.33{more}")
 
 
-def _flags(values: Mapping[str, Any]) -> str:
+def _flags(values: Mapping[str, object]) -> str:
     """As on a command line; objects as JSON."""
     texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in values.items()}
     return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in texts.items())

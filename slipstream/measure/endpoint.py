@@ -80,7 +80,7 @@ class Endpoint:
         temperature: float,
         seed: int,
         logprobs: int,
-        more: Mapping[str, Any] | None = None,
+        more: Mapping[str, object] | None = None,
     ) -> Answer:
         """One completion of a text prompt. logprobs: how many alternatives to report; more: further parameters."""
         asked: dict[str, Any] = {

@@ -146,7 +146,7 @@ def public(text: str) -> str:
     return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
-def public_values(value: Any) -> Any:
+def public_values(value: object) -> Any:
     """JSON values with `public` applied to every string in them, keys excepted."""
     if isinstance(value, dict):
         return {key: public_values(one) for key, one in value.items()}

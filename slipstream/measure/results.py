@@ -150,7 +150,7 @@ def _loaded(path: str | Path) -> Any:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
 
 
-def _checked(path: str, content: Any) -> Result:
+def _checked(path: str, content: object) -> Result:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultError(
             f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
 from slipstream.measure.loops import find_looping, measure_periodic_tail
+from slipstream.tokens.tokenizer import Tokenizer
 from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.schedule import make_counter
 
@@ -82,11 +82,11 @@ def draw_prompts(
     return prompts
 
 
-def split_template(tokenizer: Any) -> list[list[int]]:
+def split_template(tokenizer: Tokenizer) -> list[list[int]]:
     """Ids of a chat template before a user's message, and after it, up to the start of the answer."""
     talk = [{"role": "user", "content": MARK}]
     rendered = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered.partition(MARK)[::2]]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in rendered.partition(MARK)[::2]]
 
 
 def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
@@ -94,7 +94,7 @@ def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
     continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
     another are left out. say: told how many are written. Raises ParameterError for a target without a chat template."""
     tokenizer = llm.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
+    if tokenizer is None or not tokenizer.chat_template:
         raise ParameterError(
             "the target has no chat template",
             why="it is not known where a user's message begins",
