@@ -15,7 +15,7 @@ from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
-from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError
 from slipstream.measure.configs import DrafterChoice
 from slipstream.measure.vllm_server import LOADING, VllmServer, find_interpreter
@@ -111,7 +111,7 @@ def refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
 def _length(models: ModelOptions) -> int:
     """Draft tokens that vLLM is told: as many as are drafted; where lengths are learned, the most of them."""
     lookups = [DRAFTERS[name].lookup for name in models.names]
-    return most_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
+    return limit_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
 
 def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:

@@ -138,11 +138,11 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
 def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:
     """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
     have. Of the target the small files are read."""
-    from slipstream.core.rules import check_params, rule_named
+    from slipstream.core.rules import check_params, find_rule
     from slipstream.engine.request_checks import RequestChecks
 
     for params in asked:
-        check_params(rule_named(models.rule), params)
+        check_params(find_rule(models.rule), params)
         if params.logprobs is not None or params.token_ids:
             width = describe_target(models, target).config.vocab_size
             RequestChecks(None, width, 0).in_vocabulary(params)

@@ -19,7 +19,7 @@ from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.cli.report import make_section
 from slipstream.cli.table_forms import print_section
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
-from slipstream.drafters.registry import most_chosen
+from slipstream.drafters.registry import limit_chosen
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.configs import Contender
 from slipstream.measure.prompts import Entry, PromptSet, choose_prompts as load_prompts, select_entries
@@ -100,8 +100,8 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
 def run(
     files: OutputOptions, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
 ) -> tuple[Result, int]:
-    """Measure beside a progress bar of so many steps, and print. Return the result, and the exit code if it is no
-    success. measure: gets the function that advances the bar."""
+    """Measure beside a progress bar of `total` steps, and print. Return the result and the exit code. measure: gets the
+    function that advances the bar."""
     with render.progress(what, total) as advance:
         result, code = keep_unfinished(lambda: measure(advance))
     finish(result, files)
@@ -158,7 +158,7 @@ def make_contender(models: LabModels, spec: str, adaptive: bool = False, **chang
     drafter, drafter_options = one.speculation
     label, options = " ".join(shown), options | drafter_options
     if adaptive and one.length == AUTO:
-        return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
+        return Contender(label, drafter, limit_chosen(one.method), options, adaptive=True)
     return Contender(label, drafter, one.fixed_length, options)
 
 

@@ -88,11 +88,11 @@ def verify(
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
         compare_servers(base_url, against, served_model, served, prompts, files, junit)
-    from slipstream.core.rules import rule_named
+    from slipstream.core.rules import find_rule
     from slipstream.templates.sizes import duration
     from slipstream.verify.verification import CHECKS, VerifyConfig, seconds, steps, verify as verified
 
-    possible = ("greedy",) if rule_named(models.rule).greedy_only else CHECKS
+    possible = ("greedy",) if find_rule(models.rule).greedy_only else CHECKS
     config = VerifyConfig(
         params=sampling.params(), checks=tuple(check or possible), texts=texts, reach=reach, level=level, seed=seed
     )

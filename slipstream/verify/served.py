@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.params import Strict, integer, number, option
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
 from slipstream.measure.endpoint import Answer, Endpoint
@@ -234,7 +234,7 @@ def _greedy(
 
 def measure_noise(a: Answer, b: Answer) -> float:
     """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
-    same = common_beginning(a.tokens, b.tokens)
+    same = count_common(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
 
 
@@ -242,7 +242,7 @@ def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | N
     """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
     if fast.text == plain.text:
         return IDENTICAL, None, None
-    at = common_beginning(fast.tokens, plain.tokens)
+    at = count_common(fast.tokens, plain.tokens)
     if not plain.top or not fast.tokens or at >= len(plain.top):
         return UNJUDGED, at, None
     likely = plain.top[at]
