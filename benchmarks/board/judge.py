@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.board.lineup import LEVEL, PROMPTS, cells
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 from slipstream.llm import LLM
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.reference import logits_of
@@ -43,7 +43,7 @@ def greedy(target: str, precision: str, prompts: Texts, plain: Texts, other: Tex
     for prompt, one, two in zip(prompts, plain, other, strict=True):
         if list(one) == list(two):
             continue
-        at = common_beginning(one, two)
+        at = count_common(one, two)
         if at in (len(one), len(two)):
             return {"verdict": DIFFERS, "request": f"prompt {list(prompt)[:4]}...: texts of different lengths"}
         *_, logits = logits_of(reference(target).target, prompt, [*one[:at], one[at]])

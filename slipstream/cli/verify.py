@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -14,6 +14,7 @@ from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.results import Result, check_writable
@@ -126,7 +127,7 @@ def report(
 
 
 def compare_servers(
-    base_url: str, against: str, name: str, fields: dict[str, Any], prompts: PromptOptions, files: OutputOptions,
+    base_url: str, against: str, name: str, fields: JsonObject, prompts: PromptOptions, files: OutputOptions,
     junit: Path | None,
 ) -> NoReturn:  # fmt: skip
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
