@@ -170,4 +170,4 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
             why=f"{tensor.type} stores {count} numbers in a block",
             fix="convert the model again",
         )
-    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, (outs, columns // count, size))
+    return np.memmap(tensor.file, np.uint8, "r", tensor.begin, (outs, columns // count, size))

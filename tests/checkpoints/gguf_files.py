@@ -15,7 +15,10 @@ from slipstream.checkpoints.weight_blocks import TYPES
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11
 
 SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
-_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES: dict[str, tuple[int, ...]] = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "MXFP4": (),
+}  # fmt: skip
 """Bytes at which a block has a float16; 0 in other kinds."""
 
 VOCAB = 96
@@ -61,6 +64,8 @@ def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float 
     for at in _SCALES.get(name, (0,)):
         numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
         raw[..., at : at + 2] = numbers.view(np.uint8)
+    if name == "MXFP4":
+        raw[..., 0] = rng.integers(104, 144, (outs, blocks))  # powers of 2 that float16 has
     return raw
 
 
