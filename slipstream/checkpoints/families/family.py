@@ -21,10 +21,12 @@ class Family:
     """How a `model_type` is read.
 
     read        config.json -> fields of its DecoderConfig.
+    reads       keys that other families refuse, and this one reads.
     names       parts of tensor names in safetensors -> canonical ones (`weights`).
     fused       the canonical parts, one after another, of a tensor that holds several.
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
+    predicts    layers after the last one predict further tokens: their tensors are left out.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
     gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
@@ -33,10 +35,12 @@ class Family:
     """
 
     read: Callable[[ReadKeys], Fields]
+    reads: Seq[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
     pairs: bool = False
     plus_one: bool = False
+    predicts: bool = False
     transposed: bool = False
     gguf: str = ""
     keys: Callable[[GgufHeader], Mapping[str, Any]] | None = None
