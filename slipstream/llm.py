@@ -13,26 +13,26 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Number
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
-from slipstream.core.rules import Rule, rule_named
+from slipstream.core.rules import Rule, find_rule
 from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.stats import SpecStats, TokenLogprob
-from slipstream.core.target import Target, begun
-from slipstream.core.text_ends import Decode, completed_at, text_after
+from slipstream.core.target import Target, start_sequence
+from slipstream.core.text_ends import Decode, find_completed, text_after
 from slipstream.core.warp import check_possible
 from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, check_draft_settings
+from slipstream.drafters.forced import MOST_FORCED
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.hybrid import with_predictions
-from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.engine.beam_params import BeamParams
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.beams import Beam
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipstream")
 
-MOST_CHOSEN = most_chosen(STACK)
+MOST_CHOSEN = limit_chosen(STACK)
 """Longest draft of a request with a prediction, where lengths are chosen."""
 
 
@@ -118,7 +118,8 @@ class LLM:
     draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
                   rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
                   sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`
-                  is "auto", too, and goes on with what it has learned.
+                  is "auto", too, and goes on with what it has learned. Text that the form of a request forces is
+                  drafted even without a `draft`, at most so many tokens a step ("auto": 32); 0 turns that off, too.
     rule          how draft tokens are verified: "rejection", "block", "coupled" or "greedy".
     max_batch     most sequences in one step.
     settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... Those
@@ -158,7 +159,7 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        if isinstance(target, (str, Path, Checkpoint)):
+        if isinstance(target, CheckpointName):
             target = describe(target, load)
         described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
@@ -200,7 +201,7 @@ class LLM:
 
     @rule.setter
     def rule(self, rule: str | Rule) -> None:
-        self._rule = rule if isinstance(rule, Rule) else rule_named(rule)
+        self._rule = rule if isinstance(rule, Rule) else find_rule(rule)
 
     @property
     def draft_tokens(self) -> int | str | DraftLengths:
@@ -215,8 +216,13 @@ class LLM:
     def most_draft_tokens(self) -> int:
         """Most draft tokens per step: the number that was given, or the most that are chosen."""
         if isinstance(self._draft_tokens, str):
-            return self.drafter.traits.longest or most_chosen(self.drafter.name)
+            return self.drafter.traits.longest or limit_chosen(self.drafter.name)
         return self._draft_tokens if isinstance(self._draft_tokens, int) else self._draft_tokens.most
+
+    @property
+    def _forced_tokens(self) -> int:
+        """Most draft tokens of a step whose text the form of a request forces."""
+        return self._draft_tokens if isinstance(self._draft_tokens, int) else MOST_FORCED
 
     def _new_lengths(self) -> int | DraftLengths:
         """What an engine takes. What was learned with another drafter is not for this one."""
@@ -282,7 +288,7 @@ class LLM:
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         more = {"params": SamplingParams(max_tokens=params.max_tokens), "context": self.target.context}
         searches = [
-            Search(begun(self.target, self.checks.prompt(prompt), **more), params, stop_ids)
+            Search(start_sequence(self.target, self.checks.prompt(prompt), **more), params, stop_ids)
             for prompt in _as_list(prompts)
         ]
         for _ in BeamSearch(self.target, self.max_batch, self._lock).run(searches):
@@ -323,7 +329,7 @@ class LLM:
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         structured = params.structured
-        seq = begun(
+        seq = start_sequence(
             self.target,
             ids,
             params=params,
@@ -344,8 +350,15 @@ class LLM:
         several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are those of the call's
         beginning; changing them takes effect with the next call."""
         engine = Engine(
-            self.target, self._guarded, self._rule, self.lengths, self.max_batch, self._lock, MOST_ROWS
-        )  # nobody waits for the next token of one of them: prompts are read as fast as possible
+            self.target,
+            self._guarded,
+            self._rule,
+            self.lengths,
+            self.max_batch,
+            self._lock,
+            MOST_ROWS,  # nobody waits for the next token of one of them: prompts are read as fast as possible
+            forced_tokens=self._forced_tokens,
+        )
         yield from engine.decode(seqs)
 
     def engine(self) -> Engine:
@@ -361,29 +374,27 @@ class LLM:
             self._lock,
             prefix_cache=True,
             usual_draft_tokens=self.most_draft_tokens if self.drafter.traits.drafts else 0,
+            forced_tokens=self._forced_tokens,
         )
 
     def prepare(self, spec: RequestSpec) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
-        (`drafters.hybrid.with_predictions`). For a text that is given, lengths are not chosen: all its drafts are
-        right, and nothing is to be learned from them.
+        (`drafters.hybrid.with_predictions`).
 
         The prediction may be an earlier output of the same seed: verification must not decide on it with the random
         numbers that made it. So the random numbers are seeded by the prediction, too, and with fixed lengths a repeated
         request repeats its text. Under `coupled` drafts do not matter.
         """
         seq = self.sequence(spec.ids, spec.params)
-        rule = None if spec.rule is None else rule_named(spec.rule)
+        rule = None if spec.rule is None else find_rule(spec.rule)
         if not spec.prediction:
             return Prepared(seq, rule)
         seq.prediction = spec.prediction
         if not (rule or self.rule).coupled:
             digest = blake2b(np.asarray(spec.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
-        if spec.params.structured is not None and spec.params.structured.tokens is not None:
-            return Prepared(seq, rule, DRAFTERS[STACK].length, chosen=False)
         if self.drafter.traits.reads_predictions:
             return Prepared(seq, rule, self.most_draft_tokens)
         return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)
@@ -395,7 +406,7 @@ class LLM:
             return ""
         text = text_after(self._decode, before, output)
         if isinstance(stop_cause, str):
-            text = text[: completed_at(text, text_after(self._decode, before, output[:-1]), stop_cause)]
+            text = text[: find_completed(text, text_after(self._decode, before, output[:-1]), stop_cause)]
         return text
 
     def text_stream(self, params: SamplingParams, before: Seq[int]) -> TextStream | None:

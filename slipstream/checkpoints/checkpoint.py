@@ -76,6 +76,10 @@ class Checkpoint:
     def __str__(self) -> str:
         return str(self.source)
 
+    def __reduce__(self) -> Any:
+        """Copies and pickles open the checkpoint anew."""
+        return Checkpoint.open, (self.source,)
+
     @property
     def place(self) -> Path:
         """The GGUF file, or the folder, which has the small files at least. Raises LoadError if the hub cannot be
@@ -146,7 +150,7 @@ class Checkpoint:
 
     def unmap(self) -> None:
         """Unmap the weight files, because mapped pages count as memory. The next access maps them again."""
-        for file in {tensor.file for tensor in self.tensors.values()}:
+        for file in {tensor.file for tensor in (self.header.tensors if self.is_gguf else self.tensors.values())}:
             file.unmap()
 
     @property

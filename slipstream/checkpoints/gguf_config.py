@@ -175,4 +175,6 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
             why=f"{tensor.type} stores {count} numbers in a block",
             fix="convert the model again",
         )
-    return np.memmap(tensor.file, np.uint8, "r", tensor.begin, (outs, columns // count, size))
+    nbytes = outs * columns // count * size
+    mapped = tensor.file.mapping(nbytes)
+    return np.frombuffer(mapped, np.uint8, nbytes, tensor.begin).reshape(outs, columns // count, size)

@@ -22,6 +22,7 @@ from typing import Any
 
 from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, MAGIC, TEMPLATE, WHOLE, wrong_value
 from slipstream.checkpoints.module_shape import UNBOUNDED, Experts, ModelShape
+from slipstream.checkpoints.tensor_file import MappedFile
 from slipstream.checkpoints.weight_blocks import TYPES
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
@@ -56,7 +57,7 @@ class GgufTensor:
     type: str
     nbytes: int | None
     begin: int
-    file: Path = Path()
+    file: MappedFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,18 +65,22 @@ class GgufHeader:
     """metadata: by key; arrays are lists. weights_at: where the weights begin. read: the keys of the architecture that
     were asked for."""
 
-    path: Path
+    file: MappedFile
     metadata: Mapping[str, Any]
     tensors: tuple[GgufTensor, ...]
     weights_at: int
     read: set[str] = field(default_factory=set)
 
     @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
     def architecture(self) -> str:
         """As llama.cpp calls it, for example "llama" or "qwen2"."""
         return str(self.metadata["general.architecture"])
 
-    def setting(self, key: str, default: Any = None) -> Any:
+    def setting(self, key: str, default: object = None) -> Any:
         """The value of a key of the architecture, for example "context_length"."""
         self.read.add(f"{self.architecture}.{key}")
         return self.metadata.get(f"{self.architecture}.{key}", default)
@@ -196,19 +201,18 @@ _NOT_TOGETHER = ("its parts are of several models, or one was written again", "c
 def _read(path: Path, part: int = 0) -> GgufHeader:
     """The header of one file. part: its number among several; only the first one has the metadata of the model."""
     try:
-        size = path.stat().st_size
+        file = MappedFile(path, mmap.ACCESS_READ)
     except OSError as fault:
-        raise CheckpointError(
-            f"there is no file {str(path)!r}", fix="check the name, and that all parts are there"
-        ) from fault
+        missing = f"there is no file {str(path)!r}"
+        raise CheckpointError(missing, fix="check the name, and that all parts are there") from fault
+    size = file.size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        reader = _Reader(data)
-        try:
-            header = _header(path, reader, part)
-        except (ValueError, KeyError) as fault:
-            raise _damaged(path, f"its header cannot be read ({fault})") from fault
+    try:
+        header = _header(file, _Reader(file.mapping(0)), part)
+    except (ValueError, KeyError) as fault:
+        raise _damaged(path, f"its header cannot be read ({fault})") from fault
+    file.unmap()
     ends = [tensor.begin + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
     if (wanted := max(ends, default=header.weights_at)) > size:
         raise _damaged(path, f"its tensors need {wanted} bytes, it has {size}")
@@ -253,7 +257,8 @@ class _Reader:
         return list(struct.unpack(f"<{count}{_NUMBERS[kind]}", data))
 
 
-def _header(path: Path, reader: _Reader, part: int) -> GgufHeader:
+def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
+    path = file.path
     if reader.take(4) != MAGIC:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
@@ -278,25 +283,25 @@ def _header(path: Path, reader: _Reader, part: int) -> GgufHeader:
     tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
     if 0 < types < tokens:
         raise _damaged(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
-    listed = tuple(_tensor(reader) for _ in range(tensors))
+    listed = tuple(_tensor(reader, file) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _damaged(path, f"its alignment is {alignment!r}")
     begin = -(-reader.at // alignment) * alignment
-    placed = tuple(replace(tensor, file=path, begin=begin + tensor.begin) for tensor in listed)
-    return GgufHeader(path, metadata, placed, begin)
+    placed = tuple(replace(tensor, begin=begin + tensor.begin) for tensor in listed)
+    return GgufHeader(file, metadata, placed, begin)
 
 
-def _tensor(reader: _Reader) -> GgufTensor:
+def _tensor(reader: _Reader, file: MappedFile) -> GgufTensor:
     name, dims = reader.text(), reader.whole("<I")
     if dims > 8:
         raise ValueError(f"tensor {name!r} of {dims} dimensions")
     shape = tuple(reader.whole() for _ in range(dims))[::-1]
     kind, offset = reader.whole("<I"), reader.whole()
     if kind not in TYPES:
-        return GgufTensor(name, shape, f"type {kind}", None, offset)
+        return GgufTensor(name, shape, f"type {kind}", None, offset, file)
     stored = TYPES[kind]
-    return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset)
+    return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset, file)
 
 
 _IMPOSSIBLE = ("llama.cpp reads no such value either", "cannot be run")

@@ -1,8 +1,8 @@
 """`DraftPlan`: what a `draft` argument means, decided once and before anything is loaded.
 
-`asked` turns what a user writes on the command line (names of drafters, and a draft model or head) into what `LLM.use`
-takes. `DraftPlan.of` turns that into a plan, `DraftPlan.ready` checks it without weights, `DrafterFactory` makes the
-drafter. Importing this does not import torch.
+`parse_draft` turns what a user writes on the command line (names of drafters, and a draft model or head) into what
+`LLM.use` takes. `DraftPlan.of` turns that into a plan, `DraftPlan.ready` checks it without weights, `DrafterFactory`
+makes the drafter. Importing this does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
@@ -24,7 +24,6 @@ from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
 if TYPE_CHECKING:
-    from slipstream.checkpoints.checkpoint import CheckpointName
     from slipstream.checkpoints.weights import Progress
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
@@ -46,10 +45,6 @@ STACK = "hybrid"
 """The drafter that several others are stacked in."""
 
 
-_NAMES = (str, Path, Checkpoint)
-"""Types of a name that `Checkpoint.open` takes."""
-
-
 def names_of(text: str) -> tuple[str, ...]:
     """Names of drafters out of "suffix,eagle3". Raises ParameterError for a name that is not in the registry."""
     names = tuple(text.split(","))
@@ -59,7 +54,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 @lru_cache
-def usual(target: str, draft_model: str | None) -> str:
+def choose_usual(target: str, draft_model: str | None) -> str:
     """The drafters in use on the command line where none is named, for `names_of`. Of a target on the hub, the small
     files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
@@ -69,7 +64,7 @@ def usual(target: str, draft_model: str | None) -> str:
     return WITH_MTP if count_mtp_layers(target) else WITHOUT_DRAFT
 
 
-def asked(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
+def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
     """Drafter and options as `LLM.use` takes them, for what was written on the command line.
 
     names  drafters of the registry; several are stacked in this order. None are named: a draft model drafts, a head
@@ -145,7 +140,7 @@ class DraftPlan:
             return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)  # type: ignore
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
-        if isinstance(draft, _NAMES):
+        if isinstance(draft, CheckpointName):
             return DraftPlan(WITH_DRAFT, {**options, "model": draft}, bare=draft != EMBEDDED)
         if isinstance(draft, tuple) and len(draft) == 2 and isinstance(draft[1], Mapping):
             return DraftPlan.of(draft[0], {**draft[1], **options})
@@ -178,7 +173,7 @@ class DraftPlan:
     def checkpoints(self) -> list[CheckpointName]:
         """Draft models and heads that are read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
-        return [name for name in named if isinstance(name, _NAMES)]
+        return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
         """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
@@ -219,7 +214,7 @@ class DraftPlan:
             return plan
         spec, options = DRAFTERS[plan.name], dict(plan.options)
         if options and not plan.bare:
-            config = options_of(plan.name)
+            config = find_options(plan.name)
             arguments = inspect.signature(getattr(import_module(spec.path), spec.maker)).parameters
             config(**{name: value for name, value in options.items() if name not in arguments})
         if plan.members:
@@ -228,9 +223,9 @@ class DraftPlan:
             head = options.get("head", EMBEDDED)
             if head == EMBEDDED:
                 head = head_dir(plan.name, target.checkpoint.place)
-            opened = Checkpoint.open(head) if isinstance(head, _NAMES) else head
+            opened = Checkpoint.open(head) if isinstance(head, CheckpointName) else head
             return replace(plan, options=options | {"head": opened})
-        if not isinstance(options.get("model"), _NAMES):
+        if not isinstance(options.get("model"), CheckpointName):
             return plan
         model = Checkpoint.open(options["model"], "draft")
         if plan.bare and not _has_tokens(model):
@@ -267,22 +262,22 @@ class DraftPlan:
 def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:
     """Raise ParameterError for settings of the draft model if none of the drafters loads one. Without a drafter nothing
     is wrong yet: `LLM.use` may name one later. written: how a setting is called where it was given."""
-    asked = [
+    given = [
         name for name in ("draft_quantize", "draft_tokenizer") if getattr(settings, name) != getattr(DEFAULTS, name)
     ]
     named = [plan for plan in plans if plan.name != "none"]
-    if not asked or not named or any(plan.has_model(asked == ["draft_tokenizer"]) for plan in named):
+    if not given or not named or any(plan.has_model(given == ["draft_tokenizer"]) for plan in named):
         return
     labels = ", ".join(dict.fromkeys(repr(plan.label) for plan in named))
     what = f"the drafter {labels} loads" if len(named) == 1 else f"the drafters {labels} load"
     raise ParameterError(
-        f"{written(asked[0])} is {getattr(settings, asked[0])!r}, but {what} no draft model",
+        f"{written(given[0])} is {getattr(settings, given[0])!r}, but {what} no draft model",
         why="it is for a draft model, and would be ignored",
         fix="leave it out, or name a draft model; for a draft head, quantize is an option of the drafter",
     )
 
 
-def options_of(name: str) -> Any:
+def find_options(name: str) -> Any:
     """The configuration of a drafter: the dataclass named ...Config that its module defines, or else imports."""
     module = import_module(DRAFTERS[name].path)
     configs = [each for title, each in vars(module).items() if title.endswith("Config") and is_dataclass(each)]
@@ -345,14 +340,14 @@ class DrafterFactory:
             raise _without_model(plan.name)
         return make_drafter(plan.name, self.target, **options)
 
-    def _model(self, draft: Any, pair: PairReport | None) -> Target | Writer:
+    def _model(self, draft: object, pair: PairReport | None) -> Target | Writer:
         """The draft model, loaded. Raises PairError if its tokens differ from the target's, unless
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import loaded
         from slipstream.targets.described import Described
-        from slipstream.targets.pair_check import check_pair, require_widths
+        from slipstream.targets.pair_check import check_pair, width_fault
 
         files = draft if isinstance(draft, Described) else None
         if self.settings.draft_tokenizer != SAME and (pair is None or not (pair.compared and pair.fits)):
@@ -366,8 +361,9 @@ class DrafterFactory:
             model: Target = draft  # the settings are for the models that are loaded here
         else:
             model = files.load(self.progress) if files else loaded(draft, self.settings.of_draft(), self.progress)
-        if target_files is None or draft_files is None:
-            require_widths(self.target.vocab_size, model.vocab_size)
+        unknown = target_files is None or draft_files is None
+        if unknown and (fault := width_fault(self.target.vocab_size, model.vocab_size)):
+            raise fault
         return model
 
     def _with_tokenizer(self, files: Described | None) -> Writer:

@@ -34,7 +34,6 @@ class Prepared:
     seq: Sequence
     rule: Rule | None = None
     draft_tokens: int | None = None
-    chosen: bool = True
 
 
 @dataclass(eq=False)
@@ -118,7 +117,7 @@ class EngineThread:
         try:
             while True:
                 refused: list[Update] = []
-                for command in self._taken():
+                for command in self._take_commands():
                     if command is None:
                         self._end(EngineError("the engine was closed", fix="start it again"))
                         return
@@ -130,7 +129,7 @@ class EngineThread:
                 EngineError(f"the engine has stopped ({type(fault).__name__}: {fault})", fix="start the server again")
             )
 
-    def _taken(self) -> list[Command | None]:
+    def _take_commands(self) -> list[Command | None]:
         """The commands that have arrived; waits for one if there is nothing to step."""
         taken = [] if self.engine.unfinished else [self._commands.get()]
         while not self._commands.empty():
@@ -141,7 +140,7 @@ class EngineThread:
         if key not in self._wanted:
             return []
         try:
-            self.engine.add(request.seq, request.rule, request.draft_tokens, request.chosen)
+            self.engine.add(request.seq, request.rule, request.draft_tokens)
         except SlipstreamError as fault:  # the KV cache is too small for it
             return self._refuse(key, fault)
         self._live[request.seq.id] = _Live(key, request.seq)

@@ -4,10 +4,10 @@ A part of a request that has no effect is no error: it is logged once."""
 
 import logging
 from functools import lru_cache
-from typing import Any
 
 from starlette.responses import JSONResponse
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
 
 log = logging.getLogger("slipstream")
@@ -35,14 +35,14 @@ class ApiError(Exception):
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
     ):
         message = message if len(message) <= MOST_SHOWN else f"{message[:MOST_SHOWN]}..."  # it may quote the request
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code = status, message, param and param[:MOST_SHOWN], code
         self.headers = {"Retry-After": str(retry_after)} if status in RETRY else {}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
         super().__init__(message)
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         return {
             "error": {
                 "message": self.message,
@@ -53,7 +53,7 @@ class ApiError(Exception):
         }
 
     @property
-    def anthropic(self) -> dict[str, Any]:
+    def anthropic(self) -> JsonObject:
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
@@ -83,7 +83,7 @@ def has_no_effect(what: str) -> None:
     log.warning("%s of a request has no effect here; this is said once", what)
 
 
-def drop_members(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
+def drop_members(given: JsonObject, where: str, *names: str) -> JsonObject:
     """Remove members that have no effect from an object of a request, and log them once."""
     for name in names:
         if given.pop(name, None) is not None:

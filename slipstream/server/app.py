@@ -5,7 +5,6 @@ import hmac
 import logging
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -14,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream import __version__
+from slipstream.core.strict import JsonObject
 from slipstream.errors import SlipstreamError
 from slipstream.server.api_error import ApiError, as_api_error
 from slipstream.server.chat_requests import read_conversation
@@ -182,18 +182,21 @@ def make_router(service: Service) -> APIRouter:
             raise ApiError(400, "prompt must be text", "prompt")
         else:
             ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
+        answer: JsonObject = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
         if read_flag(body, "return_token_strs"):
             answer["token_strs"] = await asyncio.to_thread(lambda: [*map(service.token_text, ids)])
         return JSONResponse(answer)
 
     @router.post("/detokenize", openapi_extra=describe_body(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:
-        body = await read_fields(request, service, DETOKENIZE)
-        ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
-            raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
+        ids = (await read_fields(request, service, DETOKENIZE)).get("tokens")
+
+        def decode() -> str:
+            if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
+                raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
+            return str(service.tokenizer.decode(ids))
+
+        return JSONResponse({"prompt": await asyncio.to_thread(decode)})
 
     counted = describe_body(COUNTED, ["messages"])
 

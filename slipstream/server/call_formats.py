@@ -16,11 +16,11 @@ from typing import Any
 
 from slipstream.core.structured import Structured, Trigger
 from slipstream.server.call_arguments import Pairs, gemma_arguments, json_symbol, python_arguments
-from slipstream.server.reply import CONTENT, MOST_NAME, REASONING, NoCall, Reading, Reply, plain
+from slipstream.server.reply import CALL_ID, CONTENT, MOST_NAME, REASONING, NoCall, Reading, Reply, plain
 from slipstream.server.tools import call_schema, calls_schema
 
-SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
-"""Not more: small models go on with white space without end."""
+SPACE = "SPACE: /[ \\t\\r\\n]{1,5}/"
+"""Not more than a line break and four spaces: small models go on with white space without end."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class ToolFormat:
     opening    begins a call of several in a row; separator: stands between two calls.
     listed     the calls are a list in brackets.
     first      character with which an answer begins that is a call even without `begin`; other answers are text.
-    arguments  the key of the arguments.
+    arguments  the key of the arguments, name_key: of the name, id_key: of an id that may come first.
     signs      texts of a chat template that describes this format and writes no calls itself.
-    id_length  length of the ids of calls, if templates of the kind check it; 0: any.
+    call_id    form of the ids of calls: see `Reply`.
+    lead       texts with which an answer may begin and that are no part of it; trail: such texts at its end.
     final      begins the answer proper, in a format that also has the reasoning before it.
     """
 
@@ -73,14 +74,18 @@ class ToolFormat:
     listed: bool = False
     first: str = ""
     arguments: str = "arguments"
+    name_key: str = "name"
+    id_key: str = ""
+    call_id: str = CALL_ID
     signs: tuple[str, ...] = ()
-    id_length: int = 0
+    lead: tuple[str, ...] = ()
+    trail: tuple[str, ...] = ()
     final: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts around calls and their parts; special tokens in them are kept."""
-        return (*self.begin, self.end, self.opening)
+        return (*self.begin, self.end, self.opening, *self.lead, *self.trail)
 
     def read(self, reply: Reply) -> Reading:
         """Read content and calls."""
@@ -90,8 +95,11 @@ class ToolFormat:
             if (yield from reply.ahead()) == self.first:
                 yield from self.calls(reply, "")
             return (yield from plain(reply))
-        while marker := (yield from reply.until(CONTENT, *self.begin)):
-            yield from self.calls(reply, marker)
+        for text in self.lead:
+            yield from reply.pass_over(text)
+        while marker := (yield from reply.until(CONTENT, *self.begin, *self.trail)):
+            if marker.strip() not in self.trail:
+                yield from self.calls(reply, marker)
         return ""
 
     def calls(self, reply: Reply, before: str) -> Reading:
@@ -115,7 +123,7 @@ class ToolFormat:
 
     def call(self, reply: Reply) -> Reading:
         """Read one call, after `opening`. Raises NoCall."""
-        return (yield from reply.member_call())
+        return (yield from reply.member_call(self.name_key))
 
     def strict(self, calls: Calls) -> Structured:
         """Return the form of a text whose calls meet their schemas."""
@@ -131,7 +139,7 @@ class ToolFormat:
 
     def rules(self, calls: Calls) -> list[str]:
         """Return the grammar of a call, with its opening."""
-        call, shared = call_schema(calls.schemas, self.arguments)
+        call, shared = call_schema(calls.schemas, self.arguments, self.name_key, self.id_key)
         return [f"call: {json_symbol(call | {'$defs': shared})}"]
 
 
@@ -140,11 +148,13 @@ LIST = ToolFormat("list", (), separator=",", listed=True, first="[")
 
 @dataclass(frozen=True)
 class NamedFormat(ToolFormat):
-    """A call is `opening`, its name, `between`, the arguments as an object of JSON or as `pairs`, and `close`."""
+    """A call is `opening`, its name, `between`, the arguments as an object of JSON or as `pairs`, and `close`. If it is
+    `numbered`, its name is functions.NAME:NUMBER."""
 
     between: str = ""
     close: str = ""
     pairs: Pairs | None = None
+    numbered: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -157,7 +167,7 @@ class NamedFormat(ToolFormat):
         name, end = yield from reply.text(*ends, most=MOST_NAME)
         if end != self.between:
             reply.unread(end)
-        name = name.strip()
+        name = re.sub(r"^functions\.|:\d+$", "", name.strip()) if self.numbered else name.strip()
         if name not in reply.functions:
             raise NoCall
         yield from self.values(reply, name)
@@ -173,7 +183,8 @@ class NamedFormat(ToolFormat):
             values = (
                 self.pairs.rules(f"a{i}", schema, symbol) if self.pairs else [f"a{i}: SPACE? {json_symbol(schema)}"]
             )
-            begin = f"{symbol(self.opening)} {json.dumps(name)} SPACE? {symbol(self.between)}"
+            written = json.dumps(f"functions.{name}:") + " /[0-9]{1,4}/" if self.numbered else json.dumps(name)
+            begin = f"{symbol(self.opening)} {written} SPACE? {symbol(self.between)}"
             parts = [begin, f"a{i} SPACE?", symbol(self.close)]
             more += [f"f{i}: {' '.join(parts)}", *values]
         return [f"call: {' | '.join(f'f{i}' for i in range(len(calls.schemas)))}", *more]
@@ -271,7 +282,11 @@ def _elements(key: str, after: str, end: str, lines: bool = False) -> Pairs:
     return Pairs(key, ((after,), end), ((after,), end), lines)
 
 
-_GLM = (("</arg_key>\n<arg_value>", "</arg_key><arg_value>"), "</arg_value>")
+def _glm(mark: str = "") -> Pairs:
+    value = tuple(f"</arg_key{mark}>{line}<arg_value{mark}>" for line in ("\n", "")), f"</arg_value{mark}>"
+    return Pairs(f"<arg_key{mark}>", value, value)
+
+
 _DSML = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
 _DSML_PAIRS = Pairs(_DSML[0], (('" string="true">',), _DSML[1]), (('" string="false">',), _DSML[1]))
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
@@ -283,7 +298,13 @@ FORMATS: tuple[ToolFormat, ...] = (
                 between=">", close="</function>", pairs=_elements("<parameter=", ">", "</parameter>")),
     NamedFormat("qwen", ("<tool_call>", "<function="), "</tool_call>", "<function=",
                 signs=("<function=", "<parameter="), between=">", close="</function>", pairs=_QWEN),
-    NamedFormat("glm", ("<tool_call>",), "</tool_call>", signs=("<arg_key>",), pairs=Pairs("<arg_key>", _GLM, _GLM)),
+    *(NamedFormat(f"hunyuan-v3{name}", (f"<tool_calls{mark}>",), f"</tool_calls{mark}>", f"<tool_call{mark}>",
+                  signs=(f"<tool_sep{mark}>",), between=f"<tool_sep{mark}>", close=f"</tool_call{mark}>",
+                  pairs=_glm(mark))
+      for name, mark in (("", ""), ("-opensource", ":opensource"))),
+    ToolFormat("hunyuan", ("<tool_calls>",), "</tool_calls>", separator=",", listed=True, signs=("<tool_calls>",),
+               lead=("助手：",)),
+    NamedFormat("glm", ("<tool_call>",), "</tool_call>", signs=("<arg_key>",), pairs=_glm()),
     NamedFormat("minimax", ("<minimax:tool_call>",), "</minimax:tool_call>", signs=("<minimax:tool_call>",),
                 opening='<invoke name="', between='">', close="</invoke>",
                 pairs=_elements('<parameter name="', '">', "</parameter>")),
@@ -294,6 +315,14 @@ FORMATS: tuple[ToolFormat, ...] = (
                 signs=(_DEEPSEEK[0], "```json"), between="```json", close="```<｜tool▁call▁end｜>"),
     NamedFormat("deepseek-v3.1", _DEEPSEEK, "<｜tool▁calls▁end｜>", _DEEPSEEK[1], signs=_DEEPSEEK[:1],
                 between="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>"),
+    NamedFormat("kimi", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+                signs=("<|im_system|>tool_declare",), between="<|tool_call_argument_begin|>", close="<|tool_call_end|>",
+                numbered=True, call_id="functions.{name}:{number}"),
+    ToolFormat("cohere", ("<|START_ACTION|>",), "<|END_ACTION|>", separator=",", listed=True, arguments="parameters",
+               name_key="tool_name", id_key="tool_call_id", signs=("<|START_ACTION|>",),
+               lead=("<|START_RESPONSE|>", "<|START_TEXT|>"), trail=("<|END_RESPONSE|>", "<|END_TEXT|>")),
+    ToolFormat("command-r", ("Action:\n```json", "Action: ```json", "Action:\n\n```json"), "```", separator=",",
+               listed=True, arguments="parameters", name_key="tool_name", signs=("Action:", "tool_name")),
     GemmaFormat("gemma", ("<|tool_call>call:",), "<tool_call|>", signs=("<|tool_call>",), between="{", close="}",
                 pairs=Pairs("", ((':<|"|>',), '<|"|>'), ((":",), ""), separator=",", sorts=True)),
     PythonFormat("lfm2", ("<|tool_call_start|>",), "<|tool_call_end|>", separator=",", listed=True, between="(",
@@ -303,7 +332,7 @@ FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat("granite", ("<|tool_call|>",), separator=",", listed=True, signs=("<|tool_call|>",)),
     ToolFormat("nemotron", ("<TOOLCALL>",), "</TOOLCALL>", separator=",", listed=True, signs=("<TOOLCALL>",)),
     MistralFormat("mistral", ("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), between="[ARGS]", close="[CALL_ID]",
-                  id_length=9),
+                  call_id="{drawn:.9}"),
     ToolFormat("llama", ("<|python_tag|>",), separator=";", first="{", arguments="parameters",
                signs=("ipython", '"parameters"')),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),

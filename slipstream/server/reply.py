@@ -17,6 +17,9 @@ from uuid import uuid4
 
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
 
+CALL_ID = "call_{drawn:.24}"
+"""Form of the ids of calls, as OpenAI writes them."""
+
 Reading = Generator[None, str, str]
 """Reads characters, "" at the end of the text, and returns what it read."""
 
@@ -54,22 +57,24 @@ class Reply:
     read        the coroutine that reads content and calls.
     reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
     most_calls  further ones are left out.
-    id_length   of the ids of calls; 0: as OpenAI writes them.
+    call_id     form of the ids of calls, of `drawn` (32 random digits), the function's `name` and the call's `number`.
+    earlier     calls before this reply, for that number.
     """
 
     def __init__(
         self,
-        functions: Mapping[str, Any] | None = None,
+        functions: Mapping[str, object] | None = None,
         read: Callable[[Reply], Reading] | None = None,
         reasoning: tuple[str, str] | None = None,
         inside: bool = False,
         most_calls: int | None = None,
-        id_length: int = 0,
+        call_id: str = CALL_ID,
+        earlier: int = 0,
     ):
         self.content = self.reasoning = ""
         self.calls: list[Call] = []
         self.functions = functions or {}
-        self._most_calls, self._id_length = most_calls, id_length
+        self._most_calls, self._call_id, self._earlier = most_calls, call_id, earlier
         self._deltas: list[Delta] = []
         self._back: deque[str] = deque()  # characters that are to be read again
         self.raw: list[str] = []  # characters read since `begin`
@@ -97,9 +102,9 @@ class Reply:
             elif delta.kind == REASONING:
                 self.reasoning += delta.text
             elif delta.kind == CALL:
-                drawn = uuid4().hex
-                name = drawn[: self._id_length] if self._id_length else f"call_{drawn[:24]}"
-                self.calls.append(Call(name, delta.text))
+                number = self._earlier + delta.index
+                made = self._call_id.format(drawn=uuid4().hex, name=delta.text, number=number)
+                self.calls.append(Call(made, delta.text))
             else:
                 self.calls[delta.index].arguments += delta.text
         return deltas
@@ -294,8 +299,8 @@ class Reply:
         self.write(text)
         return text
 
-    def member_call(self) -> Reading:
-        """{"name": ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
+    def member_call(self, name_key: str = "name") -> Reading:
+        """{name_key: ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
         yield from self.expect("{")
         name, before, started = None, "{}", False
         char = yield from self.skip_space()
@@ -303,7 +308,7 @@ class Reply:
             self.unread(char)
             key = loaded((yield from self.value()))
             yield from self.expect(":")
-            if key == "name" and name is None:
+            if key == name_key and name is None:
                 name = loaded((yield from self.value()))
             elif key not in ("arguments", "parameters") or started:
                 yield from self.value()

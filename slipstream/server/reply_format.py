@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from slipstream.core.structured import Structured
@@ -18,7 +19,10 @@ from slipstream.tokens.text import special_tokens
 
 AUTO, NONE = "auto", "none"
 THINK = ("<think>", "</think>")
-REASONING = (THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+REASONING = (
+    THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"), ("<think:opensource>", "</think:opensource>"),
+)  # fmt: skip
 """Markers of reasoning, of which a chat template holds the second."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
@@ -103,14 +107,15 @@ class ReplyFormat:
 
     def reply(self, prompt: str, use: ToolUse) -> Reply:
         """A reply to this prompt, of which nothing was said yet."""
-        read = FORCED.get(use.choice) or (self.calls.read if use.tools and self.calls is not None else None)
+        calls = self.calls or ToolFormat("", ())
+        read = FORCED.get(use.choice) or (calls.read if calls.lead or (use.tools and self.calls is not None) else None)
         if isinstance(self.calls, HarmonyFormat):
             read = partial(self.calls.read, answer=FORCED.get(use.choice))
-        length = 0 if self.calls is None else self.calls.id_length
-        return Reply(use.functions, read, self.reasoning, self._inside(prompt), None if use.parallel else 1, length)
+        most, earlier = None if use.parallel else 1, prompt.count(calls.opening)
+        return Reply(use.functions, read, self.reasoning, self._inside(prompt), most, calls.call_id, earlier)
 
 
-def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
+def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, bool]:
     """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
     no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
     as text."""
@@ -119,15 +124,16 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
     shown, taken = False, list[bool]()
-    for joins in (False, True):
-        for names in (_NAMES, _NAMES[:1]):
-            calls = [_sample(name, f"sample00{i}", joins) for i, name in enumerate(names)]
-            turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
-            shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
-            taken += [joins] if turns else []
-            for form in FORMATS:
-                if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
-                    return form, joins
+    ids = dict.fromkeys(form.call_id for form in reversed(FORMATS))  # most templates take any
+    for call_id, joins, names in product(ids, (False, True), (_NAMES, _NAMES[:1])):
+        made = [call_id.format(drawn=f"{i:032}"[::-1], name=name, number=i) for i, name in enumerate(names)]
+        calls = [_sample(*each, joins) for each in zip(names, made, strict=True)]
+        turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
+        shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
+        taken += [joins] if turns else []
+        for form in FORMATS:
+            if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
+                return form, joins
     signs = (each for each in FORMATS if each.signs and all(sign in template for sign in each.signs))
     return None if shown else next(signs, None), taken[:1] == [True]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, reading
 from slipstream.tokens.folder_tokenizer import FolderTokenizer
 from slipstream.tokens.text import tokenizer_of
-from slipstream.training.objective import Objective, initialise
+from slipstream.training.objective import Figures, Objective, initialise
 
 
 class TrainableModel(nn.Module):
@@ -79,7 +79,7 @@ class ModelObjective(Objective):
         because until a rejection the draft is the text itself."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, target: str | None, figures: Figures) -> None:
         save_model(self.module, folder, self.teacher.decoder.checkpoint)
 
 
@@ -129,11 +129,13 @@ def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None)
         )
     model.lm.config.dtype = torch.float16
     model.lm.save_pretrained(folder, state_dict=weights)
-    if tokenizer_from is not None and tokenizer_from.is_file():
+    if tokenizer_from is None:
+        return
+    if Checkpoint.open(tokenizer_from).is_gguf:
         tokenizer = tokenizer_of(tokenizer_from)
         if isinstance(tokenizer, FolderTokenizer):  # what llama.cpp alone can read stays in the GGUF file
             tokenizer.transformers.save_pretrained(folder)
-    elif tokenizer_from is not None:
+    else:
         for path in sorted(tokenizer_from.iterdir()):
             if path.name.startswith(
                 ("tokenizer", "special_tokens", "vocab", "merges", "chat_template", "added_tokens")

@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams
-from slipstream.bench.provenance import describe_engine
 from slipstream.checkpoints import llamacpp_library
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
+from slipstream.measure.provenance import describe_engine
 from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
@@ -189,7 +189,7 @@ def test_a_draft_of_other_tokens_is_refused(files: Tiny, tmp_path: Path) -> None
 def test_weights_that_are_no_numbers_are_an_error_that_names_what_a_gguf_model_has(files: Tiny, tmp_path: Path) -> None:
     header = read_header(files.target)
     norm = next(tensor for tensor in header.tensors if tensor.name == "output_norm.weight")
-    data, at = bytearray(files.target.read_bytes()), header.weights_at + norm.offset
+    data, at = bytearray(files.target.read_bytes()), norm.begin
     data[at : at + 4] = np.float32("nan").tobytes()
     (tmp_path / "nan.gguf").write_bytes(data)
     with pytest.raises(TargetError, match=r"not finite .* kv_dtype='float32'"):
