@@ -23,12 +23,13 @@ from slipstream.checkpoints.config_values import (
 )
 from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ConfigError
 
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 
 
-def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> dict[str, Any]:
+def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> JsonObject:
     refuse(config, "use_bidirectional_attention", False)
     biased = flag(config, "attention_bias", False)
     return common(config, context=context, tied=True, size=256, act=act) | {
@@ -130,7 +131,7 @@ def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str
     }
 
 
-def _gemma2_keys(header: GgufHeader) -> dict[str, Any]:
+def _gemma2_keys(header: GgufHeader) -> JsonObject:
     heads, width = header.size("attention.head_count"), header.size("embedding_length")
     size = header.size("attention.key_length") or 256
     return {
@@ -141,7 +142,7 @@ def _gemma2_keys(header: GgufHeader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gemma3_keys(header: GgufHeader) -> dict[str, Any]:
+def _gemma3_keys(header: GgufHeader) -> JsonObject:
     heads, width = header.size("attention.head_count"), header.size("embedding_length")
     size = header.size("attention.key_length") or 256
     local = header.setting("rope.freq_base_swa", 1e4)
