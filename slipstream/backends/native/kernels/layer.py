@@ -6,15 +6,15 @@ R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, 
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels import matrices, memory
+from slipstream.backends.native.kernels import matrices, memory, recurrent
 from slipstream.backends.native.kernels.arithmetic import exp, maximum
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
 from slipstream.backends.native.kernels.memory import address_of, floats, half, integers, pointer, shorts, small, where
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
-from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, copy, matrix_at
-from slipstream.backends.native.kernels.records import ADD, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
+from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, PLAIN, copy, matrix_at
+from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
@@ -54,19 +54,21 @@ def next_rows(rows, last, after):
 
 @kernel()
 def _widest(model):
-    """(widest input of a matrix in columns, widest bytes of a packed row, widest output of an MLP's first matrix)"""
-    columns, bytes, wide = model.head.columns, model.head.row_bytes, 0
+    """(widest input of a matrix in columns, widest bytes of a packed row, widest output of an MLP's first matrix, of a
+    layer's first matrix, widest input of its second, and scratch bytes of recurrent layers)"""
+    columns, bytes, wide, first, second, scratch = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
     for number in range(model.count):
         layer = layer_of(model, number)
         for matrix in (layer.qkv, layer.o, layer.up, layer.down, layer.router):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
-        wide = max(wide, layer.up.outs)
+        wide, first, second = max(wide, layer.up.outs), max(first, layer.qkv.outs), max(second, layer.o.width)
+        scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
     for number in range(model.expert_count):
         for part in (UP, DOWN):
             matrix = expert_of(model, number, part)
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, expert_of(model, number, UP).outs)
-    return columns, bytes, wide
+    return columns, bytes, wide, first, second, scratch
 
 
 @kernel()
@@ -76,13 +78,12 @@ def room(board, model, rows, arena, columns, bytes):
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
-    widest, row_bytes, wide = _widest(model)
+    widest, row_bytes, wide, first, second, least = _widest(model)
     widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
     stride, wide_stride = padded(model.width), padded(max(wide, model.most_experts))
-    qkv_stride = padded(max((model.heads + 2 * model.kv_heads) * model.size, model.width))
-    mixed_stride = padded(model.heads * model.size)
+    qkv_stride, mixed_stride = padded(max(first, model.width)), padded(second)
     slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
-    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(model.size, slots))
+    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(model.size, slots), least)
     scratch = (scratch + 63) // 64 * 64
     base = (address_of(arena) + 63) // 64 * 64
     board.prepare.scratch = board.attend.scratch = base
@@ -255,20 +256,32 @@ def one_layer(
         board, model, layer.qkv, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv, room.qkv_stride,
         NOTHING,
     )  # fmt: skip
-    matrices.write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
+    attention = layer.recurrent.kind == ATTENTION
+    if not attention:
+        matrices.recur(
+            board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride
+        )  # fmt: skip
+    else:
+        matrices.write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
     if active_count == 0:
         return
     for a in range(active_count):
         if active[a] > a:
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
-    starts = np.empty(active_count + 1, np.int64)
-    bundles, longest = matrices.group_rows(rows, active, model.heads // model.kv_heads, starts)
-    matrices.attend(
-        board, model, layer, cache, number, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
-        room.mixed, room.mixed_stride,
+    gather = active_rows
+    if attention:
+        starts = np.empty(active_count + 1, np.int64)
+        bundles, longest = matrices.group_rows(rows, active, model.heads // model.kv_heads, starts)
+        matrices.attend(
+            board, model, layer, cache, number, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
+            room.mixed, room.mixed_stride,
+        )  # fmt: skip
+        gather = NOTHING
+    matrices.transformed(
+        board, model, layer.o, room.mixed, room.mixed_stride, active_count, PLAIN, NOTHING, NOTHING, gather, room.x,
+        room.stride, ADD,
     )  # fmt: skip
-    matrices.linear(board, layer.o, room.mixed, room.mixed_stride, active_count, room.x, room.stride, ADD)
     if layer.experts > 0:
         _mixture(board, model, layer, active_count, room)
     else:

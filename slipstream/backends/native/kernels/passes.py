@@ -16,6 +16,7 @@ from slipstream.backends.native.kernels.matrices import linear, scratch_of, tran
 from slipstream.backends.native.kernels.memory import address_of, floats, integers
 from slipstream.backends.native.kernels.products import NORM, PLAIN, copy, matrix_at, norm_row
 from slipstream.backends.native.kernels.records import ADD, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, NOT_FINITE, NOTHING
+from slipstream.backends.native.kernels.recurrent import advance
 
 # --- decoders --------------------------------------------------------------------------------------------------------
 
@@ -88,6 +89,8 @@ def _forward(
             board, model, model.head, space.x, space.stride, asked, mode, model.norm, model.norm_bias, gather,
             address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
+    if cache.states:
+        advance(cache.states, cache.sequences, cache.lag)
     return state
 
 
