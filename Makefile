@@ -79,10 +79,10 @@ soak: $(READY)
 
 install: $(READY)
 
-# The extra for GGUF models. Compiles llama.cpp: ten to twenty minutes (see LLAMACPP_PARTS in benchmarks/make.mk).
+# The extra for GGUF models, and the package with which benchmarks and tests write them. Compiles llama.cpp: ten to twenty minutes (see LLAMACPP_PARTS in benchmarks/make.mk).
 gguf: $(READY)
 	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \
-		$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]'
+		$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]' gguf
 
 # Source archive and wheel, then `slipstream demo` from the wheel, in an empty environment and outside of this folder.
 wheel-check: $(READY)

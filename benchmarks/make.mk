@@ -113,7 +113,7 @@ $(IK)/.ready:
 	@touch $@
 
 # Compiles llama.cpp: ten minutes on one core. CMAKE_BUILD_PARALLEL_LEVEL sets how many files at a time. The package gguf is for
-# `slipstream convert`, which writes the float32 file.
+# `benchmarks.gguf.gguf_writer`, which writes the float32 file.
 LLAMACPP_PARTS := LLAVA_BUILD LLAMA_CURL LLAMA_BUILD_TESTS LLAMA_BUILD_TOOLS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_SERVER \
 	LLAMA_BUILD_COMMON
 $(LLAMACPP)/.ready: benchmarks/peers/constraints-llamacpp.txt | $(READY)

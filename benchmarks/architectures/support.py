@@ -9,8 +9,7 @@ from benchmarks.architectures.table import PAGE
 from slipstream.checkpoints.config import FAMILIES
 from slipstream.checkpoints.weight_formats import QUANTISATIONS
 from slipstream.cli.table_forms import markdown_rows
-from slipstream.drafters.registry import DRAFTERS
-from slipstream.plan.support_matrix import cell
+from slipstream.drafters.registry import DRAFTERS, DrafterSpec
 from slipstream.settings import RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
 
@@ -42,13 +41,20 @@ def architectures() -> dict[str, Kind]:
     return {**dict.fromkeys(sorted(FAMILIES), DECODER), **dict(sorted(ARCHITECTURES.items()))}
 
 
+def cell(kind: Kind, spec: DrafterSpec) -> str:
+    """Say whether a drafter works with a kind of target: "no", "chains" (the first branch of a tree), or "yes"."""
+    if spec.refusal(kind):
+        return "no"
+    return "chains" if spec.length and not kind.trees else "yes"
+
+
 def quantisations(kind: Kind) -> dict[str, str]:
     """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
     in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
     if kind is DECODER:
         return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU") | in_files
     if kind is GGUF:
-        return dict.fromkeys(QUANTISATIONS, "refused: `slipstream convert` quantises") | in_files
+        return dict.fromkeys(QUANTISATIONS, "refused: the file says how its weights are stored") | in_files
     refused = "refused: transformers loads quantised models, LLM(loaded_model)"
     formats = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
     if kind is ONE_BY_ONE:
@@ -65,9 +71,9 @@ DRAFT_TOKENIZERS = {
 
 def page() -> str:
     """Make the beginning of the page. Drafters with equal cells share a column, kinds of targets a row."""
-    columns = _alike(DRAFTERS, lambda name: tuple(str(cell(kind, DRAFTERS[name])) for kind in KINDS))
-    alike = _alike(KINDS, lambda kind: tuple(str(cell(kind, DRAFTERS[names[0]])) for names in columns.values()))
-    refusals = {entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works}
+    columns = _alike(DRAFTERS, lambda name: tuple(cell(kind, DRAFTERS[name]) for kind in KINDS))
+    alike = _alike(KINDS, lambda kind: tuple(cell(kind, DRAFTERS[names[0]]) for names in columns.values()))
+    refusals = {why for kind in KINDS for spec in DRAFTERS.values() if (why := spec.refusal(kind))}
     quantised: dict[str, dict[str, list[str]]] = {}  # kinds of targets -> what a quantisation needs -> names
     for name, need in dict.fromkeys(each for kind in KINDS for each in quantisations(kind).items()):
         if not need.startswith("refused"):

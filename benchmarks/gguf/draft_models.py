@@ -21,6 +21,7 @@ from benchmarks.derived_models import deeper, wider
 from benchmarks.figures import spread
 from benchmarks.gguf.families import figures
 from benchmarks.gguf.files import SIZES, file_of, started
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side
 from benchmarks.markdown import document, noise, run_of, versions
 from benchmarks.protocol import ROOT, THREADS
@@ -30,7 +31,6 @@ from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.cli.table_forms import markdown_rows as rows
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.tokens.text import load_tokenizer
 
 TOKENS = 96

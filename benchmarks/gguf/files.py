@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.derived_models import deeper, wider
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from benchmarks.gguf.lineup import GENAI, IK, SLIPSTREAM, Side
 from benchmarks.protocol import ROOT, THREADS, Worker
 from slipstream import zoo
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weights import load_weights
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 
 IK_HOME = ROOT / ".venv-peer-ik"
 """What `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from benchmarks.accuracy import divergences, logits
 from benchmarks.derived_models import larger
 from benchmarks.gguf.files import checkpoint
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.checkpoints.gguf_header import read_header
@@ -35,7 +36,6 @@ from slipstream.cli.table_forms import markdown_rows as rows
 from slipstream.core.target import Target
 from slipstream.settings import LLAMACPP
 from slipstream.targets.describe import as_target
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.tokens.text import load_tokenizer
 
 KINDS = {

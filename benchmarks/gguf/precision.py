@@ -23,6 +23,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.figures import spread
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
@@ -35,7 +36,6 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM
 from slipstream.targets.describe import as_target
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 
 KINDS = ("f16", "q8_0", "q4_k_m")
 """The first is what the others are compared with."""

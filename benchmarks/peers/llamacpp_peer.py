@@ -56,8 +56,8 @@ def quantized(checkpoint: str, kind: str) -> Path:
         return file
     FILES.mkdir(parents=True, exist_ok=True)
     if kind == "F32":
-        command = [os.environ[DRIVER_PYTHON], "-m", "slipstream", "convert", checkpoint, "--quantize", "f32"]
-        subprocess.run([*command, "--out", str(file)], check=True)
+        writer = [os.environ[DRIVER_PYTHON], "-m", "benchmarks.gguf.gguf_writer"]
+        subprocess.run([*writer, checkpoint, str(file), "f32"], check=True)
         return file
     part = file.with_suffix(".part")  # an interrupted run leaves no incomplete model
     params = llama_cpp.llama_model_quantize_default_params()

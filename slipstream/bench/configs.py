@@ -20,10 +20,8 @@ PLUGIN = "slipstream.integrations.vllm.Proposer"
 STARTED_WITH = {
     "vllm": '"num_speculative_tokens": {k} in --speculative-config',
     "slipstream": "--draft-tokens {k}",
-    "sglang": "--speculative-num-steps {k} --speculative-num-draft-tokens {k1}",
-    "llamacpp": "--spec-draft-n-max {k}, or --spec-ngram-simple-size-m {k}",
 }
-"""How a server is started to draft k tokens; k1 = k + 1."""
+"""How a server is started to draft k tokens."""
 
 
 @dataclass(frozen=True)

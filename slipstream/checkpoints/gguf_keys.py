@@ -13,7 +13,7 @@ from typing import Any
 log = logging.getLogger("slipstream")
 
 ENDS = "slipstream.eos_ids"
-"""Key of the ids that end a text, as in "0 3" or "none", in files that `slipstream convert` wrote: the format has
+"""Key of the ids that end a text, as in "0 3" or "none", in files that Slipstream wrote: the format has
 places for three, and llama.cpp adds tokens by their texts."""
 WHOLE = "tokenizer.huggingface.json"
 """Key of the checkpoint's tokenizer.json."""

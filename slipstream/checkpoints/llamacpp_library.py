@@ -104,8 +104,8 @@ class LlamaModel:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a text: those that `slipstream convert` wrote, else those that the file names and special tokens
-        that llama.cpp knows by name. Ordinary ones are left out: they are its defaults for files that name none."""
+        """Ids that end a text: the ones under `ENDS`, else those that the file names and special tokens that llama.cpp
+        knows by name. Ordinary ones are left out: they are its defaults for files that name none."""
         ends, named = self.library.llama_vocab_is_eog, gguf_shape(self.header).eos_ids
         if ENDS in self.header.metadata or not self.header.has_tokenizer:
             return named

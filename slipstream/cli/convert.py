@@ -1,4 +1,4 @@
-"""`slipstream convert`: writes a checkpoint in the format of another program."""
+"""`slipstream convert`: writes a draft head in the format of another program."""
 
 import json
 from dataclasses import asdict
@@ -11,62 +11,36 @@ from slipstream.errors import ParameterError
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD, one_of
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
+FORMATS = (*HEAD_FORMATS, SMALL_HEAD)
+
 
 @grouped
 def convert(
-    model: str = argument("Model or draft head: folder, hub id, or 'embedded'."),
-    to: str = option("gguf", f"Format: gguf for a model; {', '.join(HEAD_FORMATS)}, {SMALL_HEAD} for a draft head."),
-    quantize: str | None = option(
-        None, "gguf: f32, f16, q8_0, or what llama.cpp quantises: q4_k_m, q5_k_m, q6_k, ...", shown="f16"
-    ),
-    target: str | None = option(None, "Draft head: the target that it drafts for, if it is needed.", "--target", "-m"),
-    out: Path | None = option(
-        None, "File or folder to write.", "--out", "-o", shown="MODEL-QUANTIZE.gguf or HEAD-FORMAT"
-    ),
-    overwrite: bool = option(False, "gguf: replace the file if it is there."),
+    model: str = argument("Draft head: folder, hub id, or 'embedded'."),
+    to: str = option("eagle3", f"Format: {', '.join(FORMATS)}."),
+    target: str | None = option(None, "The target that the head drafts for, if it is needed.", "--target", "-m"),
+    out: Path | None = option(None, "Folder to write.", "--out", "-o", shown="HEAD-FORMAT"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
-    """Convert a model to GGUF, or a draft head for other programs.
+    """Convert a draft head for other programs.
 
-    GGUF: Llama, Mistral, Qwen2, Qwen3 and GPT-2, for llama.cpp and `slipstream generate -m MODEL.gguf`. The tokenizer
-    is compared token by token. Draft heads: EAGLE-3 and Medusa, for vLLM, SGLang, speculators and SpecForge; int8: an
-    EAGLE-3 or DFlash head in half the size, for Slipstream."""
+    EAGLE-3 and Medusa, for vLLM, SGLang, speculators and SpecForge; int8: an EAGLE-3 or DFlash head in half the size,
+    for Slipstream. A model becomes a GGUF file by llama.cpp's convert_hf_to_gguf.py."""
     quieten()
-    one_of("--to", to, ("gguf", *HEAD_FORMATS, SMALL_HEAD))
-    head = to != "gguf"
-    foreign: dict[str, object] = {"--quantize": quantize, "--overwrite": overwrite} if head else {"--target": target}
-    for name, given in foreign.items():
-        if given:
-            raise ParameterError(f"{name} has no effect with --to {to}", fix="leave it out")
-    place = out or Path(f"{Path(model).name}-{to}" if head else f"{Path(model).name}-{quantize or 'f16'}.gguf")
-    if place.exists() and not overwrite:
-        more = "" if head else ", or add --overwrite"
-        raise ParameterError(f"{str(place)!r} is there already", fix=f"choose another --out{more}")
-    if head:
-        _head(model, to, target or (EMBEDDED if model == EMBEDDED else None), place, as_json)
-        return
-    from slipstream.targets.gguf.gguf_convert import convert_to_gguf
-
-    written = convert_to_gguf(str(checkpoint_of(model, "target")), place, quantize or "f16")
-    if as_json:
-        print(json.dumps(asdict(written) | {"file": str(written.file)}))
-        return
-    sizes = " + ".join(f"{render.size(n)} in {kind}" for kind, n in written.stored.items())
-    render.line(f"{written.file}: {sizes}")
-    if written.tokens:
-        render.line(f"{render.counted(written.tokens, 'token')} compared one by one: the same")
-    if written.differing:
-        render.message(
-            "note",
-            "programs of llama.cpp split texts into words in another way: their prompts may have other tokens",
-            "Slipstream reads the checkpoint's own tokenizer, which is in the file",
+    if to == "gguf":
+        raise ParameterError(
+            "--to gguf: models are not written as GGUF files",
+            why="the script of llama.cpp knows more families",
+            fix="python convert_hf_to_gguf.py MODEL --outtype q8_0, then slipstream generate -m FILE.gguf",
         )
-
-
-def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) -> None:
+    one_of("--to", to, FORMATS)
+    folder = out or Path(f"{Path(model).name}-{to}")
+    if folder.exists():
+        raise ParameterError(f"{str(folder)!r} is there already", fix="choose another --out")
     from slipstream.heads.head_convert import convert_head
 
     checkpoint = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
+    target = target or (EMBEDDED if model == EMBEDDED else None)
     written = convert_head(checkpoint, to, folder, target and str(checkpoint_of(target, "target")))
     if as_json:
         print(json.dumps(asdict(written) | {"folder": str(written.folder)}))

@@ -68,7 +68,6 @@ def fit(target: Described, *models: Described) -> MemoryPlan:
 def as_json_values(seen: Described, name: str) -> dict[str, Any]:
     """What is known of a model, by names; `rows` and a check of a pair show it."""
     from slipstream.checkpoints.config import DecoderConfig
-    from slipstream.plan.support_matrix import cell
     from slipstream.targets.facts import has_chat_template
 
     config, tokens, device, experts = seen.config, seen.token_map, seen.settings.device, seen.config.experts
@@ -96,7 +95,7 @@ def as_json_values(seen: Described, name: str) -> dict[str, Any]:
         "executor": seen.runner,
         "device": str(device),
         "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
-        "drafters": [name for name, spec in DRAFTERS.items() if cell(seen.kind, spec).works],
+        "drafters": [name for name, spec in DRAFTERS.items() if not spec.refusal(seen.kind)],
         "native": native(config) if ours else None,  # type: ignore[arg-type]
         "supported": True,
     }

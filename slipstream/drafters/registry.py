@@ -23,6 +23,7 @@ from slipstream.errors import ParameterError, did_you_mean
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
+    from slipstream.targets.huggingface.kinds import Kind
 
 
 class Needs(Enum):
@@ -83,6 +84,16 @@ class DrafterSpec:
         """Whether it holds nothing but what it has seen: quickly created, and created again for each timed pass, so
         that it cannot repeat in one pass what it learned in the pass before."""
         return self.needs is Needs.NOTHING and self.length > 0
+
+    def refusal(self, kind: Kind) -> str:
+        """Say why a target of this kind takes no drafts of this drafter; "" if it takes them."""
+        if self.needs is Needs.EARLY_EXIT and not kind.early_exit:
+            return "its layers cannot be run apart"
+        if self.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
+            return "it offers no hidden states"
+        if self.needs is Needs.MTP_LAYERS and not kind.mtp:
+            return "none of its architectures brings MTP layers"
+        return ""
 
 
 DRAFTERS: dict[str, DrafterSpec] = {

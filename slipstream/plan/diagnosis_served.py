@@ -117,7 +117,7 @@ def diagnose_served(
     if 0 < k < longest and drafts >= ENOUGH and gains[k] >= FINE * gains[longest]:
         why = f"if rows are free and a draft token costs {c:g} decode steps (--c; not measured), {counted(k, 'token')} "
         why += f"give {times(gains[k])}, {longest} give {times(gains[longest])}"
-        setting = STARTED_WITH[counters["server"]].format(k=k, k1=k + 1)
+        setting = STARTED_WITH.get(counters["server"], "see its options").format(k=k)
         return found(why, f"draft {counted(k, 'token')}: {setting}", LENGTH)
     if measured and SURE <= measured["low"] <= most:
         return found(f"{against}; {at_most}", "", NOTHING)

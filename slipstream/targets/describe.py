@@ -58,7 +58,7 @@ def describe_model(checkpoint: str | Path, settings: LoadSettings) -> Described:
     elif settings.executor == LLAMACPP:
         raise ParameterError(
             f"executor={LLAMACPP!r} was asked for {str(checkpoint)!r}, which is no GGUF file",
-            fix="write one with `slipstream convert`, or leave executor out",
+            fix="write one with llama.cpp's convert_hf_to_gguf.py, or leave executor out",
         )
     if settings.device_map is not None:
         _check_places(settings.device_map)

@@ -80,7 +80,7 @@ class Described(ABC):
     @property
     @abstractmethod
     def kind(self) -> Kind:
-        """How it takes part: trees, draft heads, early exit, batches (see `plan.support_matrix`)."""
+        """How it takes part: trees, draft heads, early exit, batches (see `DrafterSpec.refusal`)."""
 
     @property
     @abstractmethod

@@ -1,15 +1,13 @@
-"""The tokenizer of a GGUF file: how it is read, and how that of a checkpoint is written.
+"""The tokenizer of a GGUF file.
 
-A file that holds the tokenizer.json of its checkpoint has exactly that tokenizer, as files that are written here do.
-One of byte-level BPE ("gpt2") is built from its tokens and merges, if it is known how its texts are split into words
-(`SPLITS`). For other files llama.cpp encodes and decodes; how texts are split it knows by name only, so its programs
-may encode a text differently.
+A file that holds the tokenizer.json of its checkpoint has exactly that tokenizer. One of byte-level BPE ("gpt2") is
+built from its tokens and merges, if it is known how its texts are split into words (`SPLITS`). For other files
+llama.cpp encodes and decodes; how texts are split it knows by name only, so its programs may encode a text differently.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,12 +18,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.gguf_config import same_token
 from slipstream.checkpoints.gguf_header import GgufHeader, read_header
-from slipstream.checkpoints.gguf_keys import ENDS, WHOLE
+from slipstream.checkpoints.gguf_keys import WHOLE
 from slipstream.checkpoints.llamacpp_library import LlamaModel
-from slipstream.errors import LoadError, UnsupportedModelError
+from slipstream.errors import LoadError
 from slipstream.tokens.chat_template import chosen_template, render
 from slipstream.tokens.folder_tokenizer import ROLES, FolderTokenizer
-from slipstream.tokens.token_texts import flat_parts, is_byte_name
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -200,74 +197,3 @@ def _filled(kind: Any, call: Callable[..., int], more: tuple[Any, ...], room: in
             return out[:count]
         room = -count
     raise LoadError("llama.cpp cannot encode or decode a text", fix="pass token ids, or a tokenizer to LLM")
-
-
-def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
-    """Write the tokenizer of a checkpoint as metadata.
-
-    writer     of the package gguf.
-    tokenizer  as `tokenizer_of` gives it for `checkpoint`. rows: of the model's embedding.
-    eos_ids    that end a text; the first three have a place.
-
-    Raises UnsupportedModelError for a kind of tokenizer that llama.cpp does not have.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = "{}" if backend is None else backend.to_str()
-    described = json.loads(text)
-    model: dict[str, Any] = described.get("model") or {}
-    parts = [part.get("type") for key in ("pre_tokenizer", "decoder") for part in flat_parts(described.get(key))]
-    if model.get("type") != "BPE" or not ("ByteLevel" in parts or model.get("byte_fallback")):
-        raise UnsupportedModelError(
-            f"the tokenizer of {str(checkpoint)!r} is of the kind {model.get('type')!r}",
-            why="llama.cpp's kinds that are written here are byte-level BPE, and BPE that falls back to bytes",
-            fix="convert the model with llama.cpp's own script",
-        )
-    texts, types = [f"[PAD{i}]" for i in range(rows)], [gguf_header.UNUSED] * rows
-    for token, i in model["vocab"].items():
-        if i < rows:
-            texts[i], types[i] = token, gguf_header.NORMAL
-    for added in described.get("added_tokens") or []:
-        if added["id"] < rows:
-            texts[added["id"]] = added["content"]
-            types[added["id"]] = gguf_header.CONTROL if added["special"] else gguf_header.USER_DEFINED
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    ids = tokenizer.encode("a")
-    if "ByteLevel" in parts:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_split(described.get("pre_tokenizer")))
-        if merges:
-            writer.add_token_merges(merges)
-    else:
-        ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
-        for i, token in enumerate(texts):
-            if is_byte_name(token) and types[i] == gguf_header.NORMAL:
-                types[i] = gguf_header.BYTE
-        if (unknown := model.get("unk_token")) in texts:
-            types[texts.index(unknown)] = gguf_header.UNKNOWN
-        writer.add_tokenizer_model("llama")
-        writer.add_tokenizer_pre("default")
-        writer.add_token_scores([ranks.get(token, -1e6 if len(token) > 1 else 0.0) for token in texts])
-        first = next((i for i in ids if i != tokenizer.bos_token_id), ids[0])
-        writer.add_add_space_prefix(texts[first].startswith("▁"))
-    writer.add_token_list(texts)
-    writer.add_token_types(types)
-    writer.add_add_bos_token(bool(ids) and ids[0] == tokenizer.bos_token_id)
-    named = {"bos": tokenizer.bos_token_id, "pad": tokenizer.pad_token_id, "unk": tokenizer.unk_token_id}
-    named |= dict(zip(("eos", "eot", "eom"), eos_ids, strict=False))
-    for role, i in named.items():
-        if i is not None and i < rows:
-            getattr(writer, f"add_{role}_token_id")(i)
-    if templates := tokenizer.chat_template:
-        listed = templates.items() if isinstance(templates, dict) else ()
-        writer.add_chat_template([{"name": name, "template": each} for name, each in listed] or templates)
-    writer.add_string(WHOLE, text)
-    writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
-
-
-def _split(described: dict[str, Any] | None) -> str:
-    """llama.cpp's name for how a byte-level tokenizer splits texts into words; that of GPT-2 if it has none."""
-    parts = list(flat_parts(described))
-    if [part["type"] for part in parts] == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
-        pattern = [parts[0]["pattern"].get("Regex")]
-        return next((name for name, each in SPLITS.items() if each == pattern), "gpt-2")
-    return "gpt-2"

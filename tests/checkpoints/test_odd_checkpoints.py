@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.generation_defaults import GenerationDefaults
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from tests.tiny_checkpoints import EXACT, FAMILIES, rewrite
 
 PROMPT, TOKENS = [5, 9, 33, 71, 2, 14, 60, 8, 8, 41, 90, 17], 12

@@ -1,87 +1,44 @@
-"""`slipstream convert`, and the other commands on what it wrote."""
+"""`slipstream convert` for draft heads."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from slipstream.cli.loading import described
-from slipstream.cli.options import ModelOptions
-from slipstream.cli.serve import kv_tokens
-from slipstream.drafters.draft_plan import DraftPlan
-from tests.targets.huggingface.architectures import random_model
-
-pytest.importorskip("gguf")
+from slipstream import zoo
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        path = tmp_path_factory.mktemp("converted")
-        patch.chdir(path)
-        yield path
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-@pytest.fixture
-def file(cli, tiny, folder: Path) -> Path:
-    """The tiny target in float32."""
-    if not (folder / "tiny.gguf").exists():
-        assert cli("convert", tiny.target, "--quantize", "f32", "--out", folder / "tiny.gguf", code=0).out == ""
-    return folder / "tiny.gguf"
-
-
-def test_a_file_that_is_there_is_kept(cli, refused, tiny, file: Path) -> None:
-    before = file.read_bytes()
-    said = refused("convert", tiny.target, "--out", file)
-    assert "is there already" in said
-    assert "--overwrite" in said
-    assert file.read_bytes() == before
-    output = json.loads(cli("convert", tiny.target, "--quantize", "f32", "--out", file, "--overwrite", "--json").out)
-    asked = 316 if find_spec("llama_cpp") else 0
-    assert (output["file"], output["stored"], output["tokens"]) == (str(file), {"F32": 271296}, asked)
+def test_the_embedded_heads_are_written_with_the_command_that_uses_them(cli, folder: Path) -> None:
+    written = json.loads(cli("convert", "embedded", "--to", "speculators", "--json", code=0).out)
+    assert written == {
+        "folder": "embedded-speculators", "dtype": "float16", "method": "eagle3", "draft_tokens": 4, "parallel": False,
+        "stored_bytes": (folder / "embedded-speculators" / "model.safetensors").stat().st_size,
+    }  # fmt: skip
+    config = json.loads((folder / "embedded-speculators" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(zoo.target_dir())
+    said = cli("convert", "embedded", "--to", "medusa", "--out", "heads", code=0).said
+    assert 'vllm serve TARGET --speculative-config \'{"method": "medusa", "model": "heads"' in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--quantize", "q4_k"], "did you mean 'q4_k_"),
-        (["--to", "onnx"], "--to is 'onnx', must be one of gguf"),
-        (["--out", "missing/model.gguf"], "there is no folder 'missing'"),
+        (["embedded", "--to", "eagle"], "--to is 'eagle', must be one of eagle3, speculators, specforge, medusa"),
+        (["embedded", "--to", "gguf"], "convert_hf_to_gguf.py"),
+        (["embedded", "--to", "eagle3", "--out", "."], "'.' is there already"),
+        ([str(zoo.target_dir()), "--to", "eagle3"], "holds no EAGLE head"),
+        ([str(zoo.target_dir()), "--to", "medusa"], "holds tensors that Medusa heads do not have"),
+        ([str(zoo.head_dir("eagle3", zoo.target_dir())), "--to", "medusa"], "holds an EAGLE-3 head"),
+        ([str(zoo.head_dir("eagle3", zoo.target_dir())), "--to", "speculators"], "add --target"),
     ],
 )
-def test_what_cannot_be_written_is_one_message(refused, tiny, folder: Path, arguments: list[str], said: str) -> None:
-    assert said in refused("convert", tiny.target, *arguments)
-
-
-def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
-    info = json.loads(cli("info", file, "--json").out)
-    assert (info["executor"], info["architecture"], info["parameters"]) == ("native", "llama", 67824)
-    assert (info["stored_bytes"], info["loaded_bytes"]) == ({"F32": 271296}, 271296)
-    wanted = cli("generate", "-m", tiny.target, "--executor", "torch", "--drafter", "none", "def add(", "-n", "12")
-    for arguments in (["--drafter", "suffix"], ["-md", file], ["-md", tiny.draft], ["--drafter", "none"]):
-        done = cli("generate", "-m", file, "--threads", "1", *arguments, "def add(", "-n", "12", code=0)
-        assert done.out == wanted.out
-        assert "native on cpu" in done.said
-    pytest.importorskip("llama_cpp")
-    done = cli("generate", "-m", file, "--executor", "llamacpp", "--drafter", "none", "def add(", "-n", "12", code=0)
-    assert done.out == wanted.out
-    assert "llamacpp on cpu" in done.said
-    assert "llama_" not in done.said  # nothing of its log
-
-
-def test_a_server_reserves_what_is_usual(file: Path, folder: Path) -> None:
-    for settings, tokens in (({}, 8 * (192 + 256)), ({"kv_tokens": 512}, 512), ({"executor": "auto"}, 8 * 192)):
-        models = replace(ModelOptions(target=str(file), executor="llamacpp"), **settings)
-        assert kv_tokens(models, described(models), DraftPlan.of("suffix"), 8) == tokens
-
-
-def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path) -> None:
-    """Also where nothing is foretold: over several devices, and for a model that only transformers runs."""
-    random_model("stablelm").save_pretrained(tmp_path)
-    for given in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
-        for tokens in (640, None):
-            models = ModelOptions(**given, kv_tokens=tokens)  # type: ignore[arg-type]
-            assert kv_tokens(models, described(models), DraftPlan.of("ngram"), 4) == tokens
+def test_what_cannot_be_converted_is_one_message(refused, arguments: list[str], said: str) -> None:
+    message = refused("convert", *arguments)
+    assert said in message
+    assert "Fix:" in message

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import zoo
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
@@ -23,7 +24,6 @@ from slipstream.heads.head_convert import convert_head
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.recognition import TAPS, recognise
 from slipstream.settings import HEAD_FORMATS
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from tests.heads.dense_eagle import BIASES, TWO, VARIANTS, same_logits, variant
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
 from tests.tiny_checkpoints import Tiny, rewrite

@@ -15,12 +15,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.heads.eagle_format import load_eagle
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.tokens.text import load_tokenizer
 from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read

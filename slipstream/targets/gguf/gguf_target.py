@@ -129,7 +129,7 @@ class DescribedGguf(Described):
             ("quantize",) if draft else ("quantize", "dtype"),
             "asked of a model that llama.cpp runs",
             "its weights stay as the file has them",
-            ("draft_quantize='none'" if draft else "leave it out") + "; `slipstream convert` quantises",
+            ("draft_quantize='none'" if draft else "leave it out") + "; llama-quantize of llama.cpp quantises",
         )
         device = settings.device
         if device is not None and not draft and str(device).partition(":")[0] != "cpu":

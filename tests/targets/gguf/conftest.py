@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream.targets.describe import as_target
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.gguf_target import GgufTarget
 
 FAMILIES = ("llama", "llama-tied-mha", "llama-bias", "llama3.1", "codellama-linear", "qwen2", "qwen3", "gpt2")

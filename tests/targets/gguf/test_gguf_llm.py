@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams
 from slipstream.bench.provenance import engine_facts
 from slipstream.checkpoints import llamacpp_library
@@ -18,7 +19,6 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
 from slipstream.targets.describe import as_target
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from tests.checkpoints.gguf_files import tiny_model
@@ -161,7 +161,7 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("settings", "fix"),
     [
-        ({"quantize": "int8"}, "slipstream convert"), ({"dtype": "bfloat16"}, "leave it out"),
+        ({"quantize": "int8"}, "llama-quantize"), ({"dtype": "bfloat16"}, "leave it out"),
         ({"device": "cuda"}, "leave it out"), ({"device": "nonesuch"}, "leave it out"),
         ({"kv_dtype": "int4"}, "float32"), ({"kv_tokens": 3}, ""), ({"threads": 0}, ""),
     ],

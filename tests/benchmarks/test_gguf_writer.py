@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from benchmarks.gguf import gguf_writer
+from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.gguf_keys import WHOLE
 from slipstream.checkpoints.llamacpp_library import LlamaModel
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.targets.describe import as_target, describe
-from slipstream.targets.gguf import gguf_convert
-from slipstream.targets.gguf.gguf_convert import convert_to_gguf
-from slipstream.tokens.gguf_tokenizer import SPLITS, WHOLE, GgufTokenizer
+from slipstream.tokens.gguf_tokenizer import SPLITS, GgufTokenizer
 from slipstream.tokens.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
 from tests.tiny_checkpoints import TEXTS, Tiny, clone, make_model, rewrite
 from tests.tokens.tokenizer_kinds import byte_level, sentencepiece
@@ -119,7 +120,7 @@ def test_a_parallel_draft_model_stays_one(tiny: Tiny, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_k_m"])
 def test_weights_are_stored_as_asked(kind: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    if kind not in gguf_convert.PLAIN:
+    if kind not in gguf_writer.PLAIN:
         pytest.importorskip("llama_cpp")
     conversion = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", kind)
     header = read_header(conversion.file)
@@ -187,7 +188,7 @@ def test_a_file_that_names_no_end_has_none_that_is_an_ordinary_token(tiny: Tiny,
     source = rewrite(clone(tiny.target, tmp_path / "m"), eos_token_id=None)
     (source / "generation_config.json").write_text("{}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipstream.tokens.gguf_tokenizer.ENDS", "another.key")
+        patch.setattr("benchmarks.gguf.gguf_writer.ENDS", "another.key")
         file = convert_to_gguf(source, tmp_path / "a.gguf", "f32").file
     assert as_target(file, executor="llamacpp").capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>
     assert describe(file, LoadSettings(executor="llamacpp")).eos_ids == (0, 3)

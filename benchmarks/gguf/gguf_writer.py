@@ -1,10 +1,14 @@
-"""Converts checkpoints of our families to GGUF, the format of llama.cpp.
+"""Converts checkpoints of our families to GGUF, the format of llama.cpp, for comparisons and tests.
+
+    python -m benchmarks.gguf.gguf_writer CHECKPOINT FILE [f32|f16|q8_0|q4_k_m|...]
 
 Metadata and names of tensors are those of llama.cpp (gguf-py/gguf/constants.py). A model that llama.cpp would run as
 another one is refused, for example one with sliding windows.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import FILE_TYPES, read_header
+from slipstream.checkpoints.gguf_keys import ENDS, WHOLE
 from slipstream.checkpoints.gguf_weights import names_in_file, rotated
 from slipstream.checkpoints.llamacpp_library import LlamaModel, faults, llama_cpp
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.host.machine import available_cores
-from slipstream.tokens.gguf_tokenizer import GgufTokenizer, add_tokenizer
+from slipstream.tokens.gguf_tokenizer import SPLITS, GgufTokenizer
 from slipstream.tokens.text import tokenizer_of
+from slipstream.tokens.token_texts import flat_parts, is_byte_name
 
 PLAIN = ("f32", "f16", "q8_0")
 """Quantisations that need no llama.cpp."""
@@ -115,7 +122,7 @@ def _write(
         raise LoadError(
             f"the package gguf cannot be imported ({fault})",
             why="it writes GGUF files",
-            fix="pip install 'slipstream[gguf]', or pip install gguf for f32, f16 and q8_0",
+            fix="pip install gguf; other types than f32, f16 and q8_0 need pip install 'slipstream[gguf]', too",
         ) from fault
     writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
     try:
@@ -234,3 +241,78 @@ def _checked(part: Path, file: Path, reference: Any) -> Converted:
             )
     differing = sum(tokenizer.encode(text) != reference.encode(text) for text in _TEXTS)
     return Converted(file, header.stored, len(header.token_texts), differing)
+
+
+def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
+    """Write the tokenizer of a checkpoint as metadata.
+
+    writer     of the package gguf.
+    tokenizer  as `tokenizer_of` gives it for `checkpoint`. rows: of the model's embedding.
+    eos_ids    that end a text; the first three have a place.
+
+    Raises UnsupportedModelError for a kind of tokenizer that llama.cpp does not have.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = "{}" if backend is None else backend.to_str()
+    described = json.loads(text)
+    model: dict[str, Any] = described.get("model") or {}
+    parts = [part.get("type") for key in ("pre_tokenizer", "decoder") for part in flat_parts(described.get(key))]
+    if model.get("type") != "BPE" or not ("ByteLevel" in parts or model.get("byte_fallback")):
+        raise UnsupportedModelError(
+            f"the tokenizer of {str(checkpoint)!r} is of the kind {model.get('type')!r}",
+            why="llama.cpp's kinds that are written here are byte-level BPE, and BPE that falls back to bytes",
+            fix="convert the model with llama.cpp's own script",
+        )
+    texts, types = [f"[PAD{i}]" for i in range(rows)], [gguf_header.UNUSED] * rows
+    for token, i in model["vocab"].items():
+        if i < rows:
+            texts[i], types[i] = token, gguf_header.NORMAL
+    for added in described.get("added_tokens") or []:
+        if added["id"] < rows:
+            texts[added["id"]] = added["content"]
+            types[added["id"]] = gguf_header.CONTROL if added["special"] else gguf_header.USER_DEFINED
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    ids = tokenizer.encode("a")
+    if "ByteLevel" in parts:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_split(described.get("pre_tokenizer")))
+        if merges:
+            writer.add_token_merges(merges)
+    else:
+        ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
+        for i, token in enumerate(texts):
+            if is_byte_name(token) and types[i] == gguf_header.NORMAL:
+                types[i] = gguf_header.BYTE
+        if (unknown := model.get("unk_token")) in texts:
+            types[texts.index(unknown)] = gguf_header.UNKNOWN
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores([ranks.get(token, -1e6 if len(token) > 1 else 0.0) for token in texts])
+        first = next((i for i in ids if i != tokenizer.bos_token_id), ids[0])
+        writer.add_add_space_prefix(texts[first].startswith("▁"))
+    writer.add_token_list(texts)
+    writer.add_token_types(types)
+    writer.add_add_bos_token(bool(ids) and ids[0] == tokenizer.bos_token_id)
+    named = {"bos": tokenizer.bos_token_id, "pad": tokenizer.pad_token_id, "unk": tokenizer.unk_token_id}
+    named |= dict(zip(("eos", "eot", "eom"), eos_ids, strict=False))
+    for role, i in named.items():
+        if i is not None and i < rows:
+            getattr(writer, f"add_{role}_token_id")(i)
+    if templates := tokenizer.chat_template:
+        listed = templates.items() if isinstance(templates, dict) else ()
+        writer.add_chat_template([{"name": name, "template": each} for name, each in listed] or templates)
+    writer.add_string(WHOLE, text)
+    writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
+
+
+def _split(described: dict[str, Any] | None) -> str:
+    """llama.cpp's name for how a byte-level tokenizer splits texts into words; that of GPT-2 if it has none."""
+    parts = list(flat_parts(described))
+    if [part["type"] for part in parts] == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
+        pattern = [parts[0]["pattern"].get("Regex")]
+        return next((name for name, each in SPLITS.items() if each == pattern), "gpt-2")
+    return "gpt-2"
+
+
+if __name__ == "__main__":
+    convert_to_gguf(*sys.argv[1:])
