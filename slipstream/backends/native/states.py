@@ -17,6 +17,9 @@ rows, those of a prompt, nobody would keep the inputs."""
 FIRST_RING = 32
 """Tokens of which a ring keeps the inputs, at first."""
 
+MOST_TAKEN = 8
+"""Most snapshots of one prompt."""
+
 SNAPSHOTS = 64
 """Most snapshots that are kept for later texts."""
 
@@ -39,6 +42,7 @@ class Held:
     end        tokens whose inputs were computed.
     origin     what it began with, to which it can go back.
     taken      snapshots of its prompt, which nobody has asked to keep yet.
+    parted     tokens after which a snapshot is worth taking, because an earlier text goes on otherwise; 0: no such.
     """
 
     cells: np.ndarray
@@ -47,6 +51,7 @@ class Held:
     end: int = 0
     origin: Snapshot | None = None
     taken: dict[int, Snapshot] = field(default_factory=dict)
+    parted: int = 0
 
 
 class NativeStates:
@@ -86,15 +91,9 @@ class NativeStates:
             first += count
         records = np.empty(len(passes), STATE)
         for i, (held, (past, commit, settled, first, count)) in enumerate(zip(helds, plans, strict=True)):
-            cells = tails = 0
-            at = (past + settled) // BLOCK * BLOCK
-            if at > past and settled:
-                taken = Snapshot(at, np.empty_like(held.cells), np.zeros((self.taps - 1) * sum(self.kept), np.float32))
-                held.taken[at] = taken
-                cells, tails = taken.cells.ctypes.data, taken.tails.ctypes.data
-            held.end = past + count
             places = held.cells.ctypes.data, held.ring.ctypes.data, held.committed.ctypes.data
-            records[i] = (*places, past, commit, settled, first, count, cells, tails, at if cells else -1)
+            records[i] = (*places, past, commit, settled, first, count, *self._take(held, past, past + settled))
+            held.end = past + count
         return records
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
@@ -113,19 +112,19 @@ class NativeStates:
     def release(self, seq_id: int) -> None:
         self._held.pop(seq_id, None)
 
-    # --- snapshots, by the key of the last block of their text (see `kv_memory`) ---
+    # --- snapshots, by the key of the last block of their text: see `kv_memory.Snapshots` ---
 
     def longest(self, keys: list[bytes]) -> int:
-        """Of how many of these blocks of a text, from the first on, there is a snapshot."""
         return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in self._kept), 0)
 
-    def begin(self, seq_id: int, key: bytes) -> None:
-        """Begin a sequence with a snapshot."""
-        self._kept[key] = self._kept.pop(key)
-        self._restore(self._begin(seq_id), self._kept[key])
+    def begin(self, seq_id: int, key: bytes | None, parted: int = 0) -> None:
+        held = self._begin(seq_id)
+        held.parted = parted
+        if key is not None:
+            self._kept[key] = self._kept.pop(key)
+            self._restore(held, self._kept[key])
 
     def keep(self, seq_id: int, keys: list[bytes]) -> None:
-        """Keep the snapshots of a sequence, whose full blocks have these keys."""
         taken = self._held[seq_id].taken if seq_id in self._held else {}
         for length in [length for length in taken if length <= len(keys) * BLOCK]:
             self._kept[keys[length // BLOCK - 1]] = taken.pop(length)
@@ -133,7 +132,6 @@ class NativeStates:
             del self._kept[key]
 
     def drop(self, key: bytes) -> None:
-        """Forget the snapshot of a block that is forgotten."""
         self._kept.pop(key, None)
 
     @property
@@ -146,6 +144,20 @@ class NativeStates:
         cells, ring = np.zeros(self.cells, np.float32), np.zeros(self.ring * sum(self.kept), np.float32)
         self._held[seq_id] = Held(cells, ring, np.zeros(1, np.int64))
         return self._held[seq_id]
+
+    def _take(self, held: Held, past: int, end: int) -> tuple[int, int, int]:
+        """Prepare a snapshot in a pass that commits tokens past..end-1: where an earlier text parts, or after the last
+        block. Returns where its cells and tails go, and how many tokens it is of."""
+        at = held.parted if past < held.parted <= end else end // BLOCK * BLOCK
+        if not past < at <= end:
+            return 0, 0, -1
+        tails = np.zeros((self.taps - 1) * sum(self.kept), np.float32)
+        held.taken[at] = taken = Snapshot(at, np.empty_like(held.cells), tails)
+        if len(held.taken) > MOST_TAKEN:  # every second one goes
+            for length in sorted(held.taken)[::2]:
+                if length not in (at, held.parted):
+                    del held.taken[length]
+        return taken.cells.ctypes.data, tails.ctypes.data, at
 
     def _go_back(self, seq_id: int, held: Held, past: int) -> None:
         """Return to the beginning of a sequence: a pass over its prompt is run again."""

@@ -192,6 +192,15 @@ def test_a_text_that_begins_with_a_snapshot_goes_on_bitwise_as_the_one_that_it_w
     assert layer.states.longest(keys) == 0
 
 
+def test_a_text_leaves_a_snapshot_where_an_earlier_one_parted_from_it() -> None:
+    layer = Layer("delta")
+    text = layer.inputs(90)
+    layer.states.begin(0, None, parted=32)
+    layer.run([(0, 0, text, 90)])
+    layer.states.keep(0, [b"first", b"second"])
+    assert [layer.states.longest(keys) for keys in ([b"first", b"other"], [b"first", b"second"])] == [1, 1]
+
+
 def test_a_fork_goes_on_by_itself_and_one_that_comes_too_late_is_refused() -> None:
     layer = Layer("delta")
     text, other = layer.inputs(40), layer.inputs(40, 5)
