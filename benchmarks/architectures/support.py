@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from benchmarks.architectures.table import PAGE
-from slipstream.checkpoints.config import FAMILIES
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.weight_formats import QUANTISATIONS
 from slipstream.cli.table_forms import markdown_rows
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec

@@ -131,7 +131,7 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
             raise UnsupportedModelError(
                 f"the {executor} backend cannot run this {config.model_type} model in this way",
                 why=why,
-                fix="leave executor at 'auto', choose executor='torch', or drop quantize",
+                fix="leave executor at 'auto', choose another executor, or drop quantize",
             )
         return chosen, {}
     refusals: dict[str, str] = {}
@@ -142,7 +142,13 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
         if why is None:
             return backend(name), refusals
         refusals[name] = why
-    raise ParameterError(  # torch runs every decoder whose weights are not quantised
+    if not settings.quantize:
+        raise UnsupportedModelError(
+            f"our own decoder does not run this {config.model_type} model with these settings",
+            why=_refused(refusals),
+            fix="leave executor at 'auto': transformers runs it",
+        )
+    raise ParameterError(
         f"quantize={settings.quantize!r} was asked of a {config.model_type} model that does not have it",
         why=_refused(refusals),
         fix=f"leave it out, or choose another of {', '.join(QUANTISED)}",

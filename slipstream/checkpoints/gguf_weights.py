@@ -7,6 +7,7 @@ file is mapped, and each tensor is read when it is asked for.
 import re
 from collections.abc import Callable, Container
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import few
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import DIVISORS, in_blocks, read_tensor
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
+from slipstream.checkpoints.rotary import rows_of_halves
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
 from slipstream.errors import CheckpointError
 
@@ -24,6 +27,10 @@ _PARTS = {
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "self_attn.sinks": "attn_sinks", "self_attn.gate_proj": "attn_gate", "attention_out_norm": "post_attention_norm",
+    "mlp_out_norm": "post_ffw_norm", "mlp.gate_correction": "exp_probs_b",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
@@ -102,6 +109,7 @@ class GgufTensors:
 def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
     """Name in the file -> canonical names of the tensors in it, one after another. held: names that the file has."""
     names: dict[str, list[str]] = {}
+    parts = _PARTS | dict(FAMILIES[config.model_type].gguf_names)
     for name in config.shapes():
         stem, _, kind = name.rpartition(".")
         if not stem.startswith("layers."):
@@ -109,28 +117,28 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
             continue
         _, layer, part = stem.split(".", 2)
         expert = _EXPERT.fullmatch(part)
-        stored = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
+        stored = f"ffn_{expert[1]}_exps" if expert else parts[part]
         fused = config.model_type == "gpt2" or f"blk.{layer}.attn_qkv.{kind}" in held
         if stored in ("attn_q", "attn_k", "attn_v") and fused:
             stored = "attn_qkv"
+        if stored == "ffn_gate" and held and f"blk.{layer}.ffn_gate.{kind}" not in held:
+            stored = "ffn_up"  # gate and up, one below the other
         names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
     return names
 
 
 def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
-    """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
-    of a head with 2i + 1, the checkpoint has i and i + D/2."""
-    heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
-    if config.model_type not in ("llama", "mistral", "mixtral") or not heads:
-        return values
-    return values.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
+    order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
+    return values if order is None else values[np.argsort(order)]
 
 
 def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first`."""
-    rows = np.arange(shape[0])
-    stored = rotated(config, name, rows)
-    chosen = slice(first, first + shape[0]) if stored is rows else np.argsort(stored) + first
+    order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
+    chosen: Any = slice(first, first + shape[0]) if order is None else order + first
+    if len(shape) == 1 and ".experts." in name:
+        return lambda raw: raw[first // shape[0] :][:1]  # a row for each expert
     if len(shape) == 1:
         return lambda raw: raw[:, chosen]
     return lambda raw: raw[chosen]

@@ -33,8 +33,13 @@ def differ(*widths: int) -> bool:
 class Experts:
     """Mixture of experts: `count` MLPs, of which a router picks `per_token` for each token.
 
-    norm_topk  the weights of the picked experts are rescaled to sum to 1.
+    norm_topk  the weights of the picked experts are rescaled to sum to 1, then multiplied by `scale`.
     layers     for each layer, True if its MLP is a mixture.
+    sigmoid    scores become weights by the sigmoid; else by the softmax over all experts.
+    corrected  a learned bias joins the weights where experts are picked.
+    groups, top_groups  experts are picked from the best groups only, which their two best experts decide.
+    router_bias  scores have a bias. shared: width of an expert of every token, 0: none; shared_gate: its output is
+               multiplied by a sigmoid.
     """
 
     count: int
@@ -42,6 +47,20 @@ class Experts:
     intermediate_size: int
     norm_topk: bool
     layers: tuple[bool, ...]
+    sigmoid: bool = False
+    corrected: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+    router_bias: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether experts are picked by the softmax, and nothing else is added."""
+        usual = Experts(self.count, self.per_token, self.intermediate_size, self.norm_topk, self.layers)
+        return self == usual
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,13 @@
     layers.{i}.input_layernorm.{weight,bias}            layers.{i}.post_attention_layernorm.{weight,bias}
     layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}   layers.{i}.self_attn.{q,k}_norm.weight
     layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}
-    layers.{i}.mlp.gate.weight (router)                 layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.weight
+    layers.{i}.mlp.gate.{weight,bias} (router)          layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.{weight,bias}
     norm.{weight,bias}              lm_head.weight (absent if tied)
+
+and, of layers with more parts than Llama's (`LayerDescription`), of each layer
+
+    attention_out_norm, mlp_out_norm                    self_attn.gate_proj, self_attn.sinks
+    mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
 
 All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
 before it reads the next, so a model is never in memory twice.
@@ -16,18 +21,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from slipstream.checkpoints.checkpoint import few, open_tensors, resolve, weight_files
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.rotary import rows_of_halves
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -37,7 +45,7 @@ Progress = Callable[[int, int], None]
 Read = Callable[[], Tensor]
 ReadRows = Callable[[slice], Tensor]
 Cut = Callable[[Tensor], Tensor]
-"""From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
+"""From a stored tensor to one canonical tensor: a view (slice, transpose, one expert), or a vector plus 1."""
 
 _MAPPED, _PIECE = 2**23, 2**20
 
@@ -231,10 +239,11 @@ def _assemble(
     As in transformers, the head of a tied configuration may be stored in place of the embedding; stored beside it, with
     other values, it is a head of its own."""
     expected = (apart := replace(config, tie_embeddings=False)).shapes()
+    pairs = FAMILIES[config.model_type].pairs
     assembled: dict[str, tuple[str, ReadRows]] = {}
     unknown: list[str] = []
     for stored, (read, shape) in sorted(readers.items()):
-        parts = _canonical(stored, shape, config)
+        parts = _canonical(stored, shape, config, expected)
         if parts is None:
             unknown.append(stored)
             continue
@@ -253,7 +262,8 @@ def _assemble(
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
-            assembled[name] = (f"{stored} in {origin}", lambda rows, read=read, cut=cut: cut(read())[rows])  # type: ignore[misc]
+            order = rows_of_halves(config, name) if pairs else None
+            assembled[name] = (f"{stored} in {origin}", partial(_rows, read, cut, order))
     if config.tie_embeddings and HEAD in assembled:
         head = assembled.pop(HEAD)
         _, embedding = assembled.setdefault(EMBEDDING, head)
@@ -280,11 +290,16 @@ def _assemble(
     return Weights(assembled, config, dtype, progress, files)
 
 
+def _rows(read: Read, cut: Cut, order: np.ndarray | None, rows: slice) -> Tensor:
+    """Some rows of a canonical tensor. order: where its rows are in what is stored; None: in order."""
+    return cut(read())[rows if order is None else torch.from_numpy(order[rows])]
+
+
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _TIED = (EMBEDDING, "wte.weight", HEAD)
-_BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
-_MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")
-_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_BUFFERS = re.compile(r".*rotary_emb\..*inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+_PREFIX = re.compile(r"((model|language_model)\.)*")
+_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 _GPT2 = {
     "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
     "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
@@ -299,31 +314,64 @@ def _whole(t: Tensor) -> Tensor:
     return t
 
 
-def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> list[tuple[str, Cut]] | None:
+def _plus_one(t: Tensor) -> Tensor:
+    return t.float() + 1 if t.dtype.itemsize < 4 else t + 1
+
+
+def _canonical(
+    stored: str, shape: tuple[int, ...], config: DecoderConfig, expected: Mapping[str, tuple[int, ...]]
+) -> list[tuple[str, Cut]] | None:
     """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
     if _BUFFERS.fullmatch(stored):
         return []
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)
-    name = stored.removeprefix("model.")
-    moe = _MOE.fullmatch(name)
-    if moe is None or not config.experts:
-        return [(name, _whole)]
-    layer, part = moe.groups()
-    if part in ("experts.gate_up_proj", "experts.down_proj"):  # fused: [E, 2I, d] and [E, d, I]
-        return _fused(f"{layer}.mlp.experts", part.removeprefix("experts."), shape[0])
-    *path, last, kind = part.split(".")
-    return [(".".join([f"{layer}.mlp", *path, _MIXTRAL.get(last, last), kind]), _whole)]
+    family = FAMILIES[config.model_type]
+    name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
+    if fused := _EXPERTS.fullmatch(name):
+        prefix, part, bias = fused.groups()
+        return _fused_experts(prefix, part, "bias" if bias else "weight", shape[0], family.transposed)
+    stem, _, kind = name.rpartition(".")
+    at, _, part = stem.partition(".self_attn.") if ".self_attn." in stem else stem.partition(".mlp.")
+    parts = family.fused.get(stem.removeprefix(f"{at}."), ()) if part else ()
+    spans, first = [], 0
+    for each in parts:
+        whole = f"{at}.{each}.{kind}"
+        if whole not in expected:
+            return None
+        spans.append((whole, _span(first, first + expected[whole][0])))
+        first += expected[whole][0]
+    if spans:
+        return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
+    return [(name, _plus_one if family.plus_one and "norm." in name else _whole)]
 
 
-def _fused(prefix: str, part: str, count: int) -> list[tuple[str, Cut]]:
-    """The in-memory layout of transformers 5: one tensor for all experts, gate rows before up rows."""
+def _span(first: int, last: int) -> Cut:
+    return lambda t: t[first:last]
+
+
+@cache
+def _names_of(model_type: str) -> re.Pattern[str]:
+    """What is renamed in the names of a family."""
+    return re.compile(rf"(?<=\.)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
+
+
+def _renamed(model_type: str, name: str) -> str:
+    names = FAMILIES[model_type].names
+    return _names_of(model_type).sub(lambda found: names[found[0]], name) if names else name
+
+
+def _fused_experts(prefix: str, part: str, kind: str, count: int, transposed: bool) -> list[tuple[str, Cut]]:
+    """One tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. transposed: [E, d, 2 I]
+    and [E, I, d], gate and up in turn."""
     names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
-    return [
-        (f"{prefix}.{e}.{name}.weight", lambda t, e=e, i=i: t[e].chunk(len(names))[i])  # type: ignore[misc]
-        for e in range(count)
-        for i, name in enumerate(names)
-    ]
+
+    def cut(e: int, i: int) -> Cut:
+        if transposed:
+            return lambda t: (t[e] if kind == "bias" else t[e].t())[i :: len(names)]
+        return lambda t: t[e].chunk(len(names))[i]
+
+    return [(f"{prefix}.{e}.{name}.{kind}", cut(e, i)) for e in range(count) for i, name in enumerate(names)]
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:

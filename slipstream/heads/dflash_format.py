@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.checkpoints.config import DecoderConfig, count_of, object_of
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.config_values import count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.checkpoints.checkpoint import few, tensor_names
-from slipstream.checkpoints.config import DecoderConfig, count_of, object_of
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.config_values import count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps

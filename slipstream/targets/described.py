@@ -12,7 +12,8 @@ from typing import Any
 
 from slipstream.backends.table import backend, choose_for_head
 from slipstream.checkpoints.checkpoint import read_config, resolve, tensor_shapes
-from slipstream.checkpoints.config import DecoderConfig, object_of
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import ModelShape
 from slipstream.checkpoints.weight_formats import QUANTISED

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from slipstream.checkpoints.config import FAMILIES as MODEL_TYPES
+from slipstream.checkpoints.families import FAMILIES as MODEL_TYPES
 from slipstream.errors import LoadError
 from slipstream.tokens.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
 from slipstream.tokens.text import decoder_of, load_tokenizer, stray_byte

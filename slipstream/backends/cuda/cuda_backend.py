@@ -57,7 +57,7 @@ def missing_part(config: DecoderConfig) -> str | None:
         return "it has no mixtures of experts"
     if config.norm != "rms" or config.position != "rope" or not config.gated:
         return "it has RMS norms, rotary positions and gated MLPs only"
-    return None
+    return config.unlike_llama
 
 
 BACKEND = CudaBackend()

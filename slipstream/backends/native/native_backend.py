@@ -27,8 +27,9 @@ def refusal(
     """Why the native backend cannot run this decoder, or None if it can."""
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed"
-    if config.head_dim % 16:
-        return f"heads of {config.head_dim} values are not a multiple of 16"
+    for layer in config.described:
+        if layer.head_dim % 16:
+            return f"heads of {layer.head_dim} values are not a multiple of 16"
     columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
     if quantised and not quantised.span and columns > MOST_COLUMNS:
         return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"

@@ -12,10 +12,10 @@ from slipstream.backends.native.kernels.arithmetic import MAXIMUM, Picks
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA, MODEL
 from slipstream.backends.native.packed_weights import (
-    ACTIVATIONS,
-    INPUTS,
     Layout,
     SharedTables,
+    describe_layer,
+    describe_model,
     narrowest,
     quantised_format,
 )  # fmt: skip
@@ -29,6 +29,14 @@ from slipstream.executor.executor import Batch, check_steps
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, scattered
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+
+INPUTS = {
+    "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
+    "o": ["self_attn.o_proj"],
+    "up": ["mlp.gate_proj", "mlp.up_proj"],
+    "down": ["mlp.down_proj"],
+}
+"""Matrix of the kernels -> the linear layers that it joins."""
 
 
 class NativeEagle(NativePaged):
@@ -141,7 +149,7 @@ class NativeDFlash(NativePaged):
 
     def after(self, logits: Tensor, before: Tensor) -> Tensor:
         if self.config.markov_rank:
-            rows = PackedRows([(0, 0, 0, 1, 0)] * len(before), None, np.empty((0, 2, 0), np.float32), 0)
+            rows = PackedRows([(0, 0, 0, 1, 0)] * len(before), None, (np.empty(0, np.int64), []), 0)
             with kernel_lock():
                 added = self._logits(self._markov, rows, self._record, before, range(len(before)))
             logits = logits + added[:, : logits.shape[-1]]
@@ -216,6 +224,7 @@ def _dflash_records(
         fmt = fmt if c.markov_rank % GROUP == 0 else narrowest([into])  # not every format has narrower rows
         markov[0]["embed"], markov[0]["head"] = layout.embedding(weights, name), layout.matrix(into, fmt)
         markov[0]["vocab"], markov[0]["width"] = len(into), c.markov_rank
+        markov[0]["embedding_scale"] = markov[0]["logits_scale"] = 1
     return dflash, markov
 
 
@@ -233,7 +242,8 @@ def _head_record(
     fmt = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
     vector, layers = partial(layout.named, weights), np.zeros(len(prefixes), LAYER)
     ones = layout.vector(torch.ones(d.hidden_size))  # the first layer of EAGLE-1 has no norm
-    for layer, prefix in zip(layers, prefixes, strict=True):
+    for number, (layer, prefix) in enumerate(zip(layers, prefixes, strict=True)):
+        describe_layer(layer, d, number, layout)
         layer["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
         layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
@@ -242,10 +252,9 @@ def _head_record(
     layout.arrays.append(layers)
     records = np.zeros(1, EAGLE)
     record, model = records[0], records[0]["decoder"]
-    model["layers"], model["count"], model["width"] = layers.ctypes.data, len(layers), d.hidden_size
-    model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
-    model["activation"], model["gated"], model["rotary"] = ACTIVATIONS[d.activation], 1, 1
-    model["norm"], model["eps"] = vector("norm.weight"), d.norm_eps
+    describe_model(model, d)
+    model["layers"], model["count"] = layers.ctypes.data, len(layers)
+    model["gated"], model["norm"] = 1, vector("norm.weight")
     record["fc"] = layout.joined(weights, ["fc"], fmt)
     record["taps"], record["target_width"] = len(c.taps), c.target_hidden
     return records, fmt, layers

@@ -16,7 +16,18 @@ from slipstream.backends.native.kernels.addresses import matrix_tile_address
 from slipstream.backends.native.kernels.formats import FORMATS, Format, named
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ALIGN
-from slipstream.backends.native.kernels.records import EMBEDDING, GELU, GELU_TANH, LAYER, MATRIX, MODEL, RELU, SILU
+from slipstream.backends.native.kernels.records import (
+    EMBEDDING,
+    GELU,
+    GELU_TANH,
+    LAYER,
+    MATRIX,
+    MODEL,
+    RELU,
+    RELU_SQUARED,
+    SILU,
+    SWIGLU,
+)
 from slipstream.backends.native.threads import aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
@@ -24,15 +35,6 @@ from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stacked
 from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.checkpoints.weights import Weights
 from slipstream.host.machine import give_back_freed
-
-INPUTS = {
-    "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
-    "o": ["self_attn.o_proj"],
-    "up": ["mlp.gate_proj", "mlp.up_proj"],
-    "down": ["mlp.down_proj"],
-}
-"""Matrix of the kernels -> the linear layers that it joins."""
-
 
 # --- formats ---------------------------------------------------------------------------------------------------------
 
@@ -270,8 +272,40 @@ def panelled(matrix: Any, count: int) -> Any:
 # --- decoders --------------------------------------------------------------------------------------------------------
 
 
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU}
+ACTIVATIONS = {
+    "silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "relu2": RELU_SQUARED, "swiglu": SWIGLU,
+}  # fmt: skip
 """Their numbers in the kernels."""
+
+
+def describe_layer(record: Any, config: DecoderConfig, number: int, layout: Layout) -> None:
+    """Fill a LAYER record with the parts of a layer, without its weights."""
+    layer = config.described[number]
+    record["heads"], record["kv_heads"], record["size"] = layer.heads, layer.kv_heads, layer.head_dim
+    record["kv"], record["writes"] = number if layer.shared is None else layer.shared, layer.shared is None
+    record["window"], record["parallel"], record["gate"] = layer.window or 0, layer.parallel, layer.gate
+    record["scale"], record["cap"] = layer.score_scale, layer.cap
+    record["wide_norm"], record["late_norm"] = layer.qk_norm == "width", layer.late_norm
+    record["key_is_value"] = layer.key_is_value
+    record["value_norm"] = layout.vector(torch.ones(layer.head_dim)) if layer.value_norm else 0
+    if layer.rotary is not None:
+        record["rotary"] = 1 + layer.rotary
+        record["rotated"] = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    record["growth"] = 1 + len(config.rotaries) if layer.growing else 0
+
+
+def describe_model(record: Any, config: DecoderConfig) -> None:
+    """Fill a MODEL record with what all layers of a decoder share, without its weights."""
+    record["width"], record["vocab"] = config.hidden_size, config.vocab_size
+    record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
+    record["gated"], record["eps"], record["limit"] = config.gated, config.norm_eps, config.limit
+    record["embedding_scale"], record["residual_scale"] = config.embedding_scale, config.residual_scale
+    record["logits_scale"], record["logits_cap"] = config.logits_scale, config.logits_cap
+    if config.experts is not None:
+        record["experts_per_token"], record["normed_experts"] = config.experts.per_token, config.experts.norm_topk
+        record["most_experts"], record["sigmoid_experts"] = config.experts.count, config.experts.sigmoid
+        record["groups"], record["top_groups"] = config.experts.groups, config.experts.top_groups
+        record["experts_scale"] = config.experts.scale
 
 
 def decoder_weights(
@@ -285,41 +319,52 @@ def decoder_weights(
 
     vector = partial(layout.named, weights)
     as_stored = quantised is None and dtype == torch.float32
+    unbiased = layout.vector(torch.zeros(config.hidden_size)) if config.norm == "layer" else 0
 
     def joined(names: Seq[str], chosen: str = fmt) -> Any:
         blocks = layout.joined_blocks(weights, names) if as_stored else None
         return layout.joined(weights, names, chosen) if blocks is None else blocks
 
-    up = [n for n in INPUTS["up"] if config.gated or "gate" not in n]
+    def norm(record: Any, field_name: str, name: str) -> None:
+        record[field_name] = vector(f"{name}.weight")
+        if record[field_name]:
+            record[f"{field_name}_bias"] = vector(f"{name}.bias") or unbiased
+
+    def mlp(name: str) -> tuple[Any, Any]:
+        up = [f"{name}.{part}_proj" for part in (("gate", "up") if config.gated else ("up",))]
+        return joined(up), joined([f"{name}.down_proj"])
+
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()
-    for i in range(config.layers):
+    for i, described in enumerate(config.described):
         give_back_freed()  # what the layer before left
         at, layer = f"layers.{i}", layers[i]
-        for field_name, name in (("norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
-            layer[field_name], layer[f"{field_name}_bias"] = vector(f"{at}.{name}.weight"), vector(f"{at}.{name}.bias")
+        describe_layer(layer, config, i, layout)
+        norm(layer, "norm", f"{at}.input_layernorm")
+        norm(layer, "mlp_norm", f"{at}.{'input' if described.one_norm else 'post_attention'}_layernorm")
+        layer["out_norm"] = vector(f"{at}.attention_out_norm.weight")
+        layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
-        layer["window"] = config.windows[i] or 0
-        layer["qkv"] = joined([f"{at}.{n}" for n in INPUTS["qkv"]])
-        layer["o"] = joined([f"{at}.{n}" for n in INPUTS["o"]])
-        if not config.sparse(i):
-            layer["up"], layer["down"] = (
-                joined([f"{at}.{n}" for n in up]),
-                joined([f"{at}.{n}" for n in INPUTS["down"]]),
-            )
+        layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
+        parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
+        layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
+        layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.intermediate_size:
+            layer["up"], layer["down"] = mlp(f"{at}.mlp")
+        if not described.sparse:
             continue
         assert config.experts is not None
         layer["router"] = joined([f"{at}.mlp.gate"], floats)
+        layer["correction"] = vector(f"{at}.mlp.gate_correction.bias")
         layer["experts"], layer["first_expert"] = config.experts.count, len(experts)
-        for e in range(config.experts.count):
-            parts = [n.replace("mlp.", f"{at}.mlp.experts.{e}.") for n in up]
-            experts.append((joined(parts), joined([f"{at}.mlp.experts.{e}.down_proj"])))
+        experts += [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
+        if config.experts.shared:
+            layer["up"], layer["down"] = mlp(f"{at}.mlp.shared_expert")
+        if config.experts.shared_gate:
+            layer["shared_gate"], layer["shared_router"] = 1, joined([f"{at}.mlp.shared_expert_gate"], floats)
     model = np.zeros(1, MODEL)
     record = model[0]
-    record["width"], record["vocab"] = config.hidden_size, config.vocab_size
-    record["heads"], record["kv_heads"], record["size"] = config.heads, config.kv_heads, config.head_dim
-    record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
-    record["gated"], record["rotary"], record["eps"] = config.gated, config.position == "rope", config.norm_eps
-    record["norm"], record["norm_bias"] = vector("norm.weight"), vector("norm.bias")
+    describe_model(record, config)
+    norm(record, "norm", "norm")
     record["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
     tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
     if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):
@@ -331,9 +376,6 @@ def decoder_weights(
         )
     if "embed_positions.weight" in weights:
         record["positions"] = layout.embedding(weights, "embed_positions.weight")
-    if config.experts is not None:
-        record["experts_per_token"], record["normed_experts"] = config.experts.per_token, config.experts.norm_topk
-        record["most_experts"] = config.experts.count
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair

@@ -12,6 +12,7 @@ from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFOR
 from slipstream.backends.native.kernels.records import CACHE, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.layers import LayerDescription
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch, not_finite, unknown_ids
@@ -24,24 +25,27 @@ _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 class NativeBlocks:
     """A `BlockStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
     The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer after
-    another.
+    another. Layers that read the keys and values of an earlier one have no arrays.
 
     block_bytes  bytes of one block in all layers.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: type = np.float32):
-        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, np.dtype(dtype)
-        self.block_bytes = 2 * layers * kv_heads * BLOCK * head_dim * self.dtype.itemsize
-        self.keys: list[np.ndarray] = [np.empty((0, kv_heads, head_dim, BLOCK), dtype)] * layers
-        self.values: list[np.ndarray] = [np.empty((0, kv_heads, BLOCK, head_dim), dtype)] * layers
-        self._addresses = np.zeros((layers, 2), np.int64)
+    def __init__(self, layers: Seq[LayerDescription], dtype: type = np.float32):
+        self.dtype = np.dtype(dtype)
+        owners = [i for i, layer in enumerate(layers) if layer.shared is None]
+        self._owner = [owners.index(i if layer.shared is None else layer.shared) for i, layer in enumerate(layers)]
+        shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in owners]
+        self.block_bytes = sum(2 * heads * BLOCK * size * self.dtype.itemsize for heads, size in shapes)
+        self.keys: list[np.ndarray] = [np.empty((0, heads, size, BLOCK), dtype) for heads, size in shapes]
+        self.values: list[np.ndarray] = [np.empty((0, heads, BLOCK, size), dtype) for heads, size in shapes]
+        self._addresses = np.zeros((len(layers), 2), np.int64)
         self._moved = True
 
     def addresses(self) -> np.ndarray:
         """int64 [L, 2]: addresses of each layer's keys and values. Every call returns the same array."""
         if self._moved:
-            for i, arrays in enumerate(zip(self.keys, self.values, strict=True)):
-                self._addresses[i] = [array.ctypes.data for array in arrays]
+            for i, owner in enumerate(self._owner):
+                self._addresses[i] = [arrays[owner].ctypes.data for arrays in (self.keys, self.values)]
             self._moved = False
         return self._addresses
 
@@ -76,32 +80,43 @@ class NativeBlocks:
             data[to_block, :, to_slot] = data[from_block, :, from_slot]
 
     def read(self, places: Seq[int]) -> Tensor:
-        """Return a copy of these places, float32 [L, 2, Hk, places, D]."""
+        """Return a copy of these places, float32 [layers with keys of their own, 2, Hk, places, D], filled up with
+        zeros where layers have fewer or smaller heads than others."""
         block, slot = np.divmod(np.asarray(places, np.int64), BLOCK)
         layers = [
             np.stack([keys[block, :, :, slot], values[block, :, slot]])  # [2, places, Hk, D]
             for keys, values in zip(self.keys, self.values, strict=True)
         ]
-        return torch.from_numpy(np.stack(layers)).float().transpose(2, 3).contiguous()
+        largest = np.max([layer.shape for layer in layers], axis=0)
+        full = [np.pad(x, [(0, most - n) for n, most in zip(x.shape, largest, strict=True)]) for x in layers]
+        return torch.from_numpy(np.stack(full)).float().transpose(2, 3).contiguous()
 
 
-class RotaryTable:
-    """cos and sin of the rotary positions, float32 [positions, 2, D / 2]. They are computed in float64, up to the
-    highest position needed so far. Empty for a decoder with learned positions."""
+class RotaryTables:
+    """Tables of a decoder: cos and sin of each rotary embedding, float32 [positions, 2, n / 2], and the factors of
+    queries that grow, float32 [positions]. They are computed in float64, up to the highest position needed so far."""
 
     def __init__(self, config: DecoderConfig):
-        self._inv_freq: np.ndarray | None = None  # float64 [D / 2]
-        if config.position == "rope":
-            inv_freq, scale = config.rope()
-            self._inv_freq, self._scale = inv_freq.numpy().astype(np.float64), float(scale)
-        self._table = np.zeros((0, 2, 0 if self._inv_freq is None else len(self._inv_freq)), np.float32)
+        ropes = [config.rope(number) for number in range(len(config.rotaries))]
+        self._ropes = [(inv_freq.numpy().astype(np.float64), float(scale)) for inv_freq, scale in ropes]
+        self._growth, self._count, self._tables = config.growth, 0, list[np.ndarray]()
+        self.addresses = np.zeros(0, np.int64)
 
-    def up_to(self, position: int) -> np.ndarray:
-        if self._inv_freq is not None and position >= len(self._table):
-            count = max(position + 1, 2 * len(self._table), 256)
-            angles = np.outer(np.arange(count), self._inv_freq)
-            self._table = np.stack([np.cos(angles) * self._scale, np.sin(angles) * self._scale], 1).astype(np.float32)
-        return self._table
+    def up_to(self, position: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(int64 addresses of the tables, the tables)."""
+        if position >= self._count and (self._ropes or self._growth):
+            count = max(position + 1, 2 * self._count, 256)
+            self._tables = [_turns(count, *rope) for rope in self._ropes]
+            if self._growth is not None:
+                beta, step = self._growth
+                self._tables.append((1 + beta * np.log1p(np.arange(count) // step)).astype(np.float32))
+            self._count, self.addresses = count, np.array([address(table) for table in self._tables], np.int64)
+        return self.addresses, self._tables
+
+
+def _turns(count: int, inv_freq: np.ndarray, scale: float) -> np.ndarray:
+    angles = np.outer(np.arange(count), inv_freq)
+    return np.stack([np.cos(angles) * scale, np.sin(angles) * scale], 1).astype(np.float32)
 
 
 _NOTHING_HIDDEN = np.zeros(1, np.bool_)
@@ -118,14 +133,21 @@ class PackedRows:
 
     at      one ROW per row, as tuples.
     hidden  bool [R, n], or None if each row sees all rows before it.
+    tables  as `RotaryTables.up_to` returns them.
     """
 
-    def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, rotary: np.ndarray, sequences: int):
+    def __init__(
+        self,
+        at: list[tuple[int, ...]],
+        hidden: np.ndarray | None,
+        tables: tuple[np.ndarray, list[np.ndarray]],
+        sequences: int,
+    ):
         fields = ROW.itemsize // 8  # all are int64: numbers are stored faster than records
         self.at, self._more = np.array(at, np.int64), np.empty((sequences, fields), np.int64)
-        self.hidden, self.rotary = _NOTHING_HIDDEN if hidden is None else hidden, rotary
+        self.hidden, self.tables = _NOTHING_HIDDEN if hidden is None else hidden, tables
         stride = 0 if hidden is None else hidden.shape[1]
-        first = address(self.at), len(at), address(self.hidden), stride, address(rotary)
+        first = address(self.at), len(at), address(self.hidden), stride, address(tables[0])
         self.record = np.array([first, (address(self._more), 0, 0, 0, 0)], np.int64).view(ROWS)[:, 0]
 
 
@@ -138,13 +160,13 @@ class NativePaged(PagedCache[NativeBlocks]):
         self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None, ahead: int = 0
     ):
         self._options = (config, kv_dtype, kv_blocks, ahead)
-        self._rotary = RotaryTable(config)
+        self._rotary = RotaryTables(config)
         self._tiles = addresses.attention_tile_addresses(np.dtype(kv_dtype) == np.float16)
         self._reset_cache()
 
     def _reset_cache(self) -> None:
         config, kv_dtype, kv_blocks, ahead = self._options
-        blocks = NativeBlocks(config.layers, config.kv_heads, config.head_dim, kv_dtype)
+        blocks = NativeBlocks(config.described, kv_dtype)
         super().__init__(blocks, kernel_lock, kv_blocks, ahead=ahead)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)

@@ -17,7 +17,7 @@ from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 
 
 class TorchBackend:
-    """PyTorch on any device: runs every decoder."""
+    """PyTorch on any device: runs every decoder whose layers are like Llama's or GPT-2's."""
 
     name = "torch"
     automatic = True
@@ -33,7 +33,9 @@ class TorchBackend:
         _refuse_quantize(settings.quantize, "the torch executor")
 
     def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None:
-        return "it has no kernels for quantised weights" if settings.quantize else None
+        if settings.quantize:
+            return "it has no kernels for quantised weights"
+        return config.unlike_llama and f"{config.unlike_llama}, which native or transformers runs"
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
         self.check(settings)

@@ -13,7 +13,7 @@ import torch
 
 from slipstream.backends.table import resolve
 from slipstream.checkpoints.checkpoint import few, read_config, resolve as resolve_folder
-from slipstream.checkpoints.config import object_of
+from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
 from slipstream.checkpoints.module_shape import ModelShape, shape_in, unknown_architecture

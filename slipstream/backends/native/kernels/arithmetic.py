@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.backends.native.kernels.compiled import EXACT, FAST, kernel
 from slipstream.backends.native.kernels.memory import address_of
-from slipstream.backends.native.kernels.records import GELU, GELU_TANH, RELU, SILU
+from slipstream.backends.native.kernels.records import GELU, GELU_TANH, RELU, RELU_SQUARED, SILU, SWIGLU
 from slipstream.backends.native.kernels.tiles import sum_of, sum_of_squares
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE
 
@@ -115,13 +115,36 @@ def is_finite(x):
 
 @kernel(fastmath=FAST)
 def rotate(x, heads, size, cos, sin):
-    """Rotate pairs (j, j + D/2) of each head in x [heads * D]."""
-    half = size // 2
+    """Rotate pairs (j, j + n/2) of the first n dimensions of each head in x [heads * D]."""
+    half = cos.shape[0]
     for h in range(heads):
         for j in range(half):
             a, b = x[h * size + j], x[h * size + half + j]
             x[h * size + j] = a * cos[j] - b * sin[j]
             x[h * size + half + j] = b * cos[j] + a * sin[j]
+
+
+@kernel(fastmath=EXACT)
+def sigmoid(x):
+    return np.float32(1) / (np.float32(1) + exp(-x))
+
+
+@kernel(fastmath=EXACT)
+def tanh(x):
+    """tanh with an error of 2e-7, also relative to small values: there its series, up to x^9."""
+    y = x * x
+    near = np.float32(62.0 / 2835.0) * y - np.float32(17.0 / 315.0)
+    near = x + x * y * (((near * y) + np.float32(2.0 / 15.0)) * y - np.float32(1.0 / 3.0))
+    far = np.float32(1) - np.float32(2) / (np.float32(1) + exp(np.float32(2) * x))
+    return near if y < np.float32(0.1) else far
+
+
+@kernel(fastmath=EXACT)
+def cap_in_place(x, scale, cap):
+    """x = cap * tanh(x * scale / cap)"""
+    factor = scale / cap
+    for i in range(x.shape[0]):
+        x[i] = cap * tanh(x[i] * factor)
 
 
 @kernel(fastmath=EXACT)
@@ -165,12 +188,20 @@ def activate(kind, x, out):
     elif kind == RELU:
         for i in range(out.shape[0]):
             out[i] = max(x[i], np.float32(0))
+    elif kind == RELU_SQUARED:
+        for i in range(out.shape[0]):
+            out[i] = max(x[i], np.float32(0)) * max(x[i], np.float32(0))
 
 
 @kernel(fastmath=EXACT)
-def gate(kind, x, out):
-    """activation(gate) * up of a row [gate, up]: [2 I] -> [I] (Shazeer, 2002.05202)."""
+def gate(kind, limit, x, out):
+    """activation(gate) * up of a row [gate, up]: [2 I] -> [I] (Shazeer, 2002.05202). SWIGLU: that of gpt-oss."""
     inner = out.shape[0]
+    if kind == SWIGLU:
+        for i in range(inner):
+            g, u = min(x[i], limit), max(min(x[inner + i], limit), -limit)
+            out[i] = (u + np.float32(1)) * (g * sigmoid(np.float32(1.702) * g))
+        return
     if kind == SILU:
         for i in range(inner):
             out[i] = silu(x[i]) * x[inner + i]
@@ -188,13 +219,13 @@ def add_silu(x, out):
 
 
 @kernel(fastmath=EXACT)
-def softmax_in_place(scores, scale):
-    """scores = softmax(scores * scale)"""
+def softmax_in_place(scores, scale, sink):
+    """scores = softmax(scores * scale), among them another score, `sink`; -infinity: none."""
     n = scores.shape[0]
     top = maximum(scores, n)
     for t in range(n):
         scores[t] = exp((scores[t] - top) * scale)
-    factor = np.float32(1) / sum_of(address_of(scores), n)
+    factor = np.float32(1) / (sum_of(address_of(scores), n) + exp(sink - top * scale))
     for t in range(n):
         scores[t] *= factor
 

@@ -9,12 +9,19 @@ that is not finite would spoil the sum, because 0 * Inf is NaN: such a sum is co
 import numpy as np
 from numba import carray
 
-from slipstream.backends.native.kernels.arithmetic import is_finite, rms_norm, rotate, softmax_in_place
+from slipstream.backends.native.kernels.arithmetic import (
+    cap_in_place,
+    is_finite,
+    rms_norm,
+    rotate,
+    sigmoid,
+    softmax_in_place,
+)
 from slipstream.backends.native.kernels.compiled import kernel
 from slipstream.backends.native.kernels.formats import FLOAT32
 from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, put_half
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.records import NOTHING, ROW
+from slipstream.backends.native.kernels.records import LAYER, NOTHING, ROW
 
 MOST_HEADS = FLOAT32.most_rows
 """Number of query heads of one key/value head, from one or several rows, that are processed together."""
@@ -41,21 +48,53 @@ def _copy(x, address, step, narrow):
 
 
 @kernel()
+def _norm_heads(layer, row, heads, weight, eps):
+    """RMS norm of `heads` heads of a row: of each, or of all together."""
+    size, count = layer.size, heads
+    if layer.wide_norm:
+        size, count = layer.size * heads, 1
+    for h in range(count):
+        vector = row[h * size : (h + 1) * size]
+        rms_norm(vector, floats(weight, size), eps, vector)
+
+
+@kernel()
+def _norm_queries_and_keys(layer, row, eps):
+    _norm_heads(layer, row, layer.heads, layer.q_norm, eps)
+    if layer.writes:
+        keys = row[layer.heads * layer.size :]
+        _norm_heads(layer, keys, layer.kv_heads, layer.k_norm, eps)
+
+
+@kernel()
 def write_kv(job, unit, thread):
     """Unit of work: `each` rows. Normalise and rotate query and key heads in place; write keys and values to the
     cache."""
-    size, heads, kv_heads = job.size, job.heads, job.kv_heads
+    layer = carray(pointer(job.layer), (1,), LAYER)[0]
+    size, heads, kv_heads = layer.size, layer.heads, layer.kv_heads if layer.writes else 0
     rows, rotated = rows_at(job.rows, job.count), heads + kv_heads
-    bytes = 2 if job.half else 4
+    bytes, tables = 2 if job.half else 4, integers(job.positions, layer.rotary + layer.growth)
     for r in range(unit * job.each, min((unit + 1) * job.each, job.count)):
         row, at = floats(job.qkv + 4 * job.stride * r, (rotated + kv_heads) * size), rows[r]
-        if job.q_norm:
-            for h in range(rotated):
+        if layer.key_is_value:
+            for i in range(kv_heads * size):
+                row[rotated * size + i] = row[heads * size + i]
+        if layer.value_norm:
+            for h in range(rotated, rotated + kv_heads):
                 vector = row[h * size : (h + 1) * size]
-                rms_norm(vector, floats(job.q_norm if h < heads else job.k_norm, size), job.eps, vector)
-        if job.rotary:
-            cos_sin = floats(job.cos_sin + 4 * size * at.position, size)
-            rotate(row, rotated, size, cos_sin[: size // 2], cos_sin[size // 2 :])
+                rms_norm(vector, floats(layer.value_norm, size), job.eps, vector)
+        if layer.q_norm and not layer.late_norm:
+            _norm_queries_and_keys(layer, row, job.eps)
+        if layer.rotary:
+            turned = layer.rotated
+            cos_sin = floats(tables[layer.rotary - 1] + 4 * turned * at.position, turned)
+            rotate(row, rotated, size, cos_sin[: turned // 2], cos_sin[turned // 2 :])
+        if layer.q_norm and layer.late_norm:
+            _norm_queries_and_keys(layer, row, job.eps)
+        if layer.growth:
+            factor = floats(tables[layer.growth - 1], at.position + 1)[at.position]
+            for i in range(heads * size):
+                row[i] *= factor
         block = integers(job.tables + 8 * job.table_stride * at.sequence, job.table_stride)[at.slot // job.slots]
         slot = at.slot % job.slots
         for g in range(kv_heads):
@@ -97,20 +136,32 @@ def _all_seen(job, rows, r):
 
 
 @kernel()
-def _softmax_row(job, rows, r, scores):
+def _weights_of(job, scores, head):
+    """Replace visible scores of a query head by weights."""
+    scale, sink = job.scale, np.float32(-np.inf)
+    if job.cap > 0:
+        cap_in_place(scores, scale, job.cap)
+        scale = np.float32(1)
+    if job.sinks:
+        sink = floats(job.sinks, head + 1)[head]
+    softmax_in_place(scores, scale, sink)
+
+
+@kernel()
+def _softmax_row(job, rows, r, head, scores):
     """Replace the scores of row r over slots [0, length) by weights: the softmax over the slots that it sees, 0 for the
     others."""
     at = rows[r]
-    begin, scale = _window_start(job, rows, r), np.float32(job.size) ** np.float32(-0.5)
+    begin = _window_start(job, rows, r)
     if _all_seen(job, rows, r):
-        softmax_in_place(scores[begin : at.length], scale)
+        _weights_of(job, scores[begin : at.length], head)
     else:
         end = at.past
         for j in range(at.length - at.past):  # move the visible scores next to each other ...
             if _sees(job, rows, r, j):
                 scores[end] = scores[at.past + j]
                 end += 1
-        softmax_in_place(scores[begin:end], scale)
+        _weights_of(job, scores[begin:end], head)
         for j in range(at.length - at.past - 1, -1, -1):  # ... and the weights back to their slots
             if _sees(job, rows, r, j):
                 end -= 1
@@ -173,12 +224,13 @@ def _score(job, group, scores, packed, low, high):
 @kernel()
 def _softmax(job, group, scores, low, high):
     """Replace the scores of heads low..high-1 of a group by weights."""
-    first, stop, _g, _head, heads = _group(job, group)
+    first, stop, _g, head, heads = _group(job, group)
     active, rows = integers(job.active, stop), rows_at(job.rows, 1 << 40)
     _blocks, _begins, longest = _slot_range(job, rows, active, first, stop)
     width = (longest + job.slots - 1) // job.slots * job.slots
     for j in range(low, min(high, (stop - first) * heads)):
-        _softmax_row(job, rows, active[first + j // heads], floats(scores + 4 * job.width * j, width))
+        row = floats(scores + 4 * job.width * j, width)
+        _softmax_row(job, rows, active[first + j // heads], head + j % heads, row)
 
 
 @kernel()
@@ -215,9 +267,14 @@ def _weighted_sum(job, group, scores, mixed, low, high):
         output = mixed[j * wide : (j + 1) * wide]
         if not is_finite(output):
             _visible_sum(job, rows, active[first + j // heads], g, scores + 4 * job.width * j, output, low)
-        out = floats(job.out + 4 * (job.out_stride * (first + j // heads) + (head + j % heads) * size + low), wide)
+        number = (head + j % heads) * size + low  # of the first output
+        out = floats(job.out + 4 * (job.out_stride * (first + j // heads) + number), wide)
         for i in range(wide):
             out[i] = output[i]
+        if job.gate:
+            gates = floats(job.gate + 4 * (job.stride * active[first + j // heads] + number), wide)
+            for i in range(wide):
+                out[i] *= sigmoid(gates[i])
 
 
 # --- units of work ---------------------------------------------------------------------------------------------------

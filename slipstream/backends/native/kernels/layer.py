@@ -7,7 +7,7 @@ import numpy as np
 from numba import carray, types
 
 from slipstream.backends.native.kernels import matrices, memory, recurrent
-from slipstream.backends.native.kernels.arithmetic import exp, maximum
+from slipstream.backends.native.kernels.arithmetic import exp, maximum, sigmoid
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
@@ -21,6 +21,8 @@ _FLIPPED = np.int64(-128 if byte_offset() else 0)
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
 UP, DOWN = NOTHING, np.int64(1)
+_LEFT_OUT = np.float32(-3e38)
+"""Rank of an expert outside of the best groups: it is chosen if all others are."""
 
 
 @kernel()
@@ -49,26 +51,30 @@ def next_rows(rows, last, after):
         slot, position = old[last[b]].slot + 1, old[last[b]].position + 1
         new[b].sequence, new[b].slot, new[b].position = b, slot, position
         new[b].length, new[b].past = slot + 1, slot
-    after.count, after.stride, after.cos_sin = count, 0, rows.cos_sin
+    after.count, after.stride, after.tables = count, 0, rows.tables
 
 
 @kernel()
 def _widest(model):
-    """(widest input of a matrix in columns, widest bytes of a packed row, widest output of an MLP's first matrix, of a
-    layer's first matrix, widest input of its second, and scratch bytes of recurrent layers)"""
-    columns, bytes, wide, first, second, scratch = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
+    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of
+    the largest head, numbers of the input of the output product, outputs of a layer's first product, scratch of a recurrent
+    layer)"""
+    columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
+    scratch = 0
     for number in range(model.count):
         layer = layer_of(model, number)
-        for matrix in (layer.qkv, layer.o, layer.up, layer.down, layer.router):
+        for matrix in (layer.qkv, layer.o, layer.up, layer.down, layer.router, layer.shared_router):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
-        wide, first, second = max(wide, layer.up.outs), max(first, layer.qkv.outs), max(second, layer.o.width)
+        wide = max(wide, layer.up.outs, layer.shared_router.outs)
+        size, queries = max(size, layer.size), max(queries, layer.o.width)
+        projected = max(projected, layer.qkv.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
         scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
     for number in range(model.expert_count):
         for part in (UP, DOWN):
             matrix = expert_of(model, number, part)
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, expert_of(model, number, UP).outs)
-    return columns, bytes, wide, first, second, scratch
+    return columns, bytes, wide, size, queries, projected, scratch
 
 
 @kernel()
@@ -78,12 +84,12 @@ def room(board, model, rows, arena, columns, bytes):
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
-    widest, row_bytes, wide, first, second, least = _widest(model)
+    widest, row_bytes, wide, size, queries, projected, least = _widest(model)
     widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
     stride, wide_stride = padded(model.width), padded(max(wide, model.most_experts))
-    qkv_stride, mixed_stride = padded(max(first, model.width)), padded(second)
+    qkv_stride, mixed_stride = padded(max(projected, model.width)), padded(queries)
     slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
-    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(model.size, slots), least)
+    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(size, slots), least)
     scratch = (scratch + 63) // 64 * 64
     base = (address_of(arena) + 63) // 64 * 64
     board.prepare.scratch = board.attend.scratch = base
@@ -171,38 +177,89 @@ def embed(table, tokens, x, stride, add):
 
 
 @kernel()
+def _weigh(model, row):
+    """Turn the scores of experts into weights: by the sigmoid, or by the softmax over all."""
+    count = row.shape[0]
+    if model.sigmoid_experts:
+        for e in range(count):
+            row[e] = sigmoid(row[e])
+        return
+    top, total = maximum(row, count), np.float32(0)
+    for e in range(count):
+        row[e] = exp(row[e] - top)
+        total += row[e]
+    for e in range(count):
+        row[e] /= total
+
+
+@kernel()
+def _leave_groups_out(model, ranks):
+    """Give the experts outside of the best groups the lowest rank. A group is as good as its two best experts."""
+    each = ranks.shape[0] // model.groups
+    worth = np.empty(model.groups, np.float32)
+    for g in range(model.groups):
+        first, second = np.float32(-np.inf), np.float32(-np.inf)
+        for e in range(g * each, (g + 1) * each):
+            if ranks[e] > first:
+                first, second = ranks[e], first
+            elif ranks[e] > second:
+                second = ranks[e]
+        worth[g] = first + second
+    for _ in range(model.groups - model.top_groups):
+        worst = -1
+        for g in range(model.groups):
+            if worth[g] != np.inf and (worst < 0 or worth[g] <= worth[worst]):
+                worst = g
+        if worst >= 0:
+            worth[worst] = np.inf
+            ranks[worst * each : (worst + 1) * each] = _LEFT_OUT
+
+
+@kernel()
 def _choose(model, layer, scores, stride, count, chosen, shares):
-    """Choose the `experts_per_token` best experts of each row, by the softmax of scores [count, experts]; shares
-    receives their weights. They are distinct, even if scores are NaN: `_mixture` has room for each row once."""
+    """Choose the `experts_per_token` best experts of each row by their scores [count, experts]; shares receives their
+    weights. They are distinct, even if scores are NaN: `_mixture` has room for each row once."""
     most = model.experts_per_token
+    ranks = np.empty(layer.experts, np.float32)
     for r in range(count):
         row = floats(scores + 4 * stride * r, layer.experts)
-        top, total = maximum(row, layer.experts), np.float32(0)
-        for e in range(layer.experts):
-            row[e] = exp(row[e] - top)
-            total += row[e]
+        _weigh(model, row)
+        copy(row, ranks)
+        if layer.correction:
+            correction = floats(layer.correction, layer.experts)
+            for e in range(layer.experts):
+                ranks[e] += correction[e]
+        if model.groups > model.top_groups:
+            _leave_groups_out(model, ranks)
         taken = np.float32(0)
         for k in range(most):
             best = -1
             for e in range(layer.experts):
-                if row[e] != -1 and (best < 0 or row[e] > row[best]):
+                if ranks[e] != -np.inf and (best < 0 or ranks[e] > ranks[best]):
                     best = e
-            chosen[r, k], shares[r, k] = best, row[best] / total
-            taken += shares[r, k]
-            row[best] = -1
-        if model.normed_experts:
-            for k in range(most):
+            chosen[r, k], shares[r, k] = best, row[best]
+            taken += row[best]
+            ranks[best] = -np.inf
+        for k in range(most):
+            if model.normed_experts:
                 shares[r, k] /= taken
+            shares[r, k] *= model.experts_scale
 
 
 @kernel()
-def _mlp(board, model, layer, up, down, count, gather, y, stride, add):
-    """y = the output of an MLP for `count` rows of the residual stream: the first, or those of `gather` if not 0."""
+def _inner(board, model, layer, up, count, gather):
+    """The first product of an MLP for `count` rows of the residual stream: the first, or those of `gather` if not 0."""
     room = board.room
     matrices.transformed(
-        board, model, up, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, gather, room.wide,
-        room.wide_stride, NOTHING,
+        board, model, up, room.x, room.stride, count, NORM if layer.mlp_norm else PLAIN, layer.mlp_norm,
+        layer.mlp_norm_bias, gather, room.wide, room.wide_stride, NOTHING,
     )  # fmt: skip
+
+
+@kernel()
+def _outer(board, model, down, count, y, stride, add):
+    """y = the second product of an MLP."""
+    room = board.room
     matrices.transformed(
         board, model, down, room.wide, room.wide_stride, count, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
         NOTHING, y, stride, add,
@@ -210,18 +267,32 @@ def _mlp(board, model, layer, up, down, count, gather, y, stride, add):
 
 
 @kernel()
-def _mixture(board, model, layer, count, room):
-    """x += the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the layer's
-    second norm of x; each row adds its experts in the order of their numbers."""
+def _add_expert_of_all(board, model, layer, count, sums):
+    """sums += the output of the shared expert, times the sigmoid of its score if it has one."""
+    room = board.room
+    shares = np.ones(count, np.float32)
+    if layer.shared_gate:
+        _inner(board, model, layer, layer.shared_router, count, NOTHING)
+        for r in range(count):
+            shares[r] = sigmoid(floats(room.wide + 4 * room.wide_stride * r, 1)[0])
+    _inner(board, model, layer, layer.up, count, NOTHING)
+    _outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
+    for r in range(count):
+        out = floats(room.qkv + 4 * room.qkv_stride * r, model.width)
+        for j in range(model.width):
+            sums[r, j] += shares[r] * out[j]
+
+
+@kernel()
+def _mixture(board, model, layer, count, room, sums):
+    """sums = the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the
+    layer's second norm of x; each row adds its experts in the order of their numbers."""
     most = model.experts_per_token
     chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
-    matrices.transformed(
-        board, model, layer.router, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, NOTHING,
-        room.wide, room.wide_stride, NOTHING,
-    )  # fmt: skip
+    _inner(board, model, layer, layer.router, count, NOTHING)
     _choose(model, layer, room.wide, room.wide_stride, count, chosen, shares)
     chosen_by, places = np.empty(count, np.int64), np.empty(count, np.int64)
-    sums = np.zeros((count, model.width), np.float32)
+    sums[:] = 0
     for e in range(layer.experts):
         count_here = NOTHING
         for r in range(count):
@@ -232,15 +303,42 @@ def _mixture(board, model, layer, count, room):
         if count_here == 0:
             continue
         up, down = expert_of(model, layer.first_expert + e, UP), expert_of(model, layer.first_expert + e, DOWN)
-        _mlp(board, model, layer, up, down, count_here, address_of(chosen_by), room.qkv, room.qkv_stride, NOTHING)
+        _inner(board, model, layer, up, count_here, address_of(chosen_by))
+        _outer(board, model, down, count_here, room.qkv, room.qkv_stride, NOTHING)
         for i in range(count_here):
             share, out = shares[chosen_by[i], places[i]], floats(room.qkv + 4 * room.qkv_stride * i, model.width)
             for j in range(model.width):
                 sums[chosen_by[i], j] += share * out[j]
-    for r in range(count):
-        out = floats(room.x + 4 * room.stride * r, model.width)
-        for j in range(model.width):
-            out[j] += sums[r, j]
+    if layer.up.outs > 0:
+        _add_expert_of_all(board, model, layer, count, sums)
+
+
+@kernel()
+def _add_attention(board, model, layer, count):
+    """x += the output product of attention."""
+    room = board.room
+    if layer.out_norm == 0 and model.residual_scale == 1:
+        matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.x, room.stride, ADD)
+        return
+    matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.qkv, room.qkv_stride, NOTHING)
+    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, model.residual_scale)
+
+
+@kernel()
+def _add_mlp(board, model, layer, count):
+    """x += the output of the MLP, or of the experts."""
+    room = board.room
+    if layer.experts > 0:
+        sums = np.empty((count, model.width), np.float32)
+        _mixture(board, model, layer, count, room, sums)
+        matrices.merge(board, model, layer.mlp_out_norm, address_of(sums), model.width, count, model.residual_scale)
+        return
+    _inner(board, model, layer, layer.up, count, NOTHING)
+    if layer.mlp_out_norm == 0 and model.residual_scale == 1:
+        _outer(board, model, layer.down, count, room.x, room.stride, ADD)
+        return
+    _outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
+    matrices.merge(board, model, layer.mlp_out_norm, room.qkv, room.qkv_stride, count, model.residual_scale)
 
 
 @callback(types.void(*[types.int64] * 12))
@@ -257,35 +355,33 @@ def one_layer(
         NOTHING,
     )  # fmt: skip
     attention = layer.recurrent.kind == ATTENTION
-    if not attention:
-        matrices.recur(
-            board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride
-        )  # fmt: skip
+    if attention:
+        matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
     else:
-        matrices.write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
+        matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
     if active_count == 0:
         return
     for a in range(active_count):
         if active[a] > a:
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
-    gather = active_rows
+            if not attention:
+                row = floats(room.mixed + 4 * room.mixed_stride * active[a], layer.o.width)
+                copy(row, floats(room.mixed + 4 * room.mixed_stride * a, layer.o.width))
     if attention:
         starts = np.empty(active_count + 1, np.int64)
-        bundles, longest = matrices.group_rows(rows, active, model.heads // model.kv_heads, starts)
+        bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
         matrices.attend(
-            board, model, layer, cache, number, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
-            room.mixed, room.mixed_stride,
+            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
+            room.mixed_stride,
         )  # fmt: skip
-        gather = NOTHING
-    matrices.transformed(
-        board, model, layer.o, room.mixed, room.mixed_stride, active_count, PLAIN, NOTHING, NOTHING, gather, room.x,
-        room.stride, ADD,
-    )  # fmt: skip
-    if layer.experts > 0:
-        _mixture(board, model, layer, active_count, room)
-    else:
-        _mlp(board, model, layer, layer.up, layer.down, active_count, NOTHING, room.x, room.stride, ADD)
+    if layer.parallel:
+        _inner(board, model, layer, layer.up, active_count, NOTHING)
+        _add_attention(board, model, layer, active_count)
+        _outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
+        return
+    _add_attention(board, model, layer, active_count)
+    _add_mlp(board, model, layer, active_count)
 
 
 @kernel()

@@ -1,5 +1,6 @@
 """The operations of a pass: preparing rows, matrix products and attention, on all threads if there is enough work."""
 
+import numpy as np
 from numba import carray, types
 
 from slipstream.backends.native.kernels import attention, products, records, recurrent
@@ -30,6 +31,9 @@ MIN_SPLIT_SLOTS = 512
 """From this number of slots on, the context is split among threads if there are too few heads for all threads."""
 
 
+_ONE, _NONE = np.float32(1), np.float32(0)
+
+
 @kernel()
 def scratch_of(columns):
     """Scratch bytes that a thread needs to prepare a row: see `products.prepare`."""
@@ -44,8 +48,8 @@ def attention_scratch(size, width):
 
 
 @kernel()
-def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add):
-    """Prepare rows as `board.prepare` says, and multiply them."""
+def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, scale, cap):
+    """Prepare rows as `board.prepare` says, and multiply them. scale, cap: of the outputs, if not 1 and 0."""
     preparation, job, packed = board.prepare, board.product, board.room.packed
     preparation.matrix, preparation.inputs, preparation.stride = where(matrix), inputs, stride
     preparation.rows, preparation.packed = rows, packed
@@ -56,7 +60,7 @@ def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add):
         outputs = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
     elif matrix.outs * bands < 16 * ALIGN * board.threads and (matrix.group > 0 or NARROW):
         outputs = 2 * PANEL  # threads end at about the same time; a tile has at most two panels anyway
-    job.matrix, job.packed, job.rows = where(matrix), packed, rows
+    job.matrix, job.packed, job.rows, job.scale, job.cap = where(matrix), packed, rows, scale, cap
     job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, bands
     units = (matrix.outs + outputs - 1) // outputs * bands
     share(board, records.PRODUCTS, units, matrix.outs * matrix.out_bytes > MIN_SHARED_BYTES)
@@ -67,7 +71,7 @@ def linear(board, matrix, inputs, stride, rows, y, y_stride, add):
     """y[r] = (add ? y[r] : 0) + x[r] @ w.T + bias for rows at `inputs`, `stride` apart; y float32 [rows, y_stride],
     y_stride >= padded outs. They are packed in `board.room`."""
     board.prepare.mode, board.prepare.gather = PLAIN, NOTHING
-    _multiply(board, matrix, inputs, stride, rows, y, y_stride, add)
+    _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, _ONE, _NONE)
 
 
 @kernel()
@@ -75,19 +79,37 @@ def transformed(board, model, matrix, inputs, stride, rows, mode, norm, bias, ga
     """`linear` of rows that are transformed first: see `products.prepare`."""
     job = board.prepare
     job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, norm, bias, gather
-    _multiply(board, matrix, inputs, stride, rows, y, y_stride, add)
+    _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, _ONE, _NONE)
 
 
 @kernel()
-def write_kv(board, model, layer, cache, number, rows, qkv, stride):
-    """Write keys and values of R rows to the cache of layer `number`; heads are normalised and rotated first."""
+def logits_of(board, model, inputs, stride, rows, mode, gather, y, y_stride):
+    """y = the logits of rows, by the model's final norm and its head."""
+    job = board.prepare
+    job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, model.norm, model.norm_bias, gather
+    scale, cap = model.logits_scale, model.logits_cap
+    _multiply(board, model.head, inputs, stride, rows, y, y_stride, NOTHING, scale, cap)
+
+
+@kernel()
+def merge(board, model, norm, y, y_stride, rows, scale):
+    """Add rows at y to the residual stream: see `products.merge`."""
+    job, room = board.merge, board.room
+    job.x, job.stride, job.y, job.y_stride = room.x, room.stride, y, y_stride
+    job.width, job.rows, job.each, job.norm, job.scale, job.eps = model.width, rows, 8, norm, scale, model.eps
+    share(board, records.MERGED, (rows + 7) // 8, rows * model.width > MIN_SHARED_NUMBERS)
+
+
+@kernel()
+def write_kv(board, model, layer, cache, rows, qkv, stride):
+    """Write keys and values of R rows to the cache of a layer; heads are normalised and rotated first."""
     job, count = board.write_kv, rows.count
-    pair = integers(cache.layers + 16 * number, 2)
-    job.qkv, job.stride, job.rows, job.count, job.cos_sin = qkv, stride, rows.at, count, rows.cos_sin
+    pair = integers(cache.layers + 16 * layer.kv, 2)
+    job.layer, job.qkv, job.stride = where(layer), qkv, stride
+    job.rows, job.count, job.positions = rows.at, count, rows.tables
     job.keys, job.values, job.half = pair[0], pair[1], cache.half
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
-    job.heads, job.kv_heads, job.size, job.rotary = model.heads, model.kv_heads, model.size, model.rotary
-    job.q_norm, job.k_norm, job.eps, job.each = layer.q_norm, layer.k_norm, model.eps, 8
+    job.eps, job.each = model.eps, 8
     share(board, records.KV_WRITTEN, (count + 7) // 8, count * stride > MIN_SHARED_NUMBERS)
 
 
@@ -107,27 +129,30 @@ def group_rows(rows, active, each, starts):
 
 
 @kernel()
-def attend(board, model, layer, cache, number, rows, active, starts, bundles, longest, q, stride, out, out_stride):
-    """out[a] = attention of row active[a] in layer `number`; q: query heads of all rows, `stride` apart."""
+def attend(board, layer, cache, rows, active, starts, bundles, longest, q, stride, out, out_stride):
+    """out[a] = attention of row active[a] in a layer; q: query heads of all rows, `stride` apart."""
     job, threads = board.attend, board.threads
-    pair = integers(cache.layers + 16 * number, 2)
+    pair = integers(cache.layers + 16 * layer.kv, 2)
     job.q, job.stride, job.out, job.out_stride = q, stride, out, out_stride
     job.keys, job.values, job.half = pair[0], pair[1], cache.half
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.rows, job.hidden, job.hidden_stride = rows.at, rows.hidden, rows.stride
     job.active, job.starts = address_of(active), address_of(starts)
-    job.heads, job.kv_heads, job.size = model.heads, model.kv_heads, model.size
-    job.window, job.causal = layer.window, layer.causal
+    job.heads, job.kv_heads, job.size = layer.heads, layer.kv_heads, layer.size
+    job.window, job.causal, job.scale = layer.window, layer.causal, layer.scale
+    job.cap, job.sinks, job.gate = layer.cap, layer.sinks, NOTHING
+    if layer.gate:  # after queries, keys and values
+        job.gate = q + 4 * (layer.heads + 2 * layer.kv_heads * layer.writes) * layer.size
     job.width = (longest + cache.slots - 1) // cache.slots * cache.slots
     job.scores, job.mix = cache.scores, cache.mix
-    groups = bundles * model.kv_heads * parts_of(model.heads, model.kv_heads)
-    shared = active.shape[0] * model.heads * longest > MIN_SHARED_SCORES
-    fits = attention_scratch(model.size, job.width) <= job.scratch_bytes
+    groups = bundles * layer.kv_heads * parts_of(layer.heads, layer.kv_heads)
+    shared = active.shape[0] * layer.heads * longest > MIN_SHARED_SCORES
+    fits = attention_scratch(layer.size, job.width) <= job.scratch_bytes
     if threads > 1 and groups < 2 * threads and longest >= MIN_SPLIT_SLOTS and fits:
         job.pieces = max(1, min(longest // 256, 4 * threads // groups))
         share(board, records.SCORED, groups * job.pieces, shared)
         share(board, records.SOFTMAX, groups * MOST_HEADS, shared)
-        share(board, records.MIXED, groups * (model.size // PANEL), shared)
+        share(board, records.MIXED, groups * (layer.size // PANEL), shared)
         return
     share(board, records.ATTENDED, groups, shared)
 
@@ -160,6 +185,8 @@ def run_unit(address, unit, thread):
         attention.attend(board.attend, unit, thread)
     elif op == records.PREPARED:
         products.prepare(board.prepare, unit, thread)
+    elif op == records.MERGED:
+        products.merge(board.merge, unit, thread)
     elif op == records.KV_WRITTEN:
         attention.write_kv(board.write_kv, unit, thread)
     elif op == records.SCORED:

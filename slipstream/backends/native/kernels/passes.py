@@ -12,7 +12,7 @@ from slipstream.backends.native.kernels.arithmetic import add_silu, is_finite, p
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import entry, kernel
 from slipstream.backends.native.kernels.layer import embed, layer_of, next_rows, room, run_layer
-from slipstream.backends.native.kernels.matrices import linear, scratch_of, transformed
+from slipstream.backends.native.kernels.matrices import linear, logits_of, scratch_of
 from slipstream.backends.native.kernels.memory import address_of, floats, integers
 from slipstream.backends.native.kernels.products import NORM, PLAIN, copy, matrix_at, norm_row
 from slipstream.backends.native.kernels.records import ADD, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, NOT_FINITE, NOTHING
@@ -28,6 +28,12 @@ def _copy_tap(model, space, count, taps, tap, tapped):
         if taps[i] == tap:
             for r in range(count):
                 copy(floats(space.x + 4 * space.stride * r, model.width), tapped[i, r])
+
+
+@kernel()
+def _scale(x, factor):
+    for i in range(x.shape[0]):
+        x[i] *= factor
 
 
 def _forward(
@@ -55,6 +61,9 @@ def _forward(
     if first == 0:
         if not embed(model.embed, tokens, space.x, space.stride, NOTHING):
             return NO_SUCH_TOKEN
+        if model.embedding_scale != 1:
+            for r in range(count):
+                _scale(floats(space.x + 4 * space.stride * r, model.width), model.embedding_scale)
         if model.positions.count > 0:
             positions, at = np.empty(count, np.int64), rows_at(rows.at, count)
             for r in range(count):
@@ -70,7 +79,8 @@ def _forward(
         layer = layer_of(model, number)
         # The last layer computes only keys and values for the other rows.
         active = wanted if alone and number == last - 1 else everyone
-        run_layer(board, model, cache, rows, number, space.x, space.stride, NORM, layer.norm, layer.norm_bias, active)
+        mode = NORM if layer.norm else PLAIN
+        run_layer(board, model, cache, rows, number, space.x, space.stride, mode, layer.norm, layer.norm_bias, active)
         _copy_tap(model, space, count, taps, number + 1, tapped)
     for i in range(taps.shape[0]):
         if taps[i] == -1:
@@ -85,10 +95,7 @@ def _forward(
             state = NOT_FINITE
     if asked > 0:
         gather, mode = NOTHING if alone else address_of(wanted), NORM if model.norm else PLAIN
-        transformed(
-            board, model, model.head, space.x, space.stride, asked, mode, model.norm, model.norm_bias, gather,
-            address_of(logits), logits.shape[1], NOTHING,
-        )  # fmt: skip
+        logits_of(board, model, space.x, space.stride, asked, mode, gather, address_of(logits), logits.shape[1])
     if cache.states:
         advance(cache.states, cache.sequences, cache.lag)
     return state
@@ -203,10 +210,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
             copy(x, after[a])
     if asked > 0:
         mode = PLAIN if first_version else NORM
-        transformed(
-            board, model, model.head, space.x, space.stride, asked, mode, model.norm, model.norm_bias, NOTHING,
-            address_of(logits), logits.shape[1], NOTHING,
-        )  # fmt: skip
+        logits_of(board, model, space.x, space.stride, asked, mode, NOTHING, address_of(logits), logits.shape[1])
     return state
 
 

@@ -4,7 +4,7 @@ matrix, then multiplied."""
 import numpy as np
 from numba import carray
 
-from slipstream.backends.native.kernels.arithmetic import activate, gate, layer_norm, max_abs, rms_norm
+from slipstream.backends.native.kernels.arithmetic import activate, cap_in_place, gate, layer_norm, max_abs, rms_norm
 from slipstream.backends.native.kernels.block_tiles import round_groups
 from slipstream.backends.native.kernels.compiled import EXACT, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FORMATS, INT8_PAIRS, INT8_QUADS_TWICE
@@ -129,7 +129,7 @@ def _transform(job, row, out):
     if job.mode == NORM:
         norm_row(model, row, job.weight, job.bias, out)
     elif job.mode == GATE:
-        gate(model.activation, row, out)
+        gate(model.activation, model.limit, row, out)
     elif job.mode == ACTIVATE:
         activate(model.activation, row, out)
 
@@ -190,6 +190,16 @@ def prepare(job, tile, thread):
 
 
 @kernel()
+def _finish(job, logits):
+    """Scale and cap logits."""
+    if job.cap > 0:
+        cap_in_place(logits, job.scale, job.cap)
+        return
+    for i in range(logits.shape[0]):
+        logits[i] *= job.scale
+
+
+@kernel()
 def product(job, unit, thread):
     """Unit of work: `share` outputs of a band of the packed rows; see `tiles.matrix_tile`."""
     matrix = matrix_at(job.matrix, 0)
@@ -205,3 +215,17 @@ def product(job, unit, thread):
             x, y = job.packed + first * matrix.row_bytes, job.y + 4 * (first * job.stride + o)
             weights, scales, bias = matrix.weights + o * matrix.out_bytes, matrix.scales + 4 * o, matrix.bias + 4 * o
             call(matrix.tile, (weights, scales, bias, x, y, matrix.columns, outs, count, job.stride, job.add))
+            if job.scale != 1 or job.cap > 0:
+                for r in range(count):
+                    _finish(job, floats(y + 4 * job.stride * r, outs))
+
+
+@kernel()
+def merge(job, unit, thread):
+    """Unit of work: `each` rows. x += scale * y, where y is normalised first if there is a norm."""
+    for r in range(unit * job.each, min((unit + 1) * job.each, job.rows)):
+        x, y = floats(job.x + 4 * job.stride * r, job.width), floats(job.y + 4 * job.y_stride * r, job.width)
+        if job.norm:
+            rms_norm(y, floats(job.norm, job.width), job.eps, y)
+        for i in range(job.width):
+            x[i] += job.scale * y[i]

@@ -43,14 +43,10 @@ MODEL = _record(
     experts=_I,  # address of MATRIX [n, 2]: up and down of each
     expert_count=_I,
     width=_I,
-    heads=_I,
-    kv_heads=_I,
-    size=_I,
     vocab=_I,
     layer_norm=_I,  # 1: LayerNorm, 0: RMS norm
-    activation=_I,  # SILU, GELU, GELU_TANH or RELU
+    activation=_I,  # SILU, GELU, GELU_TANH, RELU, RELU_SQUARED or SWIGLU
     gated=_I,
-    rotary=_I,
     embed=EMBEDDING,
     positions=EMBEDDING,  # learned ones; count 0 if there are none
     norm=_I,  # the final one, float32 [d]; 0 in a Markov head, whose two tables are a model without layers
@@ -59,7 +55,16 @@ MODEL = _record(
     experts_per_token=_I,
     most_experts=_I,  # of a layer
     normed_experts=_I,  # whether the weights of the chosen experts are scaled to sum to 1
+    sigmoid_experts=_I,  # whether scores become weights by the sigmoid instead of the softmax
+    groups=_I,  # of experts, of which `top_groups` are chosen from
+    top_groups=_I,
+    experts_scale=_F,  # of the weights of the chosen experts
     eps=_F,
+    limit=_F,  # of SWIGLU
+    embedding_scale=_F,
+    residual_scale=_F,
+    logits_scale=_F,
+    logits_cap=_F,  # 0: none
 )
 
 RECURRENT = _record(
@@ -93,25 +98,47 @@ RECURRENT = _record(
 ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = range(4)
 
 LAYER = _record(
-    norm=_I,
+    heads=_I,
+    kv_heads=_I,
+    size=_I,
+    kv=_I,  # the layer of the cache that is read
+    writes=_I,  # whether keys and values are computed and written; else those of an earlier layer are read
+    norm=_I,  # 0: none
     norm_bias=_I,
+    out_norm=_I,  # of attention's output; 0: none
     mlp_norm=_I,
     mlp_norm_bias=_I,
-    q_norm=_I,  # float32 [D], of each head
+    mlp_out_norm=_I,
+    q_norm=_I,  # float32 [D], of each head, or of all heads together; 0: none
     k_norm=_I,
+    wide_norm=_I,  # whether q_norm and k_norm are of all heads together
+    late_norm=_I,  # and come after the rotary embedding
+    value_norm=_I,  # float32 [D], ones; 0: none
+    key_is_value=_I,
+    rotary=_I,  # 1 + the number of the table of cos and sin; 0: none
+    rotated=_I,  # how many dimensions of a head are rotated
+    growth=_I,  # 1 + the number of the table of factors of queries; 0: none
+    sinks=_I,  # float32 [H]; 0: none
+    gate=_I,  # whether attention's output is multiplied by the sigmoid of the last rows of `qkv`
+    parallel=_I,  # whether the MLP reads the same x as attention
     window=_I,  # a row sees positions that are nearer than this; 0: all
     causal=_I,  # whether no row sees a later one, whatever the rows of the pass say
+    scale=_F,  # of scores
+    cap=_F,  # of scores; 0: none
+    correction=_I,  # float32 [experts]; 0: none
+    shared_gate=_I,  # whether there is `shared_router`
+    shared_router=MATRIX,
     qkv=MATRIX,
     o=MATRIX,
     up=MATRIX,  # gate and up, stacked, if the MLP is gated
     down=MATRIX,
     router=MATRIX,
-    experts=_I,  # number of experts; 0: the MLP is `up` and `down`
+    experts=_I,  # number of experts; 0: the MLP is `up` and `down`, which else are those of a shared expert
     first_expert=_I,  # index of the first one in `MODEL.experts`
     recurrent=RECURRENT,
 )
 
-SILU, GELU, GELU_TANH, RELU = range(4)
+SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, SWIGLU = range(6)
 
 ROW = _record(
     sequence=_I,  # row of the block tables
@@ -124,7 +151,7 @@ ROW = _record(
 
 
 CACHE = _record(
-    layers=_I,  # int64 [L, 2]: addresses of keys [blocks, Hk, D, slots] and values [blocks, Hk, slots, D]
+    layers=_I,  # int64 [L, 2]: addresses of keys [blocks, Hk, D, slots] and values [blocks, Hk, slots, D] by `LAYER.kv`
     tables=_I,  # int64 [B, stride]: the blocks that a sequence owns
     stride=_I,
     slots=_I,  # of a block
@@ -158,7 +185,7 @@ ROWS = _record(
     count=_I,
     hidden=_I,  # bool [count, stride]: which rows of its sequence in this pass a row does not see
     stride=_I,  # 0 if each row sees all rows before it
-    cos_sin=_I,  # float32 [positions, 2, D / 2]: cos and sin of every position
+    tables=_I,  # addresses of float32 [positions, 2, n / 2], cos and sin of every position, and [positions], factors
 )
 """The rows of a pass."""
 
@@ -171,19 +198,23 @@ PREPARE = _record(
 )  # fmt: skip
 """Rows to transform (`mode`) and to pack for a product: see `products.prepare`. model, matrix: addresses."""
 
-PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I)
+PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
 """Packed rows times a matrix: see `products.product`."""
 
+MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, eps=_F)
+"""Outputs to normalise and to add to the residual stream: see `products.merge`."""
+
 WRITE_KV = _record(
-    qkv=_I, stride=_I, rows=_I, count=_I, cos_sin=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I,
-    heads=_I, kv_heads=_I, size=_I, rotary=_I, q_norm=_I, k_norm=_I, each=_I, eps=_F,
+    layer=_I, qkv=_I, stride=_I, rows=_I, count=_I, positions=_I, keys=_I, values=_I, half=_I, tables=_I,
+    table_stride=_I, slots=_I, each=_I, eps=_F,
 )  # fmt: skip
 """Heads to normalise and rotate, keys and values to write: see `attention.write_kv`."""
 
 ATTEND = _record(
     q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
     hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, causal=_I, out=_I,
-    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I,
+    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I, sinks=_I, gate=_I, scale=_F,
+    cap=_F,
 )  # fmt: skip
 """Attention: see `attention`."""
 
@@ -192,8 +223,8 @@ RECUR = _record(
 )  # fmt: skip
 """A recurrent layer: see `recurrent`."""
 
-PREPARED, PRODUCTS, KV_WRITTEN, ATTENDED, SCORED, SOFTMAX, MIXED = map(np.int64, range(7))
-INPUTS_GATED, RECURRED, FINISHED, REMEMBERED = map(np.int64, range(7, 11))
+PREPARED, PRODUCTS, KV_WRITTEN, ATTENDED, SCORED, SOFTMAX, MIXED, MERGED = map(np.int64, range(8))
+INPUTS_GATED, RECURRED, FINISHED, REMEMBERED = map(np.int64, range(8, 12))
 """Kinds of work (`BOARD.op`)."""
 
 
@@ -230,6 +261,7 @@ BOARD = _record(
     run_layer=_I,  # and `layer.one_layer`
     prepare=PREPARE,
     product=PRODUCT,
+    merge=MERGE,
     write_kv=WRITE_KV,
     attend=ATTEND,
     recur=RECUR,

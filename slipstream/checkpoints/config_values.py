@@ -1,0 +1,134 @@
+"""Values of a config.json, checked: missing and wrong ones become messages that name the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.errors import ConfigError, UnsupportedModelError
+
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    eos = config.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
+        raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
+    vocab = count_of(config, "vocab_size")
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside the vocabulary is never generated
+
+
+def activation_of(config: Mapping[str, Any], key: str, default: str) -> str:
+    name = config.get(key, default)
+    if name not in ACTIVATIONS:
+        raise unsupported(f"the activation {name!r} is not supported", "it supports " + ", ".join(sorted(ACTIVATIONS)))
+    return ACTIVATIONS[name]
+
+
+def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of config.json, empty if it is missing or null. Raises ConfigError."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
+    return value or {}
+
+
+def count_of(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    """An integer of config.json, at least `least`. Raises ConfigError."""
+    value = _value(config, key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least} and < 2**31", fix="correct config.json")
+    return value
+
+
+def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = _value(config, key, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} is {value!r}, must be true or false", fix="correct config.json")
+    return value
+
+
+def positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = _value(config, key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
+    return value
+
+
+def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigError(f"config.json has no {key}", why="the model depends on it", fix="export it again")
+    return value
+
+
+def unsupported(what: str, why: str = "") -> UnsupportedModelError:
+    fix = "leave executor at 'auto': transformers runs this model; or use a checkpoint without it"
+    return UnsupportedModelError(what, why=why, fix=fix)
+
+
+def layer_kinds(config: Mapping[str, Any], layers: int, pattern: int = 0, key: str = "layer_types") -> list[bool]:
+    """For each layer, whether its attention has a window, as `layer_types` says. pattern: without that key, every
+    pattern-th layer has none; 0: no layer has one. Raises ConfigError."""
+    types = config.get(key)
+    if types is None:
+        return [bool(pattern and (i + 1) % pattern) for i in range(layers)]
+    known = (SLIDING, FULL)
+    if not isinstance(types, list) or len(types) != layers or any(each not in known for each in types):
+        raise ConfigError(
+            f"{key} must name {known} for each of {layers} layers, got {types!r:.200}", fix="correct config.json"
+        )
+    return [each == SLIDING for each in types]
+
+
+def rope_parameters(config: ReadKeys, theta: float = 1e4) -> dict[str, Any]:
+    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4), which wins over them: a
+    scaling is often added by hand to what transformers 5 wrote. theta: the default."""
+    new, old = object_of(config, "rope_parameters"), object_of(config, "rope_scaling")
+    parameters = ReadKeys(old or new)
+    for key, value in parameters.items():
+        if isinstance(value, Mapping):
+            raise unsupported(f"rotary parameters are given for {key!r} apart", "layers share one table of positions")
+    parameters.setdefault("rope_theta", config.get("rope_theta", theta))
+    if "partial_rotary_factor" in config:
+        parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    scaled = parameters.get("rope_type", parameters.get("type", "default")) in ("yarn", "llama3", "longrope")
+    if scaled and config.get("original_max_position_embeddings") is not None:
+        parameters["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    config["rope_scaling" if old else "rope_parameters"] = parameters
+    return parameters
+
+
+def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float = 1.0) -> dict[str, Any]:
+    """As `rope_parameters`, of a family that rotates the first dimensions of its heads of `size` only."""
+    parameters = rope_parameters(config, theta)
+    share = positive(parameters, "partial_rotary_factor", default)
+    rotated = int(size * share)
+    if not 0 < rotated <= size or rotated % 2:
+        what = f"partial_rotary_factor is {share}, which rotates {rotated} of {size} dimensions"
+        raise ConfigError(what, why="rotary positions rotate pairs", fix="correct config.json")
+    parameters["dimensions"] = rotated
+    return parameters
+
+
+def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[dict[str, Any], ...]:
+    """The rotary parameters of layers with a window, and of the others: an object for each, or keys of before."""
+    given = object_of(config, "rope_parameters")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        each = [ReadKeys(given.get(kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
+        for one, theta in zip(each, (sliding_theta, full_theta), strict=True):
+            one.setdefault("rope_theta", theta)
+        config["rope_parameters"] = ReadKeys({**given, SLIDING: each[0], FULL: each[1]})
+        return tuple(each)
+    full = rope_parameters(config, full_theta)
+    local = config.get("rope_local_base_freq", sliding_theta)
+    return {"rope_type": "default", "rope_theta": local}, full

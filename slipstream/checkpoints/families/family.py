@@ -1,0 +1,94 @@
+"""`Family`: how the checkpoints and GGUF files of an architecture are read, and what its readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.checkpoints.config_values import activation_of, count_of, eos_ids, flag, positive
+from slipstream.checkpoints.layers import LayerDescription
+from slipstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slipstream.checkpoints.config import DecoderConfig
+    from slipstream.checkpoints.gguf_header import GgufHeader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How a `model_type` is read.
+
+    read        config.json -> DecoderConfig.
+    names       parts of tensor names in safetensors -> canonical ones (`weights`).
+    fused       the canonical parts, one after another, of a tensor that holds several.
+    pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
+    plus_one    norms are stored as their weight minus 1.
+    transposed  weights of all experts are stored [E, in, out], gate and up in turn.
+    gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
+    keys        the further keys of config.json that a GGUF file's metadata say.
+    gguf_names  canonical parts -> names in GGUF files, where those are not llama.cpp's usual ones.
+    gguf_pairs  as `pairs`, in GGUF files.
+    """
+
+    read: Callable[[ReadKeys], DecoderConfig]
+    names: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, Seq[str]] = field(default_factory=dict)
+    pairs: bool = False
+    plus_one: bool = False
+    transposed: bool = False
+    gguf: str = ""
+    keys: Callable[[GgufHeader], Mapping[str, Any]] | None = None
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_pairs: bool = False
+
+
+QKV = {"self_attn.qkv_proj": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]}
+GATE_UP = {"mlp.gate_up_proj": ["mlp.gate_proj", "mlp.up_proj"]}
+"""Fused tensors that several families have."""
+
+SANDWICH = {
+    "post_attention_layernorm": "attention_out_norm", "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "mlp_out_norm",
+}  # fmt: skip
+"""Names of norms in families that normalise outputs, too; here the norm before the MLP has Llama's name."""
+
+
+def common(
+    config: ReadKeys, *, context: int, eps: float = 1e-6, tied: bool = False, size: int | None = None,
+    act: tuple[str, str] = ("hidden_act", "silu"), norm_eps: str = "rms_norm_eps",
+) -> dict[str, Any]:  # fmt: skip
+    """What nearly all families say alike, as fields of DecoderConfig. The arguments are the family's defaults.
+
+    size  of a head; None: hidden_size / heads. act, norm_eps: the keys of the activation, with its default, and of the
+          norms' epsilon.
+    """
+    heads, hidden = count_of(config, "num_attention_heads"), count_of(config, "hidden_size")
+    if size is None and hidden % heads and not config.get("head_dim"):
+        fix = "set head_dim in config.json"
+        raise ConfigError(f"hidden_size {hidden} does not divide among {heads} heads", fix=fix)
+    return {
+        "model_type": config["model_type"], "vocab_size": count_of(config, "vocab_size"), "hidden_size": hidden,
+        "layers": count_of(config, "num_hidden_layers"), "heads": heads,
+        "kv_heads": count_of(config, "num_key_value_heads", heads),
+        "head_dim": count_of(config, "head_dim", size or hidden // heads),
+        "intermediate_size": count_of(config, "intermediate_size"),
+        "context": count_of(config, "max_position_embeddings", context),
+        "norm_eps": positive(config, norm_eps, eps), "activation": activation_of(config, *act),
+        "tie_embeddings": flag(config, "tie_word_embeddings", tied), "eos_ids": eos_ids(config),
+        "mask_token": config.get("pard_token"),
+    }  # fmt: skip
+
+
+def described(given: Mapping[str, Any], **parts: Any) -> DecoderConfig:
+    """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
+    from slipstream.checkpoints.config import DecoderConfig
+
+    shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts
+    each = tuple(
+        LayerDescription(**{key: value[i] if isinstance(value, list) else value for key, value in shape.items()})
+        for i in range(given["layers"])
+    )
+    largest = {key: max(getattr(layer, key) for layer in each) for key in ("heads", "kv_heads", "head_dim")}
+    return DecoderConfig(**{**given, **largest}, windows=tuple(layer.window for layer in each), each=each)

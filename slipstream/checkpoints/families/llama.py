@@ -1,0 +1,123 @@
+"""Llama and the families that differ from it in biases, windows and experts only; GPT-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.checkpoints.config_values import (
+    activation_of,
+    count_of,
+    eos_ids,
+    flag,
+    layer_kinds,
+    positive,
+    rope_parameters,
+)
+from slipstream.checkpoints.families.family import Family, common
+from slipstream.checkpoints.module_shape import Experts
+from slipstream.errors import ConfigError
+
+LIKE_LLAMA = {
+    "llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
+}  # fmt: skip
+"""`model_type` -> the context that transformers assumes if config.json lacks it (its 4.x series writes no defaults)."""
+
+
+def _llama_like(config: ReadKeys) -> DecoderConfig:
+    """RMS norm, rotary positions, gated MLP."""
+    kind, hidden = config["model_type"], count_of(config, "hidden_size")
+    heads, layers = count_of(config, "num_attention_heads"), count_of(config, "num_hidden_layers")
+    attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and flag(config, "attention_bias", False)
+    size = 128 if kind == "qwen3" else hidden // heads if kind.startswith("qwen") else None
+    return DecoderConfig(
+        **common(config, context=LIKE_LLAMA[kind], eps=1e-5 if kind == "mixtral" else 1e-6, size=size),
+        qkv_bias=attention_bias or kind == "qwen2",
+        o_bias=attention_bias,
+        mlp_bias=kind == "llama" and flag(config, "mlp_bias", False),
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
+        rope_parameters=rope_parameters(config, 1e6 if kind == "mixtral" else 1e4),
+        windows=_windows(config, kind, layers),
+        experts=_experts(config, kind, layers),
+    )
+
+
+def _gpt2(config: ReadKeys) -> DecoderConfig:
+    """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
+    hidden, heads, layers = count_of(config, "n_embd"), count_of(config, "n_head"), count_of(config, "n_layer")
+    if hidden % heads:
+        raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
+    return DecoderConfig(
+        model_type="gpt2", vocab_size=count_of(config, "vocab_size"), hidden_size=hidden, layers=layers,
+        heads=heads, kv_heads=heads, head_dim=hidden // heads, windows=(None,) * layers,
+        intermediate_size=count_of(config, "n_inner", 4 * hidden),
+        context=count_of(config, "n_positions", 1024), position="learned",
+        norm="layer", norm_eps=positive(config, "layer_norm_epsilon", 1e-5),
+        activation=activation_of(config, "activation_function", "gelu_new"), gated=False,
+        qkv_bias=True, o_bias=True, mlp_bias=True,
+        tie_embeddings=flag(config, "tie_word_embeddings", True), eos_ids=eos_ids(config),
+    )  # fmt: skip
+
+
+def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
+    if kind == "llama":
+        return (None,) * layers
+    if kind in ("mistral", "mixtral"):  # a missing key: 4096 for Mistral, none for Mixtral
+        used = config.get("sliding_window", 4096 if kind == "mistral" else None) is not None
+    else:
+        used = config.get("sliding_window", 4096) is not None and flag(config, "use_sliding_window", False)
+    types = config.get("layer_types") if kind in ("qwen2", "qwen3") else None
+    if not used and "sliding_attention" not in (types or ()):
+        return (None,) * layers
+    window = count_of(config, "sliding_window", 4096, least=2) if used else None  # transformers runs 1 in its own way
+    if kind in ("mistral", "mixtral", "qwen3_moe"):
+        return (window,) * layers
+    if types is None:
+        first = count_of(config, "max_window_layers", 28, least=0)
+        return tuple(window if i >= first else None for i in range(layers))
+    if not used:
+        what = f"layer_types names {types!r:.200}, and no window is used"
+        raise ConfigError(what, why="layer_types must name full_attention then", fix="correct config.json")
+    return tuple(window if slides else None for slides in layer_kinds(config, layers))
+
+
+def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | None:
+    count_key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers knows both names
+    if kind == "mixtral":
+        return Experts(
+            count=count_of(config, count_key, 8),
+            per_token=count_of(config, "num_experts_per_tok", 2),
+            intermediate_size=count_of(config, "intermediate_size"),
+            norm_topk=True,
+            layers=(True,) * layers,
+        )
+    if kind != "qwen3_moe":
+        return None
+    return Experts(
+        count=count_of(config, count_key, 128),
+        per_token=count_of(config, "num_experts_per_tok", 8),
+        intermediate_size=count_of(config, "moe_intermediate_size", 768),
+        norm_topk=flag(config, "norm_topk_prob", False),
+        layers=sparse_layers(config, layers),
+    )
+
+
+def sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Which layers of a Qwen are mixtures of experts."""
+    step, dense = count_of(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
+
+
+_MIXTRAL = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+FAMILIES = {
+    "llama": Family(read=_llama_like, gguf="llama", gguf_pairs=True),
+    "mistral": Family(read=_llama_like, gguf_pairs=True),
+    "mixtral": Family(read=_llama_like, names=_MIXTRAL, gguf_pairs=True),
+    "qwen2": Family(read=_llama_like, gguf="qwen2"),
+    "qwen3": Family(read=_llama_like, gguf="qwen3"),
+    "qwen3_moe": Family(read=_llama_like, gguf="qwen3moe"),
+    "gpt2": Family(read=_gpt2, gguf="gpt2"),
+}

@@ -1,0 +1,68 @@
+"""`LayerDescription`: which parts a layer of a decoder has. Families differ in these descriptions only: executors read
+them as data. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ATTENTION = "attention"
+
+NO_SCALE = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDescription:
+    """A layer of a decoder: x += attention(norm(x)), then x += mlp(norm(x)). The defaults are Llama's.
+
+    kind           what mixes the tokens: ATTENTION, softmax over keys and values in the KV cache.
+    heads, kv_heads, head_dim  of its attention.
+    window         None: full attention; W: a token sees itself and the W - 1 positions before it.
+    rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
+    scale          of the scores; None: 1 / sqrt(head_dim).
+    cap            c: scores become c * tanh(score / c); 0: they stay.
+    sinks          a learned score for each head joins the softmax, without a value.
+    qk_norm        "head": RMS norm of each query and key head, "width": of all heads together, "": none;
+                   late_norm: after the rotary embedding.
+    value_norm     RMS norm of each value head, without a weight.
+    key_is_value   values are the keys before their norm and rotary embedding.
+    shared         the layer whose keys and values it reads; None: it has its own.
+    growing        queries are scaled by their position, as `DecoderConfig.growth` says.
+    gate           the output of attention is multiplied by the sigmoid of another projection of its input.
+    norm_before, norm_after  whether the inputs, and the outputs, of attention and MLP are normalised.
+    parallel       attention and MLP read the same x; one_norm: and the same norm of it.
+    intermediate_size  of its MLP; of the MLP beside the experts in a mixture; 0: it has none.
+    sparse         the MLP is a mixture of experts (`ModelShape.experts`).
+    beside         the MLP beside the experts has norms of its own, and its output is added to theirs.
+    side_width     width of its embedding of each token; 0: none.
+    scaled         the layer's output is multiplied by a learned number.
+    """
+
+    kind: str = ATTENTION
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    rotary: int | None = 0
+    scale: float | None = None
+    cap: float = 0.0
+    sinks: bool = False
+    qk_norm: str = ""
+    late_norm: bool = False
+    value_norm: bool = False
+    key_is_value: bool = False
+    shared: int | None = None
+    growing: bool = False
+    gate: bool = False
+    norm_before: bool = True
+    norm_after: bool = False
+    parallel: bool = False
+    one_norm: bool = False
+    intermediate_size: int = 0
+    sparse: bool = False
+    beside: bool = False
+    side_width: int = 0
+    scaled: bool = False
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
