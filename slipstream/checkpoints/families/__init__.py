@@ -3,7 +3,7 @@ and the keys of GGUF files; kernels know none."""
 
 from collections.abc import Mapping
 
-from slipstream.checkpoints.families import llama
+from slipstream.checkpoints.families import hybrid, llama
 from slipstream.checkpoints.families.family import Family
 
-FAMILIES: Mapping[str, Family] = {**llama.FAMILIES}
+FAMILIES: Mapping[str, Family] = {**llama.FAMILIES, **hybrid.FAMILIES}

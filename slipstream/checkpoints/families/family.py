@@ -23,6 +23,8 @@ class Family:
     read        config.json -> DecoderConfig.
     names       parts of tensor names in safetensors -> canonical ones (`weights`).
     fused       the canonical parts, one after another, of a tensor that holds several.
+    grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
+                or "groups" (of recurrent heads).
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
@@ -35,6 +37,7 @@ class Family:
     read: Callable[[ReadKeys], DecoderConfig]
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
+    grouped: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
     plus_one: bool = False
     transposed: bool = False
