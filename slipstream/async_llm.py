@@ -15,7 +15,7 @@ from types import TracebackType
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
-from slipstream.engine.messages import Ask, Load, Report, Streams, Update
+from slipstream.engine.messages import EngineStats, Report, RequestSpec, Streams, Update
 from slipstream.engine.request_checks import Prompt, takes_params
 from slipstream.llm import LLM, Chunk, Completion
 
@@ -39,9 +39,9 @@ class AsyncLLM:
         return self._thread.dead
 
     @property
-    def load(self) -> Load:
+    def stats(self) -> EngineStats:
         """What the engine held after its last step."""
-        return self.streams.load
+        return self.streams.stats
 
     @takes_params
     async def generate(
@@ -64,7 +64,7 @@ class AsyncLLM:
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
         text = self.llm.text_stream(params, checks.before(ids))
-        async with aclosing(self.streams.follow(Ask(ids, params, rule, expected))) as updates:
+        async with aclosing(self.streams.follow(RequestSpec(ids, params, rule, expected))) as updates:
             async for update in updates:
                 output.append(update)
                 last = update.finish is not None

@@ -4,24 +4,26 @@
 >>> print(llm.generate("def fibonacci(n):")[0].text)
 """
 
+from __future__ import annotations
+
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from slipstream.checkpoints.generation_defaults import generation_defaults
-from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
 from slipstream.core.text_ends import Decode, completed_at, text_after
@@ -36,7 +38,7 @@ from slipstream.engine.beams import Beam
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
-from slipstream.engine.messages import Ask
+from slipstream.engine.messages import RequestSpec
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params, takes_params
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
@@ -45,11 +47,28 @@ from slipstream.settings import AUTO
 from slipstream.targets.describe import describe, loaded
 from slipstream.targets.described import Described, check_memory
 from slipstream.tokens.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
+from slipstream.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from slipstream.drafters.draft_plan import DraftArgument
+    from slipstream.targets.describe import Model
 
 log = logging.getLogger("slipstream")
 
 MOST_CHOSEN = most_chosen(STACK)
 """Longest draft of a request with a prediction, where lengths are chosen."""
+
+
+class LLMKeywords(LoadKeywords, total=False):
+    """The keywords of `LLM` beside target, draft and draft length, for type checkers."""
+
+    rule: str
+    max_batch: int
+    tokenizer: Tokenizer | None
+    draft_options: Mapping[str, object] | None
+    progress: Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True)
@@ -113,20 +132,21 @@ class LLM:
     Raises the errors of `slipstream.errors`.
     """
 
+    @show_settings(before="tokenizer")
     def __init__(
         self,
-        target: Any = None,
-        draft: Any = None,
+        target: Model | Described | None = None,
+        draft: DraftArgument = None,
         *,
         draft_tokens: int | str | DraftLengths = AUTO,
         rule: str = "rejection",
         max_batch: int = 8,
-        tokenizer: Any = None,
-        draft_options: Mapping[str, Any] | None = None,
+        tokenizer: Tokenizer | None = None,
+        draft_options: Mapping[str, object] | None = None,
         progress: Callable[[int, int], None] | None = None,
-        **settings: Any,
+        **settings: Unpack[LoadKeywords],
     ):
-        self.settings = LoadSettings.of(settings, "LLM", _PARAMETERS)
+        self.settings = LoadSettings.of(settings, "LLM", tuple(inspect.signature(LLM).parameters))
         if target is None:
             raise ParameterError("no target was given", fix='write LLM("path/to/target")')
         load = self.settings
@@ -137,8 +157,9 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        described = describe(target, load) if isinstance(target, (str, Path)) else target
-        described = described if isinstance(described, Described) else None
+        if isinstance(target, (str, Path)):
+            target = describe(target, load)
+        described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
         check_draft_settings(load, [plan])
         # A model with code of its own says how large it is once it is loaded.
@@ -146,7 +167,7 @@ class LLM:
             check_memory(described, load.kv_tokens, *plan.loads)
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
         path = None if described is None else described.checkpoint
-        self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
+        self.tokenizer: Tokenizer | None = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         encoder = self.target.capabilities.encoder
         self.defaults = generation_defaults(load.generation_config, target, path, encoder is not None)
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
@@ -159,7 +180,7 @@ class LLM:
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""
-        shown: dict[str, Any] = {"target": type(self.target).__name__}
+        shown: dict[str, object] = {"target": type(self.target).__name__}
         runtime = self.target.capabilities.runtime
         if runtime is not None:
             if runtime.checkpoint is not None:
@@ -208,7 +229,7 @@ class LLM:
             )
         return self._draft_tokens  # type: ignore[return-value]
 
-    def use(self, draft: Any, **options: Any) -> None:
+    def use(self, draft: DraftArgument, **options: object) -> None:
         """Change the drafter between requests; `draft` as in the class."""
         plan = DraftPlan.of(draft, options).ready(self._factory.described, self.settings.of_draft())
         check_memory(None, None, *plan.loads)
@@ -280,8 +301,8 @@ class LLM:
         for _ in self.decode([seq]):
             pieces: list[Piece] = []
             if text is not None:
-                pieces = text.add(seq.output[done:], seq.drafted[done:], seq.finish is not None, seq.stop_cause)
-            done = len(seq.drafted)
+                pieces = text.add(seq.output[done:], seq.was_drafted(done), seq.finish is not None, seq.stop_cause)
+            done = len(seq.proposers)
             yield Chunk(pieces, self.completion(seq) if seq.finish else None)
 
     @takes_params
@@ -339,7 +360,7 @@ class LLM:
             usual_draft_tokens=self.most_draft_tokens if self.drafter.traits.drafts else 0,
         )
 
-    def prepared(self, ask: Ask) -> Prepared:
+    def prepared(self, ask: RequestSpec) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
@@ -377,8 +398,9 @@ class LLM:
     def text_stream(self, params: SamplingParams, before: Seq[int]) -> TextStream | None:
         """Make the stream that turns the tokens of a request into pieces of text; None without a tokenizer. before:
         the tokens before the output."""
-        stray = stray_byte(self.tokenizer)
-        return None if self._decode is None else TextStream(self._decode, params.stop, stray, before)
+        if self._decode is None or self.tokenizer is None:
+            return None
+        return TextStream(self._decode, params.stop, stray_byte(self.tokenizer), before)
 
     def completion(self, seq: Sequence) -> Completion:
         return Completion(
@@ -386,14 +408,14 @@ class LLM:
             token_ids=seq.output,
             finish_reason=seq.finish or "length",
             stop_cause=seq.stop_cause,
-            drafted=list(seq.drafted),
+            drafted=seq.was_drafted(),
             logprobs=seq.logprobs if seq.params.logprobs is not None else None,
             stats=seq.stats,
-            prompt_token_ids=seq.asked,
+            prompt_token_ids=request_ids(seq),
         )
 
 
-def checked_draft_tokens(value: Any) -> int | str | DraftLengths:
+def checked_draft_tokens(value: int | str | DraftLengths) -> int | str | DraftLengths:
     """The argument `draft_tokens` of `LLM`. Raises ParameterError."""
     if isinstance(value, str) and value != AUTO:
         raise ParameterError(f"draft_tokens is {value!r}", fix=f'choose a number, or "{AUTO}"')
@@ -410,19 +432,3 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
         return [prompts]
     given = list(prompts)
     return [given] if given and isinstance(given[0], (Number, np.number)) else given  # type: ignore[list-item, return-value]
-
-
-def _with_settings(signature: inspect.Signature) -> inspect.Signature:
-    """The parameters of `LLM`, with the fields of `LoadSettings` in the place of `settings`."""
-    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    at = 1 + next(i for i, each in enumerate(parameters) if each.name == "max_batch")
-    keywords = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for f in fields(LoadSettings)
-        if f.name != "role"
-    ]
-    return signature.replace(parameters=[*parameters[:at], *keywords, *parameters[at:]])
-
-
-_PARAMETERS = tuple(name for name in inspect.signature(LLM).parameters if name != "settings")
-LLM.__init__.__signature__ = _with_settings(inspect.signature(LLM.__init__))  # type: ignore[attr-defined]

@@ -1,8 +1,6 @@
 """Allowed values of the settings for loading models, shared by library and command line. Does not import torch."""
 
-from typing import Any
-
-from slipstream.errors import ParameterError, RuleError, did_you_mean
+from slipstream.errors import ParameterError, did_you_mean
 
 BACKENDS = ("native", "torch", "cuda")
 """Folders of `slipstream.backends`, in the order in which "auto" prefers them."""
@@ -38,24 +36,13 @@ MOST_THREADS = 256
 """As `pool.MOST_THREADS`, for which the native kernels have counters."""
 
 
-def check_threads(threads: Any) -> None:
-    if threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS):
-        return
+def check_threads(name: str, threads: int) -> int:
+    if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS:
+        return threads
     raise ParameterError(
-        f"threads is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
+        f"{name} is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
         fix="leave it out, or give the number of cores",
     )
-
-
-def unknown_rule(name: Any) -> RuleError:
-    """Make the error for a name that no rule has. It says of `typical`, which was one, what to use instead."""
-    if name == "typical":
-        return RuleError(
-            "the rule 'typical' was taken out",
-            why="it changed the distribution of the output, and every rule keeps the target's",
-            fix="use 'rejection', the default",
-        )
-    return RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:

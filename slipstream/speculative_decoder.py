@@ -7,24 +7,34 @@
 >>> ids = target.generate(**inputs, max_new_tokens=64, assistant_model=draft)  # the same, in the words of transformers
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.load_settings import LoadKeywords, show_settings
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Capabilities, Target
 from slipstream.errors import ParameterError
 from slipstream.integrations.custom_generation import prompts_of
-from slipstream.llm import LLM
+from slipstream.llm import LLM, LLMKeywords
 from slipstream.settings import AUTO
 from slipstream.targets.describe import as_target
 from slipstream.targets.pair_check import check_pair
 from slipstream.tokens.text import load_tokenizer
+from slipstream.tokens.tokenizer import Tokenizer
 from slipstream.zoo import checkpoint_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from slipstream.drafters.draft_plan import DraftArgument
+    from slipstream.targets.describe import Model
 
 
 class SpeculativeDecoder:
@@ -35,7 +45,13 @@ class SpeculativeDecoder:
     options                    further arguments of `LLM`, e.g. rule="block" or executor="torch".
     """
 
-    def __init__(self, target_model: Any, draft_model: Any, draft_tokens: int = 4, **options: Any):
+    def __init__(
+        self,
+        target_model: Model,
+        draft_model: DraftArgument,
+        draft_tokens: int | str = 4,
+        **options: Unpack[LLMKeywords],
+    ):
         self.llm = LLM(target_model, draft_model, draft_tokens=draft_tokens, **options)
         self.stats = SpecStats()
 
@@ -78,7 +94,7 @@ class GeneratingTarget:
         self.run, self.commit, self.release = target.run, target.commit, target.release
         self._target = target
         self.config = SimpleNamespace(vocab_size=target.vocab_size, max_position_embeddings=target.context)
-        self._decoders: list[tuple[Any, SpeculativeDecoder]] = []  # with the draft model of each
+        self._decoders: list[tuple[DraftArgument, SpeculativeDecoder]] = []  # with the draft model of each
 
     @property
     def capabilities(self) -> Capabilities:
@@ -90,7 +106,7 @@ class GeneratingTarget:
         attention_mask: Tensor | None = None,
         *,
         max_new_tokens: int,
-        assistant_model: Any = None,
+        assistant_model: DraftArgument = None,
         num_assistant_tokens: int | str = AUTO,
         do_sample: bool = False,
         **more: Any,
@@ -107,15 +123,18 @@ class GeneratingTarget:
         return decoder.decode(input_ids, max_new_tokens, attention_mask, **more)
 
 
-def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) -> tuple[Any, Any, Any]:
+@show_settings()
+def load_model_pair(
+    target_id: str | Path, draft_id: str | Path, **settings: Unpack[LoadKeywords]
+) -> tuple[GeneratingTarget, GeneratingTarget, Tokenizer]:
     """Load a target, a draft model and their tokenizer. Raises PairError if their vocabularies differ.
 
     target_id, draft_id: directories, hub ids, or "embedded".
-    `load`: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), for
+    settings: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), for
     `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which has the
     arguments that transformers gives it.
     """
     target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
     check_pair(target, draft).require()
-    models = [GeneratingTarget(as_target(path, **load)) for path in (target, draft)]
-    return *models, load_tokenizer(target)
+    running, drafting = (GeneratingTarget(as_target(path, **settings)) for path in (target, draft))
+    return running, drafting, load_tokenizer(target)

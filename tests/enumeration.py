@@ -32,7 +32,7 @@ from slipstream.core.decode_steps import StepSampling
 from slipstream.core.dice import Dice
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.llm import LLM
 from tests.end_to_end.sampling import hurry, many_prompts_a_step, sequences
 from tests.oracle import Distribution, Oracle, joint_distribution
@@ -142,15 +142,15 @@ def branching() -> Iterator[None]:
         yield
 
 
-class Branched(Sequence):
+class Branched(SourcedSequence):
     """Ends after `steps` steps with numbers of a `Branch` that are not those of its seed."""
 
     steps = 1
 
     def advance(self, *step: Any) -> None:
         super().advance(*step)
-        assert isinstance(self.stream, Branch)
-        self.steps -= self.stream.began is not None
+        assert isinstance(self.random, Branch)
+        self.steps -= self.random.began is not None
         if self.finish is None and not self.steps:
             self.finish = "length"
 

@@ -87,6 +87,12 @@ def test_no_modules_import_each_other_in_a_circle_or_share_a_name() -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
+def test_no_two_classes_share_a_name() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES)
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert not [name for name, count in names.items() if count > 1]
+
+
 def test_core_needs_nothing_but_torch_numpy_and_the_standard_library() -> None:
     imported = set()
     for path in (PACKAGE / "core").glob("*.py"):

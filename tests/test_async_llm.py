@@ -39,7 +39,7 @@ async def completed(chunks: AsyncIterator[Chunk]) -> Completion:
 
 async def idle(llm: AsyncLLM) -> None:
     """Wait until the engine holds nothing."""
-    while llm.load.running or llm.load.waiting or llm.load.kv_usage:
+    while llm.stats.running or llm.stats.waiting or llm.stats.kv_usage:
         await asyncio.sleep(0.005)
 
 
@@ -81,7 +81,7 @@ async def test_cancelling_a_coroutine_aborts_its_request_and_no_other() -> None:
     target = PagedToy(5)
     async with AsyncLLM(LLM(target, "ngram", draft_tokens=4)) as llm:
         tasks = [asyncio.create_task(completed(llm.generate([i], LONG))) for i in range(4)]
-        while llm.load.running < 4:
+        while llm.stats.running < 4:
             await asyncio.sleep(0.001)
         other = asyncio.create_task(completed(llm.generate([4], SamplingParams(max_tokens=20))))
         for task in tasks:
@@ -120,7 +120,7 @@ async def test_a_fault_of_a_request_is_raised_to_its_caller_alone(prompt, params
 async def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = AsyncLLM(LLM(ToyTarget(5), draft_tokens=4))
     tasks = [asyncio.create_task(completed(llm.generate([i], LONG))) for i in range(3)]
-    while llm.load.running < 3:
+    while llm.stats.running < 3:
         await asyncio.sleep(0.001)
 
     break_engine(monkeypatch, llm)
@@ -137,7 +137,7 @@ async def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch
 async def test_closing_ends_the_requests_and_the_thread() -> None:
     async with AsyncLLM(LLM(ToyTarget(5), draft_tokens=4)) as llm:
         task = asyncio.create_task(completed(llm.generate([1], LONG)))
-        while not llm.load.running:
+        while not llm.stats.running:
             await asyncio.sleep(0.001)
     with pytest.raises(EngineError, match="closed"):
         await task
@@ -163,7 +163,7 @@ async def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> N
         gate.set()
         llm.llm.sequence = sequence  # type: ignore[method-assign]
         await completed(llm.generate([2], SamplingParams(max_tokens=3)))
-        assert (llm.load.running, llm.load.waiting) == (0, 0)
+        assert (llm.stats.running, llm.stats.waiting) == (0, 0)
 
 
 @in_a_loop

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from slipstream.backends.table import Backend
 from slipstream.checkpoints import config as config_module
+from slipstream.core.declaration import OPTION, Effect, parameter
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
-from slipstream.core.parameter_declaration import Effect, parameter
 from slipstream.core.params import number
 from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
@@ -62,7 +62,7 @@ def test_the_table_lines_and_the_backend_of_the_guide_are_valid_and_its_rule_is_
     (spec,) = re.findall(r"^    (DrafterSpec\(.*\)),$", GUIDE, re.MULTILINE)
     assert eval(spec, names).weightless
     (declaration,) = re.findall(r"top_a: float = (parameter\(.*?\n    \))", GUIDE, re.DOTALL)
-    assert eval(declaration, names).metadata["parameter"].help
+    assert eval(declaration, names).metadata[OPTION].help
     code = "from __future__ import annotations\n" + block("# slipstream/backends/mlx/mlx_backend.py")
     backend = module("documented_backend", code).BACKEND
     methods = {name for name, value in vars(Backend).items() if callable(value) and not name.startswith("_")}

@@ -8,10 +8,11 @@ import pytest
 from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.structured import Structured
+from slipstream.drafters.lookups import ReadableText
 from slipstream.drafters.registry import make_drafter
-from slipstream.engine.messages import Ask
+from slipstream.engine.messages import RequestSpec
 from slipstream.llm import LLM
 from tests.enumeration import Branch, enumerate_runs
 from tests.oracle import Oracle
@@ -38,7 +39,7 @@ def seeded(seed: int) -> SamplingParams:
     return replace(PARAMS, seed=seed)
 
 
-def decoded(llm: LLM, asks: list[Ask], streams: Seq[Stream] = ()) -> list[Sequence]:
+def decoded(llm: LLM, asks: list[RequestSpec], streams: Seq[Stream] = ()) -> list[Sequence]:
     """streams: instead of those of their seeds."""
     engine, seqs = llm.engine(), []
     for i, ask in enumerate(asks):
@@ -61,8 +62,8 @@ def test_a_prediction_that_the_same_seed_made_keeps_the_distribution(same: bool,
 
     def run(branches: list[Branch]) -> list[Sequence]:
         llm = LLM(target, max_batch=len(branches), draft_tokens=4)
-        first = decoded(llm, [Ask(prompt, PARAMS)] * len(branches), branches)
-        return decoded(llm, [Ask(prompt, PARAMS, prediction=seq.output) for seq in first], branches)
+        first = decoded(llm, [RequestSpec(prompt, PARAMS)] * len(branches), branches)
+        return decoded(llm, [RequestSpec(prompt, PARAMS, prediction=seq.output) for seq in first], branches)
 
     (texts,) = enumerate_runs(run, Branch())
     assert texts.accepted > 0.5
@@ -72,14 +73,14 @@ def test_a_prediction_that_the_same_seed_made_keeps_the_distribution(same: bool,
 
 def test_a_seeded_request_with_a_prediction_repeats_its_text() -> None:
     llm = LLM(toy(), draft_tokens=4)
-    texts = [decoded(llm, [Ask(PROMPT, seeded(3), prediction=(4, 3, 2))])[0].output for _ in range(2)]
+    texts = [decoded(llm, [RequestSpec(PROMPT, seeded(3), prediction=(4, 3, 2))])[0].output for _ in range(2)]
     assert texts[0] == texts[1]
 
 
 def test_under_coupled_a_prediction_does_not_change_the_text() -> None:
     llm = LLM(toy(), rule="coupled", draft_tokens=4)
-    asks = [Ask(PROMPT, seeded(3)), Ask(PROMPT, seeded(3), prediction=(4, 3, 2))]
-    asks.append(Ask(PROMPT, seeded(3), "coupled", (1, 1)))
+    asks = [RequestSpec(PROMPT, seeded(3)), RequestSpec(PROMPT, seeded(3), prediction=(4, 3, 2))]
+    asks.append(RequestSpec(PROMPT, seeded(3), "coupled", (1, 1)))
     assert len({tuple(seq.output) for seq in decoded(llm, asks)}) == 1
 
 
@@ -92,39 +93,39 @@ def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
 
 
 def test_lookup_drafters_read_the_source_then_the_prediction_then_the_tokens_so_far() -> None:
-    seq = Sequence([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
+    seq = SourcedSequence([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
+    text = ReadableText(seq)
     before = [0, 1, 2, 3, 9, 8, 0, 1, 2, 3, 4, 3]
     for gained in ([], [5], [], [6, 7]):
         seq.tokens += gained
-        assert seq.readable == [*before, *seq.tokens]
+        assert text.ids == [*before, *seq.tokens]
     alone = Sequence([0, 1])
+    text = ReadableText(alone)
     alone.tokens += [2]
-    assert alone.readable == [0, 1, 2]
+    assert text.ids == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["ngram", None])
 def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str | None) -> None:
     llm = LLM(toy(), draft=name, draft_tokens=4)
-    (seq,) = decoded(llm, [Ask(PROMPT, PARAMS, prediction=(4, 3, 2))])
-    assert seq.drafter == (name or "suffix")
+    (seq,) = decoded(llm, [RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))])
+    assert set(seq.proposers) <= {name or "suffix", None}
 
 
 def test_with_a_draft_model_the_prediction_is_copied_first_and_the_model_goes_on_where_it_ends() -> None:
     """The text leaves the prediction in the middle, and comes back to it."""
     llm = LLM(sure(), sure(), draft_tokens=4)
-    (plain,) = decoded(llm, [Ask(PROMPT, greedy(24))])
-    assert plain.drafter == "model"
+    (plain,) = decoded(llm, [RequestSpec(PROMPT, greedy(24))])
     changed = [*plain.output[:10], 299, 298, *plain.output[12:]]
-    (seq,) = decoded(llm, [Ask(PROMPT, greedy(24), prediction=changed)])
+    (seq,) = decoded(llm, [RequestSpec(PROMPT, greedy(24), prediction=changed)])
     assert seq.output == plain.output
-    assert seq.drafter == "model"
     assert {"suffix", "model"} <= set(seq.proposers)
     assert seq.stats.steps < plain.stats.steps
 
 
 def test_the_model_behind_a_prediction_is_the_one_in_use() -> None:
     llm = LLM(sure(), sure(4), draft_tokens=4)
-    ask = Ask(PROMPT, greedy(16), prediction=(39, 38, 37))
+    ask = RequestSpec(PROMPT, greedy(16), prediction=(39, 38, 37))
     (before,) = decoded(llm, [ask])
     llm.use(sure())
     (after,) = decoded(llm, [ask])
@@ -135,7 +136,7 @@ def test_the_model_behind_a_prediction_is_the_one_in_use() -> None:
 def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> None:
     """Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
-    ask = Ask(PROMPT, PARAMS, prediction=(4, 3, 2))
+    ask = RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))
     assert (llm.prepared(ask).draft_tokens, llm.prepared(ask).chosen) == (16, True)
     assert llm.engine().draft_tokens == 0, "without a drafter, only predictions are drafted"
     given = replace(ask, params=replace(PARAMS, structured=Structured(tokens=(4, 3, 2))))
@@ -146,7 +147,7 @@ def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> Non
 
 def test_requests_with_and_without_predictions_draft_in_one_step() -> None:
     """Each decodes what it decodes alone, under greedy decoding."""
-    llm, ask = LLM(sure(), sure(), draft_tokens=4), Ask(PROMPT, greedy(24))
+    llm, ask = LLM(sure(), sure(), draft_tokens=4), RequestSpec(PROMPT, greedy(24))
     (plain,) = decoded(llm, [ask])
     off = replace(ask, params=replace(ask.params, draft_tokens=0))
     without, predicted, off = decoded(llm, [ask, replace(ask, prediction=plain.output), off])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence as Seq
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.random import DRAFT
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.target import TargetOut
 
 
@@ -31,7 +31,7 @@ class Replayed:
 
     def _row(self, seq: Sequence, depth: int) -> list[int]:
         done = len(seq.tokens) - seq.prompt
-        known = self.continuations.get(tuple(seq.asked), ())[done : done + depth]
+        known = self.continuations.get(tuple(request_ids(seq)), ())[done : done + depth]
         draws = [seq.random.uniforms(DRAFT, len(seq.tokens) + place, 1)[0] for place in range(len(known))]
         return [
             token if u < self.rate else (token + 1) % self.vocab_size for token, u in zip(known, draws, strict=True)

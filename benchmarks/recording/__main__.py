@@ -48,7 +48,7 @@ def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
         for i, at in enumerate(new, 1):
             seconds = before + (now - before) * i / len(new) if plain else now
             text = llm.tokenizer.decode([seq.output[at]], skip_special_tokens=True)
-            tokens.append(Token(text, seq.drafted[at], seconds))
+            tokens.append(Token(text, seq.was_drafted(at)[0], seconds))
         before = now
     text = llm.completion(seq).text
     if "".join(token.text for token in tokens) != text:

@@ -27,8 +27,8 @@ from benchmarks.serve.report import markdown
 from benchmarks.serve.row_drafts_host import measure
 from benchmarks.serve.servers import Pair, running
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.load import LoadArm, LoadConfig, load_test, requests_of
 from slipstream.bench.provenance import OtherProcesses, command_line, public
+from slipstream.bench.traffic import TrafficArm, TrafficConfig, measure_traffic, requests_of
 
 HOST_ROUNDS, HOST_TOKENS = 5, 64
 PARTS = ("runs", "probes", "skipped")
@@ -72,7 +72,7 @@ def measured(
     name: str, group: Group, options: argparse.Namespace, pair: Pair, results: dict[str, Any], console: Console
 ) -> None:
     """Measure one group, and put what was found into the results."""
-    config = LoadConfig(rounds=options.rounds, seconds=options.seconds)
+    config = TrafficConfig(rounds=options.rounds, seconds=options.seconds)
     neighbours = OtherProcesses()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with (
@@ -83,7 +83,7 @@ def measured(
         with running(group.servers(Path(folder), pair)) as (places, skipped):
             arms = running_arms(group, places, skipped)
             progress.update(task, description=name, total=requests_of(arms, config))
-            result = load_test(arms, config, advance=lambda: progress.advance(task)).as_dict()
+            result = measure_traffic(arms, config, advance=lambda: progress.advance(task)).as_dict()
             if name == "streams":
                 results["probes"] = probed(places, pair)
             if name == "speed":
@@ -97,10 +97,10 @@ def measured(
     results["skipped"] = {k: v for k, v in results["skipped"].items() if k not in places} | skipped
 
 
-def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, str]) -> list[LoadArm]:
+def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, str]) -> list[TrafficArm]:
     """The arms of the servers that run, without comparisons with others. Raises SystemExit if there are none."""
     absent = {name: Endpoint(f"http://absent/{number}") for number, name in enumerate(skipped)}
-    arms: dict[int, LoadArm] = {}
+    arms: dict[int, TrafficArm] = {}
     for arm in group.arms({**places, **absent}):
         if arm.endpoint not in absent.values():
             arms[id(arm)] = replace(arm, against=arms.get(id(arm.against)))

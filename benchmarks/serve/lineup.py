@@ -12,9 +12,9 @@ from benchmarks.derived_models import random_weights
 from benchmarks.serve.servers import Pair, Served, llamacpp, slipstream_server, vllm_by_hand
 from slipstream import zoo
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.load import Load, LoadArm
-from slipstream.bench.load_client import COMPLETIONS, LoadPrompts, Request
 from slipstream.bench.prompts import select
+from slipstream.bench.traffic import Traffic, TrafficArm
+from slipstream.bench.traffic_client import COMPLETIONS, TrafficPrompts, TrafficRequest
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.tokens.text import load_tokenizer
 
@@ -31,7 +31,7 @@ ALL_PROMPTS = 33
 EDITS = ("edit", "long text")
 """Arms whose texts are known in part; each is asked for without and with a prediction."""
 
-Requests = Callable[[int, int], Request]
+Requests = Callable[[int, int], TrafficRequest]
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ class Group:
     servers that do not are left out."""
 
     servers: Callable[[Path, Pair], Mapping[str, Served]]
-    arms: Callable[[Mapping[str, Endpoint]], list[LoadArm]]
+    arms: Callable[[Mapping[str, Endpoint]], list[TrafficArm]]
 
 
 def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requests:
     """Greedy requests for exactly so many tokens. distinct: each with a first line of its own."""
-    chosen = LoadPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
+    chosen = TrafficPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
-    def request(number: int, i: int) -> Request:
+    def request(number: int, i: int) -> TrafficRequest:
         base = chosen.request(number, i)
-        return Request(base.path, {**base.body, **body})
+        return TrafficRequest(base.path, {**base.body, **body})
 
     return request
 
 
-def load_of(streams: int) -> Load:
+def load_of(streams: int) -> Traffic:
     """So many streams, each at least once; 6 requests at least."""
-    return Load(concurrency=streams, requests=max(6, streams if streams > 16 else 2 * streams), warm_up=streams)
+    return Traffic(concurrency=streams, requests=max(6, streams if streams > 16 else 2 * streams), warm_up=streams)
 
 
 def fixed(name: str) -> str:
@@ -76,20 +76,20 @@ def adaptive_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     }
 
 
-def adaptive_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+def adaptive_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
     """Every server is compared with itself, without speculation: two processes with the same options differ by up to a
     tenth. All prompts come from the prefix cache, in every arm: what is compared is decoding."""
-    arms: list[LoadArm] = []
+    arms: list[TrafficArm] = []
     for streams in LOADS:
-        load = Load(concurrency=streams, requests=max(12, min(64, 3 * streams)), warm_up=min(16, streams))
+        load = Traffic(concurrency=streams, requests=max(12, min(64, 3 * streams)), warm_up=min(16, streams))
         for name, place in places.items():
             known = replace(load, warm_up=ALL_PROMPTS) if streams == LOADS[0] else load
-            off = LoadArm(off_of(name), place, known, decoding({"draft_tokens": 0}))
+            off = TrafficArm(off_of(name), place, known, decoding({"draft_tokens": 0}))
             arms.append(off)
             if name == "fixed":
-                arms += [LoadArm(f"K={k}", place, load, decoding({"draft_tokens": k}), off) for k in FIXED]
+                arms += [TrafficArm(f"K={k}", place, load, decoding({"draft_tokens": k}), off) for k in FIXED]
             else:
-                arms.append(LoadArm(name, place, known, decoding({}), off))
+                arms.append(TrafficArm(name, place, known, decoding({}), off))
     return arms
 
 
@@ -116,20 +116,20 @@ def stream_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     return {"off": slipstream_server(pair, "--drafter", "none"), "auto": auto} | drafters
 
 
-def stream_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
-    one, many = Load(concurrency=1, requests=8, warm_up=2), Load(concurrency=16, requests=32, warm_up=16)
+def stream_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
+    one, many = Traffic(concurrency=1, requests=8, warm_up=2), Traffic(concurrency=16, requests=32, warm_up=16)
     asked = prompts("code,edit", 96)
-    off = LoadArm("off", places["off"], one, asked)
-    arms = [off, LoadArm("off", places["off"], many, asked, off)]
-    arms += [LoadArm(name, places[name], one, asked, off) for name in places if name != "off"]
-    small = Load(concurrency=1, requests=6, warm_up=6)
-    few = Load(concurrency=1, requests=3, warm_up=3)
+    off = TrafficArm("off", places["off"], one, asked)
+    arms = [off, TrafficArm("off", places["off"], many, asked, off)]
+    arms += [TrafficArm(name, places[name], one, asked, off) for name in places if name != "off"]
+    small = Traffic(concurrency=1, requests=6, warm_up=6)
+    few = Traffic(concurrency=1, requests=3, warm_up=3)
     for what, load, without, with_prediction in (
         (EDITS[0], small, edits(False), edits(True)),
         (EDITS[1], few, long_texts(places["off"], False), long_texts(places["off"], True)),
     ):
-        base = LoadArm(what, places["auto"], load, without)
-        arms += [base, LoadArm(f"{what}, prediction", places["auto"], load, with_prediction, base)]
+        base = TrafficArm(what, places["auto"], load, without)
+        arms += [base, TrafficArm(f"{what}, prediction", places["auto"], load, with_prediction, base)]
     return arms
 
 
@@ -138,7 +138,7 @@ def edits(predicted: bool) -> Requests:
     to be edited."""
     chosen = sorted(zoo.prompts("edit"), key=lambda entry: -len(entry["answer"]))[:6]
 
-    def request(number: int, i: int) -> Request:
+    def request(number: int, i: int) -> TrafficRequest:
         entry = chosen[i % len(chosen)]
         text = entry["prompt"].rsplit("\n\n", 1)[0]
         body: dict[str, Any] = {
@@ -147,7 +147,7 @@ def edits(predicted: bool) -> Requests:
             "temperature": 0,
             "ignore_eos": True,
         }
-        return Request("/chat/completions", body | ({"prediction": prediction(text)} if predicted else {}))
+        return TrafficRequest("/chat/completions", body | ({"prediction": prediction(text)} if predicted else {}))
 
     return request
 
@@ -174,17 +174,17 @@ def long_texts(place: Endpoint, predicted: bool) -> Requests:
     def body(text: str) -> dict[str, Any]:
         return {"prompt": text, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
 
-    def request(number: int, i: int) -> Request:
+    def request(number: int, i: int) -> TrafficRequest:
         opening = openings[i % len(openings)]
         if not predicted:
-            return Request(COMPLETIONS, body(opening))
+            return TrafficRequest(COMPLETIONS, body(opening))
         if opening not in known:
             answer = place.resolved().complete(opening, LONG, 0.0, 0, 0, {"ignore_eos": True, "logprobs": None})
             lines = answer.text.split("\n")
             known[opening] = "\n".join(
                 line + "  # changed" if n % CHANGED == CHANGED // 2 else line for n, line in enumerate(lines)
             )
-        return Request(COMPLETIONS, body(opening) | {"prediction": prediction(known[opening])})
+        return TrafficRequest(COMPLETIONS, body(opening) | {"prediction": prediction(known[opening])})
 
     return request
 
@@ -201,19 +201,21 @@ def peer_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     }
 
 
-def peer_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+def peer_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
     """Text to continue, in every system. llama-cpp-python knows no `ignore_eos`, and takes one request at a time."""
-    arms: list[LoadArm] = []
+    arms: list[TrafficArm] = []
     asked = prompts("code", TOKENS)
 
-    def without_field(number: int, i: int) -> Request:
+    def without_field(number: int, i: int) -> TrafficRequest:
         request = asked(number, i)
-        return Request(request.path, {name: value for name, value in request.body.items() if name != "ignore_eos"})
+        return TrafficRequest(
+            request.path, {name: value for name, value in request.body.items() if name != "ignore_eos"}
+        )
 
     for streams in PEER_LOADS:
         load = load_of(streams)
         arms += [
-            LoadArm(name, place, load, without_field if name == "llama-cpp-python" else asked)
+            TrafficArm(name, place, load, without_field if name == "llama-cpp-python" else asked)
             for name, place in places.items()
             if name != "llama-cpp-python" or streams == 1
         ]

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.load_client import COMPLETIONS, LoadClient, Request, read
+from slipstream.bench.traffic_client import COMPLETIONS, TrafficClient, TrafficRequest, read
 
 TIMEOUT = 120.0
 PREFIX, TAIL = 768, 16
@@ -32,16 +32,16 @@ def ids(rng: random.Random, texts: Seq[Seq[int]], count: int) -> list[int]:
     return ids[:count]
 
 
-def asking(prompt: list[int], tokens: int) -> Request:
+def asking(prompt: list[int], tokens: int) -> TrafficRequest:
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    return Request(COMPLETIONS, body)
+    return TrafficRequest(COMPLETIONS, body)
 
 
 async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
     """Seconds to the first text of `count` prompts: {"cold", "warm"}. Warm: the same prefix, another tail."""
     rng, seconds = random.Random(seed), dict[str, list[float]](cold=[], warm=[])
     clock = asyncio.get_running_loop().time
-    async with LoadClient(place, TIMEOUT) as client:
+    async with TrafficClient(place, TIMEOUT) as client:
         await client.ask(asking(ids(rng, texts, PREFIX), 2), clock())  # opens the connection
         for _ in range(count):
             prefix = ids(rng, texts, PREFIX)
@@ -57,7 +57,7 @@ async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> 
     """Of `count` streams into which prompts arrive, one entry for each prompt: {"longest": the longest gap while it was
     read, "median": the median gap of the stream while nothing else ran}, seconds."""
     rng, seconds = random.Random(seed), dict[str, list[float]](longest=[], median=[])
-    async with LoadClient(place, TIMEOUT) as client:
+    async with TrafficClient(place, TIMEOUT) as client:
         for _ in range(count):
             windows, times = await _disturbed(client, rng, texts)
             quiet = [b - a for a, b in pairwise(times) if not any(a < end and b > begin for begin, end in windows)]
@@ -72,7 +72,7 @@ async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> 
 
 
 async def _disturbed(
-    client: LoadClient, rng: random.Random, texts: Seq[Seq[int]]
+    client: TrafficClient, rng: random.Random, texts: Seq[Seq[int]]
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """(from when to when each prompt was read, when the pieces of the stream arrived)."""
     clock, pace = asyncio.get_running_loop().time, 0.15

@@ -6,9 +6,9 @@ from typing import Any
 
 from benchmarks.markdown import document, noise
 from benchmarks.serve.figures import Row
-from slipstream.bench.load_figures import latencies, speeds
 from slipstream.bench.results import Result
 from slipstream.bench.tables import ends
+from slipstream.bench.traffic_figures import latencies, speeds
 from slipstream.cli.table_forms import markdown_rows as table_rows, render_markdown as table
 
 ORDER = ("missed", "not measured", "reached")

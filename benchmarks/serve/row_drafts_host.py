@@ -7,7 +7,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from slipstream.integrations.row_drafts import Request, Row, RowDrafts
+from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
 from slipstream.integrations.vllm import drafter_of
 from slipstream.tokens.text import load_tokenizer
 
@@ -26,7 +26,7 @@ class Text:
             right += 1
         self.length += right + 1
         many = len(self.draft)
-        request = Request(CONTEXT, CONTEXT + 4000)
+        request = RowRequest(CONTEXT, CONTEXT + 4000)
         return Row(self.id, self.length, lambda a, b: self.tokens[a:b], right + 1, many, 1 + many, lambda: request)
 
 

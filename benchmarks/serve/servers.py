@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.contenders import interpreter
 from benchmarks.protocol import DRIVER_PYTHON, ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.vllm_server import ServerProcess, VllmServer, preloaded
 from slipstream.errors import ServedError
@@ -67,7 +67,7 @@ def slipstream_server(pair: Pair, *options: str, draft: Path | None = None) -> S
 VLLM = interpreter(".venv-vllm")
 
 
-def vllm(choice: Choice, arguments: Mapping[str, Any]) -> Served:
+def vllm(choice: DrafterChoice, arguments: Mapping[str, Any]) -> Served:
     """vLLM's server, as `slipstream serve --engine vllm` starts it."""
     return Served((), needs=VLLM, make="vllm", server=VllmServer(choice, arguments, THREADS))
 

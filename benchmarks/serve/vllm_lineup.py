@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
 from benchmarks.serve.lineup import Group, edits, fixed, prompts
 from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, slipstream_server, vllm, vllm_by_hand
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import Estimate, ratio
-from slipstream.bench.load import Load, LoadArm
+from slipstream.bench.traffic import Traffic, TrafficArm
 
 TOKENS = 64
 LOADS = (1, 8)
@@ -32,7 +32,7 @@ AROUND = {"max_model_len": CONTEXT, "max_num_seqs": STREAMS, "dtype": "float32"}
 def speculating(pair: Pair, drafter: str, draft_tokens: int, **more: Any) -> Served:
     """vLLM with one of our choices."""
     draft = str(pair.draft) if drafter == "model" else None
-    return vllm(Choice(drafter, draft_tokens, str(pair.target), draft), AROUND | more)
+    return vllm(DrafterChoice(drafter, draft_tokens, str(pair.target), draft), AROUND | more)
 
 
 def speed_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
@@ -53,36 +53,36 @@ def lookup(draft_tokens: int) -> dict[str, Any]:
     return {"method": "ngram", "num_speculative_tokens": draft_tokens, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 
 
-def speed_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+def speed_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
     """Edits and code by each server, and edits with a prediction."""
-    arms: list[LoadArm] = []
+    arms: list[TrafficArm] = []
     for streams in LOADS:
         load = load_of(streams)
         for kind in KINDS:
-            base: LoadArm | None = None
+            base: TrafficArm | None = None
             for name in (PLAIN, PLUG_IN, *NGRAM):
-                arms.append(LoadArm(f"{name}: {kind}", places[name], load, prompts(kind, TOKENS), base))
+                arms.append(TrafficArm(f"{name}: {kind}", places[name], load, prompts(kind, TOKENS), base))
                 base = base or arms[-1]
-    small = Load(concurrency=1, requests=6, warm_up=6)
-    base = LoadArm("edit", places[PLUG_IN], small, edits(False))
-    return [*arms, base, LoadArm("edit, prediction", places[PLUG_IN], small, edits(True), base)]
+    small = Traffic(concurrency=1, requests=6, warm_up=6)
+    base = TrafficArm("edit", places[PLUG_IN], small, edits(False))
+    return [*arms, base, TrafficArm("edit, prediction", places[PLUG_IN], small, edits(True), base)]
 
 
-def cost_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+def cost_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
     """What the plug-in costs text that cannot be drafted (sampled at a high temperature); what the launcher costs."""
-    arms: list[LoadArm] = []
+    arms: list[TrafficArm] = []
     for streams in LOADS:
         asked = prompts("varied", TOKENS, temperature=1.5, seed=7)
-        base: LoadArm | None = None
+        base: TrafficArm | None = None
         for name in (PLAIN, PLUG_IN, ONE_BY_ONE):
-            arms.append(LoadArm(f"{name}: {NOVEL}", places[name], load_of(streams), asked, base))
+            arms.append(TrafficArm(f"{name}: {NOVEL}", places[name], load_of(streams), asked, base))
             base = base or arms[-1]
-    base = LoadArm(f"{HAND}: code", places[HAND], load_of(8), prompts("code", TOKENS))
-    return [*arms, base, LoadArm(f"{PLAIN}: code", places[PLAIN], load_of(8), prompts("code", TOKENS), base)]
+    base = TrafficArm(f"{HAND}: code", places[HAND], load_of(8), prompts("code", TOKENS))
+    return [*arms, base, TrafficArm(f"{PLAIN}: code", places[PLAIN], load_of(8), prompts("code", TOKENS), base)]
 
 
-def load_of(streams: int) -> Load:
-    return Load(concurrency=streams, requests=max(6, 2 * streams), warm_up=streams)
+def load_of(streams: int) -> Traffic:
+    return Traffic(concurrency=streams, requests=max(6, 2 * streams), warm_up=streams)
 
 
 def acceptance_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
@@ -97,9 +97,11 @@ def acceptance_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     return servers
 
 
-def acceptance_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
-    load = Load(concurrency=1, requests=16, warm_up=1)
-    return [LoadArm(name, place, load, prompts("code,edit", TOKENS, distinct=False)) for name, place in places.items()]
+def acceptance_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
+    load = Traffic(concurrency=1, requests=16, warm_up=1)
+    return [
+        TrafficArm(name, place, load, prompts("code,edit", TOKENS, distinct=False)) for name, place in places.items()
+    ]
 
 
 GROUPS = {

@@ -24,7 +24,7 @@ from torch import Tensor
 from recipes.embedded.corpus import SourceFile
 from recipes.embedded.request_pairs import Pair, make_pairs
 from recipes.embedded.tokenizer import ASSISTANT, END, EOS, USER, special_id, train_tokenizer
-from slipstream.training.packing import Orders, Stream, write_stream
+from slipstream.training.packing import Orders, TokenStream, write_stream
 
 KINDS = ("raw", "write", "edit")
 SPLITS = ("train", "heldout")
@@ -103,7 +103,7 @@ class Batches(Orders):
 
     def __init__(self, folder: Path, mix: Mix, seed: int) -> None:
         super().__init__(
-            {k: Stream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}, asdict(mix), seed
+            {k: TokenStream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}, asdict(mix), seed
         )
 
     def draw(self, step: int, rows: int, length: int) -> Tensor:
@@ -132,7 +132,7 @@ class HeldOut:
     @classmethod
     def open(cls, folder: Path, rows: int, length: int, assistant: int, end: int) -> HeldOut:
         def pick(kind: str) -> Tensor:
-            stream = Stream.open(folder / f"heldout-{kind}.bin", whole=kind != "raw")
+            stream = TokenStream.open(folder / f"heldout-{kind}.bin", whole=kind != "raw")
             count = len(stream.windows(length))
             return stream.rows(np.random.default_rng(1).permutation(count)[:rows], length)
 

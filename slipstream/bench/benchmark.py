@@ -21,7 +21,7 @@ from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import counted
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, setting
+from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.core.stats import SpecStats
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
@@ -48,9 +48,9 @@ class BenchConfig(Strict):
     sampling     further fields of `SamplingParams`.
     """
 
-    tokens: int = setting(64, check=integer(1))
-    rounds: int = setting(5, check=integer(1))
-    seconds: float = setting(60.0, check=number(0.0, float("inf")))
+    tokens: int = option(64, check=integer(1))
+    rounds: int = option(5, check=integer(1))
+    seconds: float = option(60.0, check=number(0.0, float("inf")))
     temperatures: tuple[float, ...] = (0.0,)
     batches: tuple[int, ...] = (1,)
     contexts: tuple[int | None, ...] = (None,)

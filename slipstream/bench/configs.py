@@ -44,7 +44,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Choice(Strict):
+class DrafterChoice(Strict):
     """drafter     name in the registry; members of a stack as in "suffix,model"; "none".
     draft_tokens  K.
     target, draft  folder, hub id or "embedded", as the user gave them; draft: a draft model or a head.
@@ -69,7 +69,7 @@ class Settings(Strict):
     note: str = ""
 
 
-def slipstream(choice: Choice) -> dict[str, Any]:
+def slipstream(choice: DrafterChoice) -> dict[str, Any]:
     """The mapping that `slipstream generate --config FILE` reads: option names and values."""
     options: dict[str, Any] = {"target": choice.target}
     names = choice.drafter.split(",")
@@ -84,7 +84,7 @@ def slipstream(choice: Choice) -> dict[str, Any]:
     return options
 
 
-def vllm(choice: Choice) -> Settings:
+def vllm(choice: DrafterChoice) -> Settings:
     """Arguments of `vllm serve` by name. Lookups are Slipstream's, by the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
         return Settings({}, "", "plain decoding: leave --speculative-config out")
@@ -123,13 +123,13 @@ def _loads_model(name: str) -> bool:
     return _reads_draft(name) and DRAFTERS[name].needs is not Needs.DRAFT_HEAD
 
 
-def _another_tokenizer(choice: Choice) -> bool:
+def _another_tokenizer(choice: DrafterChoice) -> bool:
     """Whether there is a draft model whose tokenizer is not the target's."""
     other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
     return other and any(map(_loads_model, choice.drafter.split(",")))
 
 
-def _parallel(choice: Choice) -> bool:
+def _parallel(choice: DrafterChoice) -> bool:
     """Whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD, P-EAGLE)."""
     from slipstream.heads.recognition import MASK_TOKENS
 
@@ -137,19 +137,19 @@ def _parallel(choice: Choice) -> bool:
     return any(_said(choice).get(key) is not None for key in keys)
 
 
-def _block_method(choice: Choice) -> str:
+def _block_method(choice: DrafterChoice) -> str:
     """Name vLLM's method for a head that drafts blocks: "dflash", or "dspark" with a Markov head."""
     return "dspark" if choice.drafter == "dflash" and _said(choice).get("markov_rank") else "dflash"
 
 
-def _said(choice: Choice) -> Mapping[str, Any]:
+def _said(choice: DrafterChoice) -> Mapping[str, Any]:
     """config.json of the draft model or head; empty if it is no folder."""
     from slipstream.checkpoints.checkpoint import read_json
 
     return read_json(Path(_draft(choice)) / "config.json", missing_ok=True)
 
 
-def _draft(choice: Choice) -> str:
+def _draft(choice: DrafterChoice) -> str:
     if not choice.draft:
         raise ParameterError(
             f"drafter {choice.drafter!r} needs a draft model or head, and none is named", fix="give --draft"
@@ -157,7 +157,7 @@ def _draft(choice: Choice) -> str:
     return choice.draft
 
 
-def _none(choice: Choice, more: str) -> Settings:
+def _none(choice: DrafterChoice, more: str) -> Settings:
     return Settings(None, "", f"no counterpart of {choice.drafter!r} in vLLM 0.33{more}")
 
 

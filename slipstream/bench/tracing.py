@@ -22,7 +22,7 @@ from slipstream.bench.results import Result, recording
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
 from slipstream.llm import LLM
@@ -138,7 +138,7 @@ def trace(
     show = token_text_of(llm.tokenizer) if llm.tokenizer is not None else str
 
     def collect() -> dict[str, Any]:
-        text = [show(token) for token in seq.asked]
+        text = [show(token) for token in request_ids(seq)]
         used = sorted({i for t in recorder.tokens for i in (t["token"], *(g["token"] for g in t["rejected"]))})
         return {
             "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
@@ -164,4 +164,4 @@ def pieces(llm: LLM, seq: Sequence) -> list[str]:
     if llm.tokenizer is None:
         return [f" {token}" for token in seq.output]
     stream = TextStream(decoder_of(llm.tokenizer), prompt=seq.tokens[: seq.prompt])
-    return [piece.text for piece in stream.add(seq.output, seq.drafted, last=True)]
+    return [piece.text for piece in stream.add(seq.output, seq.was_drafted(), last=True)]

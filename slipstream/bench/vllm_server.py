@@ -24,7 +24,7 @@ from threading import Event, Thread
 from typing import Any
 
 import slipstream
-from slipstream.bench.configs import Choice, vllm
+from slipstream.bench.configs import DrafterChoice, vllm
 from slipstream.core.params import Strict
 from slipstream.errors import LoadError, ParameterError, ServedError
 
@@ -151,7 +151,7 @@ class VllmServer(Strict):
     threads    of a CPU build; None: as vLLM chooses.
     """
 
-    choice: Choice
+    choice: DrafterChoice
     arguments: Mapping[str, Any] = field(default_factory=dict)
     threads: int | None = None
 

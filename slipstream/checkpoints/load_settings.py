@@ -1,24 +1,67 @@
 """`LoadSettings`: how a model is loaded and run, one field a setting. Importing this does not import torch.
 
-`LLM`, the command line, the describers of models and the executors read this one object. The keyword of `LLM`, the
-command-line option and its help follow from the field; a new setting is a field here, and where it acts.
+`LLM`, the command line, the describers of models and the executors read this one object. The command-line option and
+its help follow from the field; a new setting is a field here, its type in `LoadKeywords`, and where it acts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 from slipstream import settings
 from slipstream.checkpoints.weight_formats import BY_ROLE, DRAFT_QUANTISATIONS, QUANTISATIONS, QUANTISED, WeightFormat
-from slipstream.core.params import check_integer, setting
+from slipstream.core.params import integer, option
+from slipstream.core.strict import Strict
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.kv.blocks import BLOCK
 
+if TYPE_CHECKING:
+    import torch
+
+    Dtype = str | torch.dtype
+    Device = str | torch.device
+    DeviceMap = str | int | torch.device | Mapping[str, str | int | torch.device]
+    Folder = str | Path
+    Resolved = Any
+else:  # the command line takes text
+    Dtype = Device = DeviceMap = Folder = str
+    Resolved = str | None
+"""Of a dtype and a device: as it was given, until `describe` puts the object of torch in its place."""
+
+
+class LoadKeywords(TypedDict, total=False):
+    """The keywords of `LLM` that are fields of `LoadSettings`, for type checkers."""
+
+    executor: str
+    dtype: Dtype | None
+    device: Device | None
+    quantize: str | None
+    draft_quantize: str | None
+    draft_tokenizer: str
+    threads: int | None
+    kv_dtype: str | None
+    kv_tokens: int | None
+    generation_config: str
+    device_map: DeviceMap | None
+    lora: Folder | None
+    trust_remote_code: bool
+
+
+def _one_of(*known: str) -> Callable[[str, str], str]:
+    return partial(settings.one_of, known=known)
+
+
+def _known_dtype(name: str, value: Dtype) -> Dtype:
+    return settings.one_of(name, value, settings.DTYPES) if isinstance(value, str) else value
+
 
 @dataclass(frozen=True)
-class LoadSettings:
+class LoadSettings(Strict):
     """Raises ParameterError for values that no model can be loaded with.
 
     executor   "auto": on a CPU native where it can run the model, else torch; what our own decoder does not run,
@@ -44,64 +87,69 @@ class LoadSettings:
     """
 
     PANEL: ClassVar[str] = "Loading"
-    executor: str = setting(
+    executor: str = option(
         settings.AUTO,
         "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model.",
+        check=_one_of(*settings.EXECUTORS),
     )
-    dtype: Any = setting(None, "float32, bfloat16, float16 or float64; the native executor supports the first two.")
-    device: Any = setting(None, "Device: cpu, cuda, cuda:1, ...")
-    quantize: str | None = setting(
+    dtype: Resolved = option(
+        None, "float32, bfloat16, float16 or float64; the native executor supports the first two.", check=_known_dtype
+    )
+    device: Resolved = option(None, "Device: cpu, cuda, cuda:1, ...")
+    quantize: str | None = option(
         None,
         "Weights in fewer bits, on a CPU: "
         + ", ".join(f"{name} ({f.bits} bits, activations {f.activations})" for name, f in QUANTISED.items())
         + ", int8 (w8a16; draft: w8a8) or int4 (w4a8).",
+        check=_one_of(*QUANTISATIONS),
     )
-    draft_quantize: str | None = setting(
-        None, "Quantisation of the draft model: int8 (w8a8), int4 (w4a8), w8a16 or none.", shown="as --quantize"
+    draft_quantize: str | None = option(
+        None,
+        "Quantisation of the draft model: int8 (w8a8), int4 (w4a8), w8a16 or none.",
+        shown="as --quantize",
+        check=_one_of(*DRAFT_QUANTISATIONS),
     )
-    draft_tokenizer: str = setting(
+    draft_tokenizer: str = option(
         settings.SAME,
         "What to do with a draft model of another tokenizer: refuse it (same), or split its text (string).",
+        check=_one_of(*settings.DRAFT_TOKENIZERS),
     )
-    threads: int | None = setting(None, "Number of CPU threads.")
-    kv_dtype: str | None = setting(None, "KV cache dtype of the native executor: float32 or float16.", shown="float32")
-    kv_tokens: int | None = setting(
-        None, "Size of the KV cache, in tokens of all requests together.", shown="as many as memory holds"
+    threads: int | None = option(None, "Number of CPU threads.", check=settings.check_threads)
+    kv_dtype: str | None = option(
+        None,
+        "KV cache dtype of the native executor: float32 or float16.",
+        shown="float32",
+        check=_one_of(*settings.KV_DTYPES),
     )
-    generation_config: str = setting(
+    kv_tokens: int | None = option(
+        None,
+        "Size of the KV cache, in tokens of all requests together.",
+        shown="as many as memory holds",
+        check=integer(BLOCK),
+    )
+    generation_config: str = option(
         settings.AUTO,
         "Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the target's "
         "generation_config.json says (auto), or none.",
+        check=_one_of(settings.AUTO, settings.OFF),
     )
-    device_map: Any = setting(None, "Spread the target over devices by transformers: auto, balanced, sequential, ...")
-    lora: Any = setting(None, "LoRA adapter (PEFT) to merge into the target: folder or hub id.")
-    trust_remote_code: bool = setting(False, "Run Python code of the target's checkpoint.")
-    role: str = setting("target")
-
-    def __post_init__(self) -> None:
-        known = (
-            ("executor", self.executor, settings.EXECUTORS),
-            ("dtype", self.dtype if isinstance(self.dtype, str) else None, settings.DTYPES),
-            ("quantize", self.quantize, QUANTISATIONS),
-            ("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS),
-            ("draft_tokenizer", self.draft_tokenizer, settings.DRAFT_TOKENIZERS),
-            ("kv_dtype", self.kv_dtype, settings.KV_DTYPES),
-            ("generation_config", self.generation_config, (settings.AUTO, settings.OFF)),
-        )
-        for each, value, allowed in known:
-            if value is not None:
-                settings.one_of(each, value, allowed)
-        settings.check_threads(self.threads)
-        check_integer("kv_tokens", self.kv_tokens, BLOCK, optional=True)
+    device_map: DeviceMap | None = option(
+        None, "Spread the target over devices by transformers: auto, balanced, sequential, ..."
+    )
+    lora: Folder | None = option(None, "LoRA adapter (PEFT) to merge into the target: folder or hub id.")
+    trust_remote_code: bool = option(False, "Run Python code of the target's checkpoint.")
+    role: str = option("target")
 
     @staticmethod
-    def of(values: Mapping[str, Any], caller: str = "LoadSettings", more: tuple[str, ...] = ()) -> LoadSettings:
+    def of(
+        values: Mapping[str, object] | LoadKeywords, caller: str = "LoadSettings", more: tuple[str, ...] = ()
+    ) -> LoadSettings:
         """From keywords of `caller`, whose other parameters are `more`. Raises ParameterError for an unknown name."""
         names = [f.name for f in fields(LoadSettings)]
         for name in values:
             if name not in names:
                 raise ParameterError(f"{caller} has no parameter {name!r}", fix=did_you_mean(name, [*names, *more]))
-        return LoadSettings(**values)
+        return LoadSettings(**values)  # type: ignore[arg-type]  # checked by the fields
 
     @property
     def kv_blocks(self) -> int | None:
@@ -109,12 +157,12 @@ class LoadSettings:
         return None if self.kv_tokens is None else -(-self.kv_tokens // BLOCK)
 
     @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> LoadKeywords:
         """These settings as keywords of `LLM`."""
-        return {f.name: getattr(self, f.name) for f in fields(LoadSettings) if f.name != "role"}
+        return {name: getattr(self, name) for name in LoadKeywords.__annotations__}  # type: ignore[return-value]
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """The settings that decide what runs and how, and are not left at their defaults."""
         beside = ("draft_quantize", "draft_tokenizer", "generation_config", "trust_remote_code")
         values = {name: value for name, value in self.keywords.items() if name not in beside}
@@ -161,3 +209,24 @@ class LoadSettings:
 
 
 DEFAULTS = LoadSettings()
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def show_settings(before: str | None = None) -> Callable[[F], F]:
+    """Make `help` and editors show the fields of `LoadSettings` in place of `**settings`, and before the parameter of
+    this name."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        at = next((i for i, each in enumerate(parameters) if each.name == before), len(parameters))
+        parameters[at:at] = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for f in fields(LoadSettings)
+            if f.name in LoadKeywords.__annotations__
+        ]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return decorate

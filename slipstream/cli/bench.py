@@ -23,8 +23,8 @@ from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.load import Load
-    from slipstream.bench.load_client import LoadPrompts
+    from slipstream.bench.traffic import Traffic
+    from slipstream.bench.traffic_client import TrafficPrompts
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class BenchPrompts(PromptOptions):
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class TrafficOptions:
     PANEL: ClassVar[str] = "Servers"
     concurrency: str | None = option(
         None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"
@@ -70,9 +70,9 @@ class LoadOptions:
     served_model: str = option("", "Model name at the servers.", shown="the first listed")
     distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
 
-    def loads(self, at_once: str) -> list[Load]:
+    def loads(self, at_once: str) -> list[Traffic]:
         """at_once: requests in flight, if neither these nor a rate is given."""
-        from slipstream.bench.load import LEAST, Load
+        from slipstream.bench.traffic import LEAST, Traffic
 
         given = self.concurrency or (None if self.rate else at_once)
         kinds: list[tuple[int | None, float | None]] = []
@@ -81,15 +81,15 @@ class LoadOptions:
         loads = []
         for n, rate in kinds:
             many = self.requests or max(LEAST, 2 * (n or 0))
-            loads.append(Load(n, rate, many, (n or 2) if self.warm_up is None else self.warm_up))
+            loads.append(Traffic(n, rate, many, (n or 2) if self.warm_up is None else self.warm_up))
         return loads
 
-    def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> LoadPrompts:
+    def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
         """The chosen prompts as requests."""
-        from slipstream.bench.load_client import LoadPrompts
+        from slipstream.bench.traffic_client import TrafficPrompts
 
         sampling = {"temperature": params.temperature, **request_fields(params)}
-        return LoadPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
+        return TrafficPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
 
 
 @grouped
@@ -115,9 +115,9 @@ def bench(
         None,
         "Load this server, as in http://localhost:8000/v1; repeatable: others are compared with the first.",
         metavar="URL",
-        panel=LoadOptions.PANEL,
+        panel=TrafficOptions.PANEL,
     ),
-    load_options: LoadOptions,
+    load_options: TrafficOptions,
     engine: EngineOptions,
     files: OutputOptions,
 ) -> None:
@@ -178,18 +178,18 @@ def bench(
 
 
 def bench_servers(
-    servers: Mapping[str, str], load: LoadOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
+    servers: Mapping[str, str], load: TrafficOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
     seconds: float, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
-    from slipstream.bench.load import LoadConfig, arms_of, load_test, requests_of
+    from slipstream.bench.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
 
     loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
     files.check()
-    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
     arms = arms_of({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
     render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
     with render.progress("asking", requests_of(arms, config)) as advance:
-        result, code = unfinished(lambda: load_test(arms, config, asked.settings, files.out, advance))
+        result, code = unfinished(lambda: measure_traffic(arms, config, asked.settings, files.out, advance))
     finish(result, files)
     raise typer.Exit(code)

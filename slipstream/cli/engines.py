@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.vllm_server import LOADING, VllmServer, interpreter
 from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
@@ -83,7 +83,7 @@ def vllm_server(
     method = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
     name = "none" if method else models.method
     draft = models.draft_model if name != "none" else None
-    choice = Choice(
+    choice = DrafterChoice(
         name,
         _length(models),
         str(checkpoint_of(models.target, "target")),

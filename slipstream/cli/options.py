@@ -10,14 +10,14 @@ import typer
 
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.option_groups import option
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
 from slipstream.core.strict import parse_json
 from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
-from slipstream.settings import AUTO, LLAMACPP, RULES, unknown_rule
+from slipstream.settings import AUTO, LLAMACPP, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
@@ -108,8 +108,7 @@ class ModelOptions(LoadSettings):
     )
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise unknown_rule(self.rule)
+        one_of("rule", self.rule, RULES)
         super().__post_init__()
         self.check_device_map()
         self.length  # noqa: B018 raises for K < 0
@@ -184,12 +183,12 @@ def sampling_options(params: type[SamplingParams]) -> Any:
     types = get_type_hints(params)
     members: list[Any] = []
     for name, known in declared(params).items():
-        if known.option:
+        if known.help:
             several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
             flag = isinstance(known.default, bool)
             shown = False if several or flag or known.default is None else str(known.default)
             declaration = option(
-                False if flag else None, known.help, *known.option, shown=shown, metavar=known.metavar, panel="Sampling"
+                False if flag else None, known.help, *known.names, shown=shown, metavar=known.metavar, panel="Sampling"
             )
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
             members.append((name, kind if flag else kind | None, declaration))

@@ -32,7 +32,7 @@ def report(
 
 SECTIONS: dict[str, str] = {
     "bench": "slipstream.bench.report_bench",
-    "bench-served": "slipstream.bench.load_figures",
+    "bench-served": "slipstream.bench.traffic_figures",
     "trace": "slipstream.bench.report_trace",
     "verify": "slipstream.verify.report_verify",
     "verify-served": "slipstream.verify.served",

@@ -21,7 +21,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import LONGEST_DRAFT, WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
+from slipstream.theory.forecast import LONGEST_DRAFT, WEIGHTS_READ, Forecast, ForecastCosts, Rates, forecast
 from slipstream.zoo import NAMES
 
 _TIMED_LENGTH = 8
@@ -33,7 +33,7 @@ ADVICE = FOLDER / "advice.txt"
 
 
 @dataclass(frozen=True)
-class DraftOptions:
+class AcceptanceOptions:
     PANEL: ClassVar[str] = "Acceptance and drafts"
     alpha: float | None = option(
         None, "Acceptance rate of a draft token.", shown="the published rate of the pair, else 0.7"
@@ -73,7 +73,7 @@ class HardwareOptions:
 
 @grouped
 def simulate(
-    draft: DraftOptions,
+    draft: AcceptanceOptions,
     costs: CostOptions,
     place: HardwareOptions,
     target: str | None = option(
@@ -112,7 +112,7 @@ def simulate(
 
 
 def _lengths(
-    draft: DraftOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
+    draft: AcceptanceOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     if len(batches) > 1:
         raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
@@ -131,23 +131,23 @@ def _lengths(
     }
 
 
-def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> StepCosts:
+def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> ForecastCosts:
     if options.measure:
         return _measured(target or "embedded", model, batch, options.host)
     check_number("row_cost", options.row_cost, 0.0, float("inf"))
     curve = CostCurve.flat(options.row_cost) if options.row_cost else None
     if target is None and model is None:
-        return StepCosts(options.c, curve, batch, options.host)
+        return ForecastCosts(options.c, curve, batch, options.host)
     if target is None or model is None or options.c != CostOptions.c:
         raise ParameterError(
             "--target and --draft give the cost of a draft token together, and in place of --c",
             fix="name both, add --measure to time them here, or --hardware h100 to predict for that hardware",
         )
     ratio = _model(model, "draft").step / _model(target, "target").step
-    return StepCosts(ratio, curve, batch, options.host, WEIGHTS_READ)
+    return ForecastCosts(ratio, curve, batch, options.host, WEIGHTS_READ)
 
 
-def _measured(target: str, model: str | None, batch: int, host: float) -> StepCosts:
+def _measured(target: str, model: str | None, batch: int, host: float) -> ForecastCosts:
     from slipstream.targets.target_costs import measure_costs, measure_draft_costs
 
     llm = load(ModelOptions(target=target, draft=model))
@@ -156,11 +156,11 @@ def _measured(target: str, model: str | None, batch: int, host: float) -> StepCo
         drafting = measure_draft_costs(llm.target, llm.drafter, (1, _TIMED_LENGTH))
     draft = drafting(_TIMED_LENGTH)
     basis = f"measured here: one row takes {1e3 * curve(1):.2f} ms, {_TIMED_LENGTH} draft tokens {1e3 * draft:.2f} ms"
-    return StepCosts(draft / _TIMED_LENGTH / curve(batch), curve, batch, host, basis)
+    return ForecastCosts(draft / _TIMED_LENGTH / curve(batch), curve, batch, host, basis)
 
 
 def _plan(
-    draft: DraftOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
+    draft: AcceptanceOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     hardware = _hardware(place)
     if target is None or model is None:
@@ -228,7 +228,7 @@ def _hardware(place: HardwareOptions) -> Hardware:
     return Hardware("your hardware", **given)
 
 
-def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
+def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> Rates:
     """Acceptance rates by position: as given, or of the pair (see `acceptance_rates`)."""
     from slipstream.plan.known_pairs import acceptance_rates
 

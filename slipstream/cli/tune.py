@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import typer
 
-from slipstream.bench.configs import Choice, Contender
+from slipstream.bench.configs import Contender, DrafterChoice
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.results import Result, check_writable, write as save, write_text
 from slipstream.bench.vllm_server import VllmServer
 from slipstream.checkpoints.load_settings import DEFAULTS
 from slipstream.checkpoints.weight_formats import BY_ROLE
 from slipstream.cli import render
-from slipstream.cli.bench import LoadOptions
+from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, unfinished
@@ -91,7 +91,7 @@ def tune(
     engine: EngineOptions,
     files: OutputOptions,
     server: RunningServer,
-    load_options: LoadOptions,
+    load_options: TrafficOptions,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine.
 
@@ -136,9 +136,9 @@ def tune(
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
     render.line(f"tune: {names}; {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
-    settings = {name: value for name, value in models.keywords.items() if value != DEFAULTS.keywords[name]}
+    settings = {name: value for name, value in models.keywords.items() if value != getattr(DEFAULTS, name)}
     settings |= {} if models.rule == TuneModels.rule else {"rule": models.rule}
-    origin = Choice("none", target=models.target, draft=models.draft_model, engine=settings)
+    origin = DrafterChoice("none", target=models.target, draft=models.draft_model, engine=settings)
     with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))
     finish(result, files)
@@ -167,7 +167,7 @@ def examine(server: RunningServer, files: OutputOptions) -> None:
 
 
 def tune_vllm(
-    models: TuneModels, load: LoadOptions, params: SamplingParams, texts: PromptOptions, rounds: int, seconds: float,
+    models: TuneModels, load: TrafficOptions, params: SamplingParams, texts: PromptOptions, rounds: int, seconds: float,
     write: Path | None, engine: EngineOptions, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure settings of vLLM's server beside plain decoding, print, and write the choice."""
@@ -175,12 +175,12 @@ def tune_vllm(
         check_writable(write, "--write")
     files.check()
     loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
-    from slipstream.bench.load import LoadConfig, arms_of, load_test, requests_of
+    from slipstream.bench.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
     from slipstream.plan.tuning import choose
 
     servers = compared(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)
-    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
     done: list[Result] = []
     prompts = render.counted(len(asked.entries), "prompt")
     render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")
@@ -189,7 +189,7 @@ def tune_vllm(
         with started({name: tried[name]}, engine) as place:
             arms = arms_of({each: Endpoint(url) for each, url in {**base, **place}.items()}, loads, asked)
             with render.progress(name, requests_of(arms, config)) as advance:
-                done.append(load_test(arms, config, asked.settings, None, advance))
+                done.append(measure_traffic(arms, config, asked.settings, None, advance))
             if files.out is not None:
                 save(joined(done), files.out)
 

@@ -45,7 +45,7 @@ class Draft:
              (a point mass). Among sampled nodes, a deterministic one has a one-hot row.
     acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
              None: all may be.
-    by       N names: the drafter that proposed each node, where several did. None: all are of the drafter in use.
+    by       N names: the drafter that proposed each node. None, or an empty name: it is not known.
     drawn    B host integers: how many tokens a model drew for each sequence, with those that it left out because they
              were not worth their rows. None: no model drew for a price.
 
@@ -121,8 +121,8 @@ class Draft:
         return draft.with_drawn(self.drawn)
 
     def named(self, name: str) -> Draft:
-        """The same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
-        return self if self.by is not None or not len(self) else self._with(by=[name] * len(self))
+        """Return the same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
+        return self._with(by=[each or name for each in self.by or [""] * len(self)]) if len(self) else self
 
     def padded(self, more: int) -> Draft:
         """The same draft, with `more` sequences after its own that have none."""
@@ -270,16 +270,16 @@ class Verdict:
         """How many draft tokens of sequence `b` are accepted."""
         return len(self.path[b]) + self.cut[b]
 
-    def proposers(self, draft: Draft, b: int, drafter: str) -> list[str | None]:
-        """For each token of `run`, the name of the drafter that proposed it, None for one of the target's own.
-        drafter: name of the drafter in use, for draft tokens that name none."""
+    def proposers(self, draft: Draft, b: int) -> list[str | None]:
+        """Return for each token of `run` the name of the drafter that proposed it, "" if it has none, and None for a
+        token of the target's own."""
         start, nodes = draft.splits[b], list(self.path[b])
         if draft.by is None:
-            return [drafter] * self.accepted(b) + [None] * (not self.cut[b])
+            return [""] * self.accepted(b) + [None] * (not self.cut[b])
         if self.cut[b]:  # `next` is a child of the last node, the first of equal ones
             last = nodes[-1] if nodes else -1
             nodes += [n for n in draft.children(b)[last] if draft.ids[start + n] == self.next[b]][:1]
-        return [draft.by[start + node] or drafter for node in nodes] + [None] * (not self.cut[b])
+        return [draft.by[start + node] for node in nodes] + [None] * (not self.cut[b])
 
     def run(self, draft: Draft, b: int) -> list[int]:
         """The tokens that sequence `b` gains: its accepted draft tokens, then `next`."""

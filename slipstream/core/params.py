@@ -16,8 +16,8 @@ from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import Any
 
-from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
-from slipstream.core.strict import Strict, check_text, setting as setting
+from slipstream.core.declaration import DISTRIBUTION, Check, Effect, declared, option as option, parameter
+from slipstream.core.strict import Strict, check_text
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.settings import MOST_DRAFT_TOKENS
@@ -174,76 +174,71 @@ class SamplingParams(Strict):
     draft_tokens        most draft tokens a step for this request; 0 turns speculation off, None leaves it to `LLM`.
     """
 
-    temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, help="Sampling temperature; 0: greedy.")
-    top_k: int = parameter(
-        0, integer(0), Effect.FILTERS_PROBABILITIES, help="Keep the k most likely tokens; 0 keeps all."
-    )
+    temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, "Sampling temperature; 0: greedy.")
+    top_k: int = parameter(0, integer(0), Effect.FILTERS_PROBABILITIES, "Keep the k most likely tokens; 0 keeps all.")
     top_p: float = parameter(
         1.0,
         number(0.0, 1.0, open_low=True),
         Effect.FILTERS_PROBABILITIES,
-        help="Keep the most likely tokens up to this total probability.",
+        "Keep the most likely tokens up to this total probability.",
     )
     min_p: float = parameter(
         0.0,
         number(0.0, 1.0),
         Effect.FILTERS_PROBABILITIES,
-        help="Drop tokens below this share of the highest probability.",
+        "Drop tokens below this share of the highest probability.",
     )
     repetition_penalty: float | None = parameter(
         None,
         number(0.0, 100.0, open_low=True, optional=True),
         Effect.NEEDS_HISTORY,
+        "Repetition penalty; above 1 discourages repetition.",
         neutral=1.0,
-        help="Repetition penalty; above 1 discourages repetition.",
     )
     frequency_penalty: float = parameter(
-        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, help="Penalty per occurrence in the output, -2 to 2."
+        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, "Penalty per occurrence in the output, -2 to 2."
     )
     presence_penalty: float = parameter(
-        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, help="Penalty for tokens in the output, -2 to 2."
+        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, "Penalty for tokens in the output, -2 to 2."
     )
     logit_bias: Mapping[int, float] | None = parameter(
-        None, bias_map, Effect.EDITS_LOGITS, option=(), ids_in=lambda bias: bias or ()
+        None, bias_map, Effect.EDITS_LOGITS, "", ids_in=lambda bias: bias or ()
     )
     bad_words: Seq[Seq[int] | str] = parameter(
         (),
         word_list,
         Effect.NEEDS_HISTORY,
-        option=(),
+        "",
         ids_in=lambda words: (token for word in words if not isinstance(word, str) for token in word),
     )
     structured: Structured | None = parameter(  # noqa: RUF009 Structured is frozen, too
-        None, structure, Effect.NEEDS_HISTORY, option=()
+        None, structure, Effect.NEEDS_HISTORY, ""
     )
     min_tokens: int = parameter(
-        0, integer(0), Effect.NEEDS_HISTORY, option=("--min-new-tokens",), help="Minimum number of tokens to generate."
+        0, integer(0), Effect.NEEDS_HISTORY, "Minimum number of tokens to generate.", "--min-new-tokens"
     )
     max_tokens: int = parameter(
         128,
         integer(1),
         Effect.ENDS_TEXT,
-        option=("--max-new-tokens", "-n"),
-        help="Maximum number of tokens to generate.",
+        "Maximum number of tokens to generate.",
+        "--max-new-tokens",
+        "-n",
     )
-    stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, help="Stop before this text; repeatable.")
-    stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, option=(), ids_in=tuple)
-    ignore_eos: bool = parameter(False, flag, Effect.ENDS_TEXT, help="Continue after the end-of-text token.")
-    seed: int | None = parameter(None, integer(-(2**63), optional=True), Effect.CONTROLS_RUN, help="Sampling seed.")
+    stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, "Stop before this text; repeatable.")
+    stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, "", ids_in=tuple)
+    ignore_eos: bool = parameter(False, flag, Effect.ENDS_TEXT, "Continue after the end-of-text token.")
+    seed: int | None = parameter(None, integer(-(2**63), optional=True), Effect.CONTROLS_RUN, "Sampling seed.")
     logprobs: int | None = parameter(
         None,
         integer(0, optional=True),
         Effect.CONTROLS_RUN,
-        help="Show log-probabilities of the tokens and of N alternatives.",
+        "Show log-probabilities of the tokens and of N alternatives.",
         metavar="N",
     )
     draft_tokens: int | None = parameter(  # on the command line --draft-tokens is the engine's
-        None, draft_length, Effect.CONTROLS_RUN, option=()
+        None, draft_length, Effect.CONTROLS_RUN, ""
     )
-
-    def __post_init__(self) -> None:
-        for name, known in declared(type(self)).items():
-            object.__setattr__(self, name, known.check(name, getattr(self, name)))
 
     def _uses(self, *effects: Effect) -> bool:
         """Whether a parameter with one of these effects differs from its default."""

@@ -27,8 +27,7 @@ from torch import Tensor
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Decision, Draft, Verdict
 from slipstream.core.params import SamplingParams
-from slipstream.errors import RuleError
-from slipstream.settings import unknown_rule
+from slipstream.errors import RuleError, did_you_mean
 
 Decide = Callable[[Draft, Tensor, Dice], Decision]
 
@@ -258,5 +257,5 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
 def rule_named(name: str) -> Rule:
     """The rule of that name; raises RuleError with the nearest known name."""
     if not isinstance(name, str) or name not in RULES:
-        raise unknown_rule(name)
+        raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
     return RULES[name]

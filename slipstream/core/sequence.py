@@ -5,9 +5,11 @@ State is kept here and not in tensors with a row per batch entry, so sequences c
 Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  len(pending) >= 1.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
@@ -19,9 +21,6 @@ from slipstream.core.text_ends import Decode, StopSearch
 
 _ids = itertools.count()
 
-LEAD = 8
-"""Tokens of the prompt's end that a source or a prediction is put behind, for lookup drafters."""
-
 
 @dataclass(eq=False)
 class Sequence:
@@ -29,61 +28,52 @@ class Sequence:
 
     tokens    prompt and output so far; they only grow while drafters read them.
     prompt    number of prompt tokens.
-    source    what an encoder-decoder reads with its encoder, once; `tokens` then begins with the target's start tokens.
     kv_len    how many leading tokens have their KV in the target's cache.
     stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
     context   most tokens the target can hold.
-    decode    token ids -> text, for stop strings; None if there is no tokenizer.
     constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
-    prediction  tokens that the output is expected to hold, for drafters that look them up (`readable`); they change how
-              fast it is decoded, not what is. Not changed once it runs.
-    coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
+    prediction  tokens that the output is expected to hold, for drafters that look them up; they change how fast it is
+              decoded, not what is. Not changed once it runs.
     rule      how its draft tokens are verified; None: as the engine says.
     chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
     cached    prompt tokens whose KV was that of an earlier request. Set by the engine.
-    prefix_cache  whether drafters may begin it with what they computed for an earlier request. Set by the engine.
     error     what ended it if `finish` is "error".
-    drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
-    drafter   name of its drafter. Set by the engine.
     proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has
               several); None for a token of the target's own.
+    stop_search  finds the stop strings, made from decode (token ids -> text); None if there is no tokenizer.
+    random    its random numbers: those of `stream`, or else of the seed.
     """
 
     tokens: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     context: int = 2**31
-    decode: Decode | None = None
+    decode: InitVar[Decode | None] = None
     constraint: Constraint | None = None
     prediction: Seq[int] = ()
-    source: Seq[int] = ()
-    coupled: bool = False
     rule: Rule | None = None
-    prefix_cache: bool = False
-    drafter: str = ""
-    stream: Stream | None = None
+    stream: InitVar[Stream | None] = None
     id: int = field(default_factory=lambda: next(_ids))
 
+    random: Stream = field(init=False)
     prompt: int = field(init=False)
     kv_len: int = field(init=False, default=0)
     cached: int = field(init=False, default=0)
     chunk_end: int | None = field(init=False, default=None)
-    drafted: list[bool] = field(init=False, default_factory=list)
     proposers: list[str | None] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
     finish: str | None = field(init=False, default=None)
     stop_cause: int | str | None = field(init=False, default=None)
     error: Exception | None = field(init=False, default=None)
     stats: SpecStats = field(init=False, default_factory=SpecStats)
-    stop_search: StopSearch | None = field(init=False, default=None)  # made by `core.stop` at the first token
+    stop_search: StopSearch | None = field(init=False, default=None)
 
-    _readable: list[int] | None = field(init=False, default=None)
-    _before: int = field(init=False, default=0)  # how many of these come before the tokens
-
-    def __post_init__(self) -> None:
+    def __post_init__(self, decode: Decode | None, stream: Stream | None) -> None:
         self.tokens = list(self.tokens)
         self.prompt = len(self.tokens)
-        self.random = self.stream or Stream(self.params.seed)
+        self.random = stream or Stream(self.params.seed)
+        if decode is not None and self.params.stop:
+            self.stop_search = StopSearch(decode, self.tokens, self.params.stop)
 
     @property
     def end(self) -> int:
@@ -105,25 +95,6 @@ class Sequence:
         return self.tokens[self.prompt :]
 
     @property
-    def asked(self) -> list[int]:
-        """The ids of the request: its source, or its prompt."""
-        return list(self.source) or self.tokens[: self.prompt]
-
-    @property
-    def readable(self) -> list[int]:
-        """What lookup drafters copy from, not to be changed: the tokens, after the source and the prediction if there
-        are any. Each of these stands behind the end of the prompt, so that an output which begins as it does is found
-        from its first token on."""
-        if not self.source and not self.prediction:
-            return self.tokens
-        if self._readable is None:
-            lead = self.tokens[max(0, self.prompt - LEAD) : self.prompt]
-            self._readable = [token for text in (self.source, self.prediction) if text for token in (*lead, *text)]
-            self._before = len(self._readable)
-        self._readable += self.tokens[len(self._readable) - self._before :]
-        return self._readable
-
-    @property
     def limit(self) -> int:
         """Most tokens that this sequence may hold in the end."""
         return min(self.context, self.prompt + self.params.max_tokens)
@@ -132,6 +103,14 @@ class Sequence:
     def room(self) -> int:
         """How many tokens may still be emitted."""
         return self.limit - len(self.tokens)
+
+    def was_drafted(self, first: int = 0) -> list[bool]:
+        """Return for each output token from `first` on whether it is an accepted draft token."""
+        return [name is not None for name in self.proposers[first:]]
+
+    def copy_for(self, context: int) -> Sequence:
+        """Return a new sequence with the same tokens and parameters, for a model of another context."""
+        return Sequence(self.tokens, self.params, context=context)
 
     def read_chunk(self) -> None:
         """Note that a chunk of the prompt was run: it gives no token."""
@@ -142,19 +121,45 @@ class Sequence:
         self.stats.count_plain(len(run))
         self.tokens.extend(run)
         self.kv_len = len(self.tokens) - 1
-        self.drafted.extend([False] * len(run))
         self.proposers.extend([None] * len(run))
         self.finish = finish
 
     def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
         """Append what sequence `b` of the batch gained from a step, and count it."""
-        run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)
+        run = verdict.run(draft, b)
         depths = [draft.depths[i] for i in draft.nodes(b) if draft.acceptable is None or draft.acceptable[i]]
         if verdict.finish[b]:
             depths = [d for d in depths if d <= len(run)]  # draft tokens after a stop do not count
-        self.stats.count(depths, accepted, len(run))
-        self.kv_len = len(self.tokens) + kept
+        self.stats.count(depths, verdict.accepted(b), len(run))
+        self.kv_len = len(self.tokens) + len(verdict.path[b])
         self.tokens.extend(run)
-        self.drafted.extend(i < accepted for i in range(len(run)))
-        self.proposers.extend(verdict.proposers(draft, b, self.drafter))
+        self.proposers.extend(verdict.proposers(draft, b))
         self.finish = verdict.finish[b]
+
+
+@dataclass(eq=False)
+class SourcedSequence(Sequence):
+    """A sequence of an encoder-decoder. Its tokens begin with the target's start tokens.
+
+    source  ids that the encoder reads, once.
+    """
+
+    source: Seq[int] = ()
+
+    def copy_for(self, context: int) -> SourcedSequence:
+        return SourcedSequence(self.tokens, self.params, context=context, source=self.source)
+
+
+def source_of(seq: Sequence) -> Seq[int]:
+    """Return the source that a sequence answers; empty if it continues a prompt."""
+    return seq.source if isinstance(seq, SourcedSequence) else ()
+
+
+def request_ids(seq: Sequence) -> list[int]:
+    """Return the ids of the request: its source, or its prompt."""
+    return list(source_of(seq)) or seq.tokens[: seq.prompt]
+
+
+def is_coupled(seq: Sequence) -> bool:
+    """Return whether the rule picks with noise keyed by position, which drafters then share."""
+    return seq.rule is not None and seq.rule.coupled

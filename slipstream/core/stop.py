@@ -16,7 +16,6 @@ from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.core.text_ends import StopSearch
 
 
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
@@ -54,10 +53,7 @@ def completed_stop(seq: Sequence, run: Seq[int], i: int) -> str | None:
     """Return the stop string that token `i` of `run`, which follows the output, completes, or None. A stop string that
     was complete before (and did not count, because of min_tokens) has no effect. If several are completed, the
     first to begin counts, so that the text, cut before it, holds none of them."""
-    assert seq.decode is not None, "stop strings need a tokenizer"
-    search = seq.stop_search
-    if search is None or len(search.text) != len(seq.tokens) - seq.prompt + i:  # at first, or a step is repeated
-        search = seq.stop_search = StopSearch(seq.decode, seq.tokens[: seq.prompt], seq.params.stop)
-        for token in (*seq.output, *run[:i]):
-            search.add(token)
-    return search.add(run[i])
+    assert seq.stop_search is not None, "stop strings need a tokenizer"
+    if len(seq.stop_search.text) != len(seq.tokens) - seq.prompt + i:  # a step is repeated
+        seq.stop_search.read((*seq.output, *run[:i]))
+    return seq.stop_search.add(run[i])

@@ -1,23 +1,12 @@
-"""`Strict`: configurations that refuse what they do not know, and values that their fields' checks refuse (`setting`);
+"""`Strict`: configurations that refuse what they do not know, and values that their fields' checks refuse (`option`);
 `check_text`: refuses text that no tokenizer reads; `parse_json`: refuses bad JSON of every kind."""
 
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, field, fields
+from dataclasses import fields
 from typing import Any, ClassVar
 
+from slipstream.core.declaration import OPTION, Option
 from slipstream.errors import ParameterError, RequestError, did_you_mean
-
-Check = Callable[[str, Any], Any]
-"""(name, value) -> the value as it is stored; raises ParameterError with the name if it is not allowed."""
-
-
-def setting(
-    default: Any = MISSING, help: str = "", *names: str, shown: str | None = None, check: Check | None = None
-) -> Any:
-    """A field, which is an option of a command if it has a help: one sentence for `--help`. names: as typed, if they do
-    not follow from the field's name; shown: the default in `--help`, in words; None: the default."""
-    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check})
 
 
 class Strict:
@@ -44,7 +33,7 @@ class Strict:
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
-            check, value = each.metadata.get("check"), getattr(self, each.name)
+            check, value = each.metadata.get(OPTION, Option()).check, getattr(self, each.name)
             if check is not None and not (value is None and each.default is None):
                 object.__setattr__(self, each.name, check(each.name, value))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.encoder import Encoder
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.errors import PairError
 
 T = TypeVar("T")
@@ -279,7 +279,7 @@ def begun(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
     encoder = target.capabilities.encoder
     if encoder is None:
         return Sequence(list(prompt), **more)
-    return Sequence(list(encoder.start), source=tuple(prompt), **more)
+    return SourcedSequence(list(encoder.start), source=tuple(prompt), **more)
 
 
 @contextmanager

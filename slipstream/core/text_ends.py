@@ -76,8 +76,14 @@ class StopSearch:
     """Finds stop strings in the text of an output, as its tokens arrive."""
 
     def __init__(self, decode: Decode, prompt: Seq[int], stop: Seq[str]):
-        self.text, self._stop, self._longest = OutputText(decode, prompt), stop, max(map(len, stop))
-        self._end = ""  # of the text before
+        self.decode, self._prompt, self._stop, self._longest = decode, list(prompt), stop, max(map(len, stop))
+        self.read(())
+
+    def read(self, output: Iterable[int]) -> None:
+        """Begin again, with these tokens."""
+        self.text, self._end = OutputText(self.decode, self._prompt), ""  # the end of the text before the next token
+        for token in output:
+            self.add(token)
 
     def add(self, token: int) -> str | None:
         """Add a token. Returns the stop string that it completes; if several, the first to begin."""

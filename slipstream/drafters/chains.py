@@ -28,7 +28,7 @@ from slipstream.core.draft import Draft, consecutive
 from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, is_coupled
 from slipstream.core.warp import distributions_after, warp
 from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.errors import TargetError
@@ -89,7 +89,7 @@ class Chains:
             if budgets[b].depth > 0:
                 (multi_step if self.model.multi_step and seq.params.temperature_only else other).append(b)
         for coupled in (False, True):  # they use different random numbers
-            rows = [b for b in multi_step if seqs[b].coupled == coupled]
+            rows = [b for b in multi_step if is_coupled(seqs[b]) == coupled]
             try:
                 while rows:
                     rows = self._in_one_call(seqs, rows, budgets, chains)
@@ -155,7 +155,7 @@ class Chains:
         at the same positions."""
         if all(params.greedy for params in each):
             return StepSampling(vocab=self._vocab)
-        coupled = seqs[0].coupled
+        coupled = is_coupled(seqs[0])
         greedy = 1.0 if coupled else ARGMAX_INV_TEMPERATURE  # for greedy sequences in the batch, whose noise is 0
         inverse = torch.tensor([greedy if p.greedy else 1 / p.divisor for p in each], dtype=torch.float64)
         if coupled:
@@ -279,9 +279,9 @@ def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tenso
     similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
     """
     tokens = torch.empty(len(seqs), dtype=torch.int64, device=probs.device)
-    drawn = [b for b, seq in enumerate(seqs) if not seq.coupled]
+    drawn = [b for b, seq in enumerate(seqs) if not is_coupled(seq)]
     for b, seq in enumerate(seqs):
-        if seq.coupled:
+        if is_coupled(seq):
             noise = torch.from_numpy(seq.random.gumbel(len(seq.tokens) + depth, probs.shape[-1])).to(probs.device)
             tokens[b] = (probs[b].log() + noise).argmax()
     if drawn:

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from slipstream.checkpoints.checkpoint import resolve
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
@@ -28,8 +28,14 @@ if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
     from slipstream.drafters.string_match import Writer
+    from slipstream.targets.describe import Model
     from slipstream.targets.described import Described, HeadFiles
     from slipstream.targets.pair_check import PairReport
+    from slipstream.tokens.tokenizer import Tokenizer
+
+    OneDraft: TypeAlias = "Model | Drafter | Described | Writer | DraftPlan | None"
+    WithOptions: TypeAlias = tuple[OneDraft, Mapping[str, object]]
+    DraftArgument: TypeAlias = OneDraft | WithOptions | Seq[OneDraft | WithOptions]
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
@@ -58,7 +64,7 @@ def usual(target: str, draft_model: str | None) -> str:
     return WITH_MTP if mtp_layer_count(target) else WITHOUT_DRAFT
 
 
-def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
+def asked(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
     """Drafter and options as `LLM.use` takes them, for what was written on the command line.
 
     names  drafters of the registry; several are stacked in this order. None are named: a draft model drafts, a head
@@ -69,13 +75,13 @@ def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
     """
     if not names:
         return (WITHOUT_DRAFT if draft is None else replace(DraftPlan.of(draft), lookup=True)), {}
-    members = [_one(name, draft) for name in names]
+    members: list[tuple[OneDraft, dict[str, object]]] = [_one(name, draft) for name in names]
     if len(members) == 1:
         return members[0]
     return [(drafter, options) if options else drafter for drafter, options in members], {}
 
 
-def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, Any]]:
+def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, object]]:
     spec = DRAFTERS[name]
     if name == "none":
         return None, {}
@@ -114,7 +120,7 @@ class DraftPlan:
     pair: PairReport | None = None
 
     @staticmethod
-    def of(draft: Any, options: Mapping[str, Any] | None = None) -> DraftPlan:
+    def of(draft: DraftArgument, options: Mapping[str, object] | None = None) -> DraftPlan:
         """The plan of what `LLM.use` takes. Nothing is read.
 
         draft    None: plain decoding; a plan; a `Drafter`; a name in the registry; a folder or hub id of a draft model
@@ -131,7 +137,7 @@ class DraftPlan:
             return DraftPlan("none")
         if draft == STACK and "members" in options:
             members, further = options["members"], {name: value for name, value in options.items() if name != "members"}
-            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)
+            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)  # type: ignore
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
         if isinstance(draft, (str, Path)):
@@ -312,7 +318,7 @@ class DrafterFactory:
     target: Target
     described: Described | None
     settings: LoadSettings
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     progress: Progress | None = None
 
     def make(self, plan: DraftPlan) -> Drafter:
@@ -374,20 +380,20 @@ class DrafterFactory:
         return with_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
 
 
-def _checkpoint(model: Any) -> Path | None:
+def _checkpoint(model: object) -> Path | None:
     """The checkpoint that a loaded target came from, if it is still there."""
     runtime = model.capabilities.runtime if _is_target(model) else None
     path = None if runtime is None else runtime.checkpoint
     return path if path is not None and path.exists() else None
 
 
-def _is_target(model: Any) -> bool:
+def _is_target(model: object) -> TypeGuard[Target]:
     from slipstream.core.target import Target
 
     return isinstance(model, Target)
 
 
-def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
+def _refuse_options(options: Mapping[str, object], given: str, fix: str) -> None:
     """Raise ParameterError if there are options that nothing would read."""
     if options:
         raise ParameterError(
@@ -405,7 +411,7 @@ def _without_model(name: str) -> ParameterError:
     )
 
 
-def _refuse_incomplete(draft: Any) -> None:
+def _refuse_incomplete(draft: object) -> None:
     """Raise ParameterError for an object that proposes draft tokens but lacks other members of a drafter."""
     from slipstream.core.drafter import Drafter
 

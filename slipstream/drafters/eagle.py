@@ -28,7 +28,7 @@ from slipstream.backends.table import backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
-from slipstream.core.params import Strict, integer, setting
+from slipstream.core.params import Strict, integer, option
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible
@@ -54,8 +54,8 @@ class EagleDraftConfig(Strict):
     """
 
     shape: str = "chain"
-    width: int = setting(4, check=integer(1))
-    nodes: int = setting(12, check=integer(1))
+    width: int = option(4, check=integer(1))
+    nodes: int = option(12, check=integer(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,7 +47,8 @@ class Guard:
             with self._guarded("propose", seqs):
                 draft = self.drafter.propose(seqs, budgets)
                 draft.check(depths, self.target.vocab_size, MAX_NODES)
-                return draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
+                draft = draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
+                return draft.named(self.name)
         return Draft.empty(len(seqs), self.target.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

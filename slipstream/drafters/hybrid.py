@@ -25,7 +25,7 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, Lookup, read_prompts
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
@@ -49,12 +49,12 @@ class HybridConfig(Strict):
                         times the remaining output: prefilling it would cost more than it saves.
     """
 
-    min_match: int = setting(4, check=integer(1))
-    neural: int = setting(5, check=integer(1))
-    append_tokens: int = setting(6, check=integer(0))
-    append_match: int = setting(3, check=integer(1))
-    append_probability: float = setting(0.4, check=number(0.0, 1.0))
-    max_prefill_ratio: float = setting(4.0, check=number(0.0, float("inf")))
+    min_match: int = option(4, check=integer(1))
+    neural: int = option(5, check=integer(1))
+    append_tokens: int = option(6, check=integer(0))
+    append_match: int = option(3, check=integer(1))
+    append_probability: float = option(0.4, check=number(0.0, 1.0))
+    max_prefill_ratio: float = option(4.0, check=number(0.0, float("inf")))
 
 
 class HybridDrafter:
@@ -82,7 +82,7 @@ class HybridDrafter:
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         left = list(budgets)  # with a depth of 0 once a sequence has its draft
-        parts: list[Part | None] = [None] * len(seqs)
+        parts: list[DraftPart | None] = [None] * len(seqs)
         drawn = [0] * len(seqs)
         asked: list[Lookup] = []
         for member in self.members:
@@ -100,15 +100,15 @@ class HybridDrafter:
                 if not draft.nodes(b):
                     continue
                 if not self._stacks(seq):
-                    parts[b] = Part(draft)
+                    parts[b] = DraftPart(draft)
                 elif not is_lookup:
-                    parts[b] = Part(draft, member.name, *self._continued(seq, draft, b, budgets[b], asked))
+                    parts[b] = DraftPart(draft, member.name, *self._continued(seq, draft, b, budgets[b], asked))
                     left[b] = Budget(0)
                 elif asked[-1].match_length(seq.id) >= self.config.min_match:
-                    parts[b] = Part(draft, member.name)
+                    parts[b] = DraftPart(draft, member.name)
                     left[b] = Budget(0)
                 elif parts[b] is None:  # if no later member drafts
-                    parts[b] = Part(draft, member.name)
+                    parts[b] = DraftPart(draft, member.name)
         return join_drafts(parts, self.vocab_size, self.device).with_drawn(drawn if any(drawn) else None)
 
     def _stacks(self, seq: Sequence) -> bool:
@@ -176,7 +176,7 @@ class HybridDrafter:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class DraftPart:
     """What is drafted for one sequence.
 
     draft  of the whole batch, of which it takes the nodes of this sequence.
@@ -190,7 +190,7 @@ class Part:
     by: str = ""
 
 
-def join_drafts(parts: Seq[Part | None], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
+def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
     """The drafts of several drafters, each for some sequences of the batch, as one; None: nothing is drafted.
 
     Tokens of a lookup that follow a chain are point masses: deterministic given the chain, which may be sampled. What

@@ -39,11 +39,12 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.lookups import ReadableText
 from slipstream.errors import ParameterError
 
 TRIAL = 16  # steps after which to decide whether drafting saves time
@@ -63,12 +64,12 @@ class LookaheadConfig(Strict):
     pool       most first tokens in the pool; the least recently used are dropped first. About 0.15 kB an n-gram.
     """
 
-    window: int = setting(5, check=integer(1))
-    ngram: int = setting(4, check=integer(2))
-    guesses: int = setting(5, check=integer(1))
+    window: int = option(5, check=integer(1))
+    ngram: int = option(4, check=integer(2))
+    guesses: int = option(5, check=integer(1))
     from_text: bool = True
-    row_cost: float = setting(0.05, check=number(0.0, 1.0))
-    pool: int = setting(1 << 14, check=integer(1))
+    row_cost: float = option(0.05, check=number(0.0, 1.0))
+    pool: int = option(1 << 14, check=integer(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +137,7 @@ class BackOff:
 class _State:
     pool: Pool
     back_off: BackOff
+    text: ReadableText
     levels: list[list[int]]  # [level][column] of the window; fewer than N - 1 levels at first
     indexed: int = 0  # tokens of the sequence whose n-grams are in the pool
     drafted: list[int] | None = None  # tokens of the last draft
@@ -197,15 +199,16 @@ class LookaheadDrafter:
     def _state(self, seq: Sequence) -> _State:
         """The state of a sequence, with its pool up to date. Created when it is first needed: a sequence for which
         speculation is off costs nothing."""
-        config, state, text = self.config, self._states.get(seq.id), seq.readable
+        config, state = self.config, self._states.get(seq.id)
         if state is None:
-            state = _State(Pool(config.pool, config.guesses), BackOff(config.row_cost), [[]])
-            state.indexed = max(0, len(text) - config.pool)
+            state = _State(Pool(config.pool, config.guesses), BackOff(config.row_cost), ReadableText(seq), [[]])
+            state.indexed = max(0, len(state.text.ids) - config.pool)
             self._fill(state, seq)
             self._states[seq.id] = state
         elif state.gained:
             self._shift(state, seq, [])
         if config.from_text:
+            text = state.text.ids
             recent = text[max(0, state.indexed - config.ngram + 1) :]
             for i in range(len(recent) - config.ngram + 1):
                 state.pool.add(recent[i : i + config.ngram])
@@ -252,7 +255,7 @@ class LookaheadDrafter:
         """Draw the missing cells from the text."""
         missing = sum(self.config.window - len(level) for level in state.levels)
         if missing:
-            text = seq.readable
+            text = state.text.ids
             drawn = iter((seq.random.uniforms(DRAFT, len(seq.tokens), missing) * len(text)).astype(int).tolist())
             for level in state.levels:
                 level += [text[next(drawn)] for _ in range(self.config.window - len(level))]

@@ -1,6 +1,6 @@
 """Base class of lookup drafters: a state for each sequence, and where a draft ends.
 
-A lookup drafter finds its draft tokens in the sequence's own text (`Sequence.readable`), so they do not depend on the
+A lookup drafter finds its draft tokens in the sequence's own text (`ReadableText`), so they do not depend on the
 rest of the batch. Each token that followed a match has a probability to be accepted: the share of the occurrences that
 went on with it, times what matches of this length are worth (`MatchLengthStats`). The draft ends where the product of
 these falls below the cost of verifying one more row, as a share of a plain step.
@@ -16,7 +16,7 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import TargetOut
 from slipstream.drafters.acceptance_stats import MatchLengthStats
 
@@ -39,6 +39,29 @@ class Index(Protocol):
 
 S = TypeVar("S", bound=Index)
 
+LEAD = 8
+"""Tokens of the prompt's end that a source or a prediction is put behind."""
+
+
+class ReadableText:
+    """What lookup drafters copy from: the tokens of a sequence, after its source and its prediction if there are any.
+    Each of these stands behind the end of the prompt, so that an output which begins as it does is found from its
+    first token on."""
+
+    def __init__(self, seq: Sequence):
+        self._seq = seq
+        lead = seq.tokens[max(0, seq.prompt - LEAD) : seq.prompt]
+        self._ids = [token for text in (source_of(seq), seq.prediction) if text for token in (*lead, *text)]
+        self._before = len(self._ids)  # how many of these come before the tokens
+
+    @property
+    def ids(self) -> list[int]:
+        """Return all of it, not to be changed."""
+        if not self._before:
+            return self._seq.tokens
+        self._ids += self._seq.tokens[len(self._ids) - self._before :]
+        return self._ids
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -60,6 +83,7 @@ class LookupState(Generic[S]):
 
     seq: Sequence
     store: S
+    text: ReadableText
     indexed: int = 0
     stats: MatchLengthStats = field(default_factory=MatchLengthStats)
     last: Continuation = NOTHING
@@ -118,8 +142,8 @@ class LookupDrafter(ABC, Generic[S]):
             if budget.depth > 0:
                 state = self._states.get(seq.id)
                 if state is None:
-                    state = self._states[seq.id] = LookupState(seq, self._store())
-                text = seq.readable
+                    state = self._states[seq.id] = LookupState(seq, self._store(), ReadableText(seq))
+                text = state.text.ids
                 state.indexed = min(len(text), state.indexed + MOST_INDEXED) if seq.prediction else len(text)
                 state.store.index(text if state.indexed == len(text) else text[: state.indexed])
                 state.last = self._best(state, (), budget)

@@ -21,7 +21,7 @@ from torch import Tensor
 from slipstream.backends.table import backend_for_head
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
-from slipstream.core.params import Strict, check_integer, integer, number, setting
+from slipstream.core.params import Strict, check_integer, integer, number, option
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.guard import MAX_NODES
@@ -29,7 +29,7 @@ from slipstream.errors import ParameterError
 from slipstream.heads.medusa_format import fit, load_medusa
 from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, MedusaRuntime
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import Tree, best_tree, optimal_tree
+from slipstream.theory.trees import TreeShape, best_tree, optimal_tree
 from slipstream.zoo import head_dir
 
 _MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
@@ -45,8 +45,8 @@ class MedusaDraftConfig(Strict):
     """
 
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
-    nodes: int = setting(0, check=integer(0))
-    row_cost: float = setting(0.05, check=number(0.0, float("inf")))
+    nodes: int = option(0, check=integer(0))
+    row_cost: float = option(0.05, check=number(0.0, float("inf")))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +55,7 @@ class MedusaDraftConfig(Strict):
         if self.tree is not None and self.nodes:
             raise ParameterError("a fixed tree was given together with nodes", fix="give one or the other")
 
-    def fixed_tree(self) -> Tree | None:
+    def fixed_tree(self) -> TreeShape | None:
         """The tree given by the option `tree`. Raises ParameterError."""
         if self.tree is None:
             return None
@@ -70,8 +70,8 @@ class MedusaDraftConfig(Strict):
         if wanted and isinstance(wanted[0], int):
             for branches in wanted:
                 check_integer("branches of a tree", branches, 1)
-            return Tree.full(wanted)  # type: ignore[arg-type]
-        return Tree.of_paths(wanted)  # type: ignore[arg-type]
+            return TreeShape.full(wanted)  # type: ignore[arg-type]
+        return TreeShape.of_paths(wanted)  # type: ignore[arg-type]
 
 
 def assumed(heads: int) -> Accuracies:
@@ -100,7 +100,7 @@ class MedusaDrafter(PrefixKeeper):
         # As many ranks as they have ids at most.
         self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assumed(c.heads))[: c.heads])
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
-        self._shapes: dict[int, tuple[Tree, Tensor]] = {}  # see `_shape`; by depth
+        self._shapes: dict[int, tuple[TreeShape, Tensor]] = {}  # see `_shape`; by depth
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
 
     @torch.inference_mode()
@@ -138,7 +138,7 @@ class MedusaDrafter(PrefixKeeper):
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
-    def _shape(self, depth: int) -> tuple[Tree, Tensor]:
+    def _shape(self, depth: int) -> tuple[TreeShape, Tensor]:
         """The tree for drafts of at most this depth (the fixed one, cut, or the optimal one), and which of the
         [K * top] candidates of a row each node is, int64 [n]."""
         if depth not in self._shapes:
@@ -152,7 +152,7 @@ class MedusaDrafter(PrefixKeeper):
             self._shapes[depth] = tree, torch.tensor(places, dtype=torch.int64, device=self.device)
         return self._shapes[depth]
 
-    def _checked(self, tree: Tree | None) -> Tree | None:
+    def _checked(self, tree: TreeShape | None) -> TreeShape | None:
         """`tree`; raises ParameterError if these heads cannot fill it."""
         c = self.heads.config
         if tree is not None:

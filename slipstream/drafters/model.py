@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
 from slipstream.drafters.chains import Chains, MaskedPass
@@ -69,15 +69,12 @@ class ModelDrafter(PrefixKeeper):
         encoder. Creates its shadow when it is first needed."""
         if most <= 0:
             return 0
-        if self._encoder is not None and len(seq.source) > self._encoder.context:
+        if self._encoder is not None and len(source_of(seq)) > self._encoder.context:
             limit = f"the draft model's encoder reads at most {self._encoder.context} tokens,"
-            self._warn(limit, f"a source has {len(seq.source)}: decoding goes on without drafting")
+            self._warn(limit, f"a source has {len(source_of(seq))}: decoding goes on without drafting")
             return 0
         if seq.id not in self._shadows:
-            shadow = Sequence(seq.tokens, seq.params, context=self.context, source=seq.source)
-            if seq.prefix_cache and self._memory is not None:
-                shadow.kv_len = self._memory.begin(shadow.id, shadow.tokens, len(shadow.tokens) - 1)
-            self._shadows[seq.id] = shadow
+            self._shadows[seq.id] = seq.copy_for(self.context)
         if self.room(seq) < most:
             limit = f"the draft model's context of {self.context} tokens is full"
             self._warn(limit, f"at a sequence of {len(seq.tokens)} tokens: decoding continues without drafting")
@@ -151,6 +148,11 @@ class ModelDrafter(PrefixKeeper):
             self.model.commit(reading, [[]] * len(reading))
             for shadow in reading:
                 shadow.read_chunk()
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        if self._memory is not None:
+            shadow = self._shadows[seq.id] = seq.copy_for(self.context)
+            shadow.kv_len = self._memory.begin(shadow.id, shadow.tokens, len(shadow.tokens) - 1)
 
     def keep(self, seq: Sequence) -> None:
         shadow = self._shadows.get(seq.id)

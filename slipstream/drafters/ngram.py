@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.target import Target
 from slipstream.drafters.lookups import ROW_COST, LookupDrafter, LookupState
 from slipstream.errors import ParameterError
@@ -56,10 +56,10 @@ class NgramConfig(Strict):
                  to the younger one, so the contexts dropped are those not seen for the longest time.
     """
 
-    max_ngram: int = setting(5, check=integer(1))
-    min_ngram: int = setting(1, check=integer(1))
-    row_cost: float = setting(ROW_COST, check=number(0.0, 0.7))
-    max_entries: int = setting(1 << 18, check=integer(2))
+    max_ngram: int = option(5, check=integer(1))
+    min_ngram: int = option(1, check=integer(1))
+    row_cost: float = option(ROW_COST, check=number(0.0, 0.7))
+    max_entries: int = option(1 << 18, check=integer(2))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,7 +161,7 @@ class NgramDrafter(LookupDrafter[NgramStore]):
     def _matches(
         self, state: LookupState[NgramStore], drafted: Seq[int]
     ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
-        text = state.seq.readable
+        text = state.text.ids
         follower = state.store.follower(text, drafted)
         if follower is not None:
             yield follower.match, copy(text, drafted, follower)

@@ -173,6 +173,9 @@ class StringDrafter(PrefixKeeper):
         if reading:
             self._run([self._reader.follow(seq, seq.kv_len) for seq in reading])
 
+    def begin(self, seq: Sequence, length: int) -> None:
+        self._reader.begin(seq.id)
+
     def keep(self, seq: Sequence) -> None:
         self._reader.keep(seq.id)
 
@@ -203,15 +206,16 @@ class Rereader:
         self.memory = model.capabilities.memory
         self.reserve = min(RESERVE, model.context // 2)
         self._texts: dict[int, _Text] = {}
+        self._from_cache = set[int]()  # ids of texts that may begin with what is kept
         roles = vocabularies.draft.roles
         self._filler = next((id_ for role in ("bos", "eos") if (id_ := roles[role]) is not None), 0)
 
     def follow(self, seq: Sequence, length: int) -> Sequence:
         """The draft model's sequence for the first `length` tokens of a text, brought up to date; at least its last
-        token is pending. A new text may begin with what was computed for an earlier one. A text that fills the draft
+        token is pending. A text that fills the draft
         model's context is read from a later point on."""
         text = self._texts.get(seq.id)
-        cached = text is None and seq.prefix_cache and self.memory is not None
+        cached = text is None and seq.id in self._from_cache
         if text is None:
             text = self._texts[seq.id] = _Text(Reading(self.vocabularies), Sequence([], context=self.model.context))
         kept = text.reading.update(seq.tokens[:length], text.known)
@@ -239,6 +243,11 @@ class Rereader:
         sequence.kv_len = min(k, len(ids) - 1)
         return sequence
 
+    def begin(self, seq_id: int) -> None:
+        """Let a new text begin with what was computed for an earlier one."""
+        if self.memory is not None:
+            self._from_cache.add(seq_id)
+
     def open_word(self, seq_id: int) -> int:
         return self._texts[seq_id].reading.open_word
 
@@ -248,6 +257,7 @@ class Rereader:
             self.memory.keep(text.sequence.id, text.sequence.tokens[: text.sequence.kv_len])
 
     def release(self, seq_id: int) -> None:
+        self._from_cache.discard(seq_id)
         text = self._texts.pop(seq_id, None)
         if text is not None:
             self.model.release(text.sequence.id)

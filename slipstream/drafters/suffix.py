@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.target import Target
 from slipstream.drafters.lookups import ROW_COST, LookupDrafter, LookupState
 from slipstream.drafters.suffix_tree import END, Node, Store, SuffixTree
@@ -46,12 +46,12 @@ class SuffixConfig(Strict):
                  first. Used with `across` only.
     """
 
-    max_depth: int = setting(24, check=integer(2))
-    min_match: int = setting(1, check=integer(1))
-    row_cost: float = setting(ROW_COST, check=number(0.0, 0.7))
-    max_tokens: int = setting(1 << 17, check=integer(2))
+    max_depth: int = option(24, check=integer(2))
+    min_match: int = option(1, check=integer(1))
+    row_cost: float = option(ROW_COST, check=number(0.0, 0.7))
+    max_tokens: int = option(1 << 17, check=integer(2))
     across: bool = False
-    past_tokens: int = setting(1 << 18, check=integer(2))
+    past_tokens: int = option(1 << 18, check=integer(2))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,8 +114,8 @@ class SuffixDrafter(LookupDrafter[Store]):
     ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
         """Find the longest match in the request's own store, and the longest in the store of finished requests."""
         config = self.config
-        tail = [*state.seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
-        at_end = state.indexed == len(state.seq.readable) and not drafted
+        tail = [*state.text.ids[-config.max_depth :], *drafted][-config.max_depth :]
+        at_end = state.indexed == len(state.text.ids) and not drafted
         for store in (state.store, self.past) if config.across else (state.store,):
             of_request = store is state.store and at_end
             tree, match, where = store.longest(tail, of_request)

@@ -20,7 +20,7 @@ from torch import Tensor
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft, visible
 from slipstream.core.random import SIBLINGS
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, is_coupled
 from slipstream.drafters.chains import joint
 from slipstream.theory.trees import renumbered
 
@@ -195,10 +195,10 @@ def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int]) -> Tensor:
     too (Kool et al. 1903.06059)."""
     pairs = list(zip(children, numbers, strict=True))
     # In float64 like q: rounded to float32, a number just below 1 is 1, and children would be drawn from another q.
-    u = [0.0 if child.tree.seq.coupled else child.tree.uniform(n) for child, n in pairs]
+    u = [0.0 if is_coupled(child.tree.seq) else child.tree.uniform(n) for child, n in pairs]
     picked = invert(q, torch.tensor(u, dtype=torch.float64, device=q.device))
     for k, child in enumerate(children):
-        if (seq := child.tree.seq).coupled:
+        if is_coupled(seq := child.tree.seq):
             above = child.tree.depths[child.parent] if child.parent >= 0 else 0
             noise = seq.random.gumbel(len(seq.tokens) + above, q.shape[-1])
             picked[k] = (q[k].log() + torch.from_numpy(noise).to(q.device)).argmax()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from slipstream.core.params import Strict, flag, id_list, integer, number, setting
+from slipstream.core.params import Strict, flag, id_list, integer, number, option
 from slipstream.errors import ParameterError
 
 NEVER = "never"
@@ -29,14 +29,14 @@ class BeamParams(Strict):
     stop_token_ids  ids that end a text, besides the model's EOS.
     """
 
-    beams: int = setting(4, check=integer(1))
-    n: int = setting(1, check=integer(1))
-    length_penalty: float = setting(1.0, check=number(-STEEPEST, STEEPEST))
+    beams: int = option(4, check=integer(1))
+    n: int = option(1, check=integer(1))
+    length_penalty: float = option(1.0, check=number(-STEEPEST, STEEPEST))
     early_stopping: bool | str = False
-    min_tokens: int = setting(0, check=integer(0))
-    max_tokens: int = setting(128, check=integer(1))
-    ignore_eos: bool = setting(False, check=flag)
-    stop_token_ids: Seq[int] = setting((), check=id_list)
+    min_tokens: int = option(0, check=integer(0))
+    max_tokens: int = option(128, check=integer(1))
+    ignore_eos: bool = option(False, check=flag)
+    stop_token_ids: Seq[int] = option((), check=id_list)
 
     def __post_init__(self) -> None:
         super().__post_init__()

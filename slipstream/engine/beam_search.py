@@ -119,7 +119,7 @@ class BeamSearch:
 
     def _forked(self, search: Search, seq: Sequence) -> Sequence:
         """Another sequence with the same tokens, all of which have KV."""
-        child = Sequence(seq.tokens, context=seq.context, source=seq.source)
+        child = seq.copy_for(seq.context)
         search.cached.add(child.id)  # first: an interrupt must not leave blocks that nobody frees
         self._fork(seq.id, child.id, len(seq.tokens))
         return child

@@ -46,7 +46,7 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Running:
+class LiveBeam:
     """A text that goes on: its output so far, and the sum of their log-probabilities."""
 
     output: tuple[int, ...]
@@ -67,7 +67,7 @@ class Beams:
         self.params, self.most = params, most
         self._stop_ids = stop_ids
         self._keep = max(2, 1 + len(stop_ids)) * params.beams
-        self.running = [Running((), 0.0)]
+        self.running = [LiveBeam((), 0.0)]
         self.finished: list[Beam] = []
         self.done = False
 
@@ -76,18 +76,18 @@ class Beams:
         continues by a token. Raises TargetError where there is no distribution."""
         length = len(self.running[0].output) + 1  # of the continuations
         values, places = self._most_probable(logits, no_stop=length <= self.params.min_tokens)
-        going: list[Running] = []
+        going: list[LiveBeam] = []
         parents: list[int] = []
         for rank, (value, place) in enumerate(zip(values, places, strict=True)):
             parent, token = divmod(place, logits.shape[-1])
             stops = token in self._stop_ids
             if not stops and length < self.most:
-                going.append(Running((*self.running[parent].output, token), value))
+                going.append(LiveBeam((*self.running[parent].output, token), value))
                 parents.append(parent)
                 if len(going) == self.params.beams:
                     break
             elif rank < self.params.beams:
-                self._finish(Running((*self.running[parent].output, token), value), token if stops else None)
+                self._finish(LiveBeam((*self.running[parent].output, token), value), token if stops else None)
         self.running = going
         self.done = not going or (len(self.finished) == self.params.beams and self._is_final(length))
         return parents
@@ -113,7 +113,7 @@ class Beams:
             )
         return values[:possible], places[:possible]
 
-    def _finish(self, text: Running, stop_cause: int | None) -> None:
+    def _finish(self, text: LiveBeam, stop_cause: int | None) -> None:
         """Take a text that has ended, if it is among the best; of equal ones the first stays before."""
         score = text.logprob / len(text.output) ** self.params.length_penalty
         reason = "length" if stop_cause is None else "stop"

@@ -26,12 +26,12 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
 from slipstream.engine.draft_lengths import DraftLengths
-from slipstream.engine.messages import Load
+from slipstream.engine.messages import EngineStats
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
@@ -103,8 +103,7 @@ class Engine:
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
-        self.prefix_cache = prefix_cache
-        self.stats = Load()  # what is counted here; `EngineThread.load` adds the rest
+        self.stats = EngineStats()  # what is counted here; `EngineThread.stats` adds the rest
         memory = target.capabilities.memory
         self._bounded = None if memory is None or memory.capacity is None else memory
         self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)
@@ -133,16 +132,13 @@ class Engine:
         check_source(seq, self.target)
         seq.rule = rule or self.rule
         check_params(seq.rule, seq.params)
-        seq.coupled = seq.rule.coupled
-        seq.prefix_cache = self.prefix_cache
         most = 0
         if self.drafter.traits.drafts:
             most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
-        seq.drafter = self.drafter.name if most else NO_DRAFTER.name
         chosen = chosen and most > 0 and self.lengths is not None
         if chosen and self.lengths is not None:
             most = min(most, self.lengths.most)
-        if (chosen or (most and self.drafter.traits.remembers)) and not seq.coupled:
+        if (chosen or (most and self.drafter.traits.remembers)) and not seq.rule.coupled:
             seq.random.nonce = next(_nonces)
         self._requests[seq.id] = Request(seq, most, chosen)
         self._waiting.append(seq)
@@ -241,7 +237,7 @@ class Engine:
         """The timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or if
         no request may draft."""
         # The first step of a text that answers a source reads that, too.
-        if self.lengths is None or any(seq.source and seq.kv_len == 0 for seq in (*seqs, *prompts)):
+        if self.lengths is None or any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
         requests = [self._request(seqs[b]) for b in decoding]
@@ -316,7 +312,8 @@ class Engine:
             request.detached = False
             if request.chosen and self.lengths is not None:
                 self.lengths.joined()
-            self.prefixes.begin(seq, self._is_attached(seq), request.preempted)
+            attached = self._is_attached(seq)  # a drafter without taps may draft after a pause, too
+            self.prefixes.begin(seq, attached or (drafts and not request.detached), request.preempted)
             room -= seq.unread
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:

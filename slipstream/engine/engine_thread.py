@@ -21,7 +21,7 @@ from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.engine.engine import Engine
-from slipstream.engine.messages import Ask, Load, Report, Update
+from slipstream.engine.messages import EngineStats, Report, RequestSpec, Update
 from slipstream.errors import EngineError, SlipstreamError, TargetError
 
 log = logging.getLogger("slipstream")
@@ -56,7 +56,7 @@ class EngineThread:
     deliver  is called in the engine's thread, once a step. It must not wait for long: nobody decodes meanwhile.
     """
 
-    def __init__(self, engine: Engine, prepare: Callable[[Ask], Prepared], deliver: Callable[[Report], None]):
+    def __init__(self, engine: Engine, prepare: Callable[[RequestSpec], Prepared], deliver: Callable[[Report], None]):
         self.engine = engine
         self.dead: Exception | None = None
         """Why no request can be decoded any more; None while it works."""
@@ -70,7 +70,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, key: int, ask: Ask) -> None:
+    def submit(self, key: int, ask: RequestSpec) -> None:
         """Queue a request under a key that no other has. Raises EngineError if the engine is dead; any other fault of
         the request is delivered."""
         with self._guard:
@@ -93,7 +93,7 @@ class EngineThread:
         for preparer in self._preparers:
             preparer.shutdown(wait=False, cancel_futures=True)
 
-    def load(self) -> Load:
+    def stats(self) -> EngineStats:
         engine, prefixes = self.engine, self.engine.prefixes
         memory, blocks = engine.target.capabilities.memory, kv_blocks(engine.target, engine.max_batch)
         usage = 0.0 if memory is None or blocks is None else min(1.0, memory.usage.used / blocks[1])
@@ -102,7 +102,7 @@ class EngineThread:
 
     # --- in the preparing thread ---------------------------------------------------------------------------------
 
-    def _make(self, key: int, ask: Ask) -> None:
+    def _make(self, key: int, ask: RequestSpec) -> None:
         if key not in self._wanted:
             return
         try:
@@ -123,7 +123,7 @@ class EngineThread:
                         self._end(EngineError("the engine was closed", fix="start it again"))
                         return
                     refused += command()
-                self._deliver(Report([*refused, *self._step()], self.load()))
+                self._deliver(Report([*refused, *self._step()], self.stats()))
         except BaseException as fault:
             log.exception("the engine has stopped")
             self._end(
@@ -170,13 +170,13 @@ class EngineThread:
             live = self._live[seq.id]
             if not live.started:
                 live.started = began
-            if len(seq.drafted) > live.sent or seq.finish:
+            if len(seq.proposers) > live.sent or seq.finish:
                 updates.append(self._update(live, ended))
         return updates
 
     def _update(self, live: _Live, ended: float) -> Update:
         seq, first = live.seq, live.sent
-        live.sent = len(seq.drafted)
+        live.sent = len(seq.proposers)
         if seq.finish:
             del self._live[seq.id]
             self._forget(live.key)
@@ -186,7 +186,7 @@ class EngineThread:
         return Update(
             live.key,
             seq.tokens[seq.prompt + first :],
-            seq.drafted[first:],
+            seq.was_drafted(first),
             seq.proposers[first:],
             None if seq.params.logprobs is None else seq.logprobs[first:],
             seq.finish,
@@ -213,7 +213,7 @@ class EngineThread:
             except Exception:  # it is broken already, and this is to free what it can
                 log.exception("a request could not be freed")
         self._live.clear()
-        self._deliver(Report([Update(key, error=fault) for key in left], self.load(), fault))
+        self._deliver(Report([Update(key, error=fault) for key in left], self.stats(), fault))
 
 
 def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from slipstream.errors import ReaderError
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestSpec:
     """A request.
 
     ids     the prompt, checked.
@@ -58,7 +58,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Load:
+class EngineStats:
     """What an engine holds and has counted.
 
     running, waiting  requests.
@@ -82,7 +82,7 @@ class Report:
     """One message a step. dead: why the engine has stopped for good, or None."""
 
     updates: list[Update]
-    load: Load
+    stats: EngineStats
     dead: Exception | None = None
 
 
@@ -96,8 +96,8 @@ class Streams:
     heard  called in the event loop with each report, after it was handed out.
     """
 
-    def __init__(self, submit: Callable[[int, Ask], None], abort: Callable[[int], None]):
-        self.load = Load()
+    def __init__(self, submit: Callable[[int, RequestSpec], None], abort: Callable[[int], None]):
+        self.stats = EngineStats()
         self.dead: Exception | None = None
         self.heard: Callable[[Report], None] = lambda report: None
         self._submit, self._abort = submit, abort
@@ -116,7 +116,7 @@ class Streams:
             with suppress(RuntimeError):  # the loop was closed, so nobody waits
                 self._loop.call_soon_threadsafe(self._take, report)
 
-    async def follow(self, ask: Ask) -> AsyncGenerator[Update, None]:
+    async def follow(self, ask: RequestSpec) -> AsyncGenerator[Update, None]:
         """The updates of a request, to the last one. Closing the iterator aborts it. Raises what ended the request."""
         self._loop = asyncio.get_running_loop()
         if self.dead is not None:
@@ -142,7 +142,7 @@ class Streams:
             self._lose(key, fault)
 
     def _take(self, report: Report) -> None:
-        self.load = report.load
+        self.stats = report.stats
         if report.dead is not None:
             self.dead = report.dead
         for update in report.updates:

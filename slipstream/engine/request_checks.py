@@ -16,6 +16,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
 from slipstream.engine.beam_params import BeamParams
 from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_mean, reading
+from slipstream.tokens.tokenizer import Tokenizer
 
 MOST_PREDICTED = 1 << 19
 """Characters of a prediction at a server: what a suffix tree remembers of a request (131,072 tokens) is rarely more."""
@@ -35,7 +36,7 @@ class RequestChecks:
     encoder     of an encoder-decoder, to which prompts are sources.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, context: int, encoder: Encoder | None = None):
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, context: int, encoder: Encoder | None = None):
         self.tokenizer, self.vocab_size, self.context, self.encoder = tokenizer, vocab_size, context, encoder
 
     def prompt(self, prompt: Prompt) -> list[int]:
@@ -111,11 +112,11 @@ class RequestChecks:
     def chat_ids(self, text: str) -> list[int]:
         return self._encoded("the conversation", text, add_special_tokens=False)  # the template writes them itself
 
-    def _encoded(self, name: str, text: str, **more: Any) -> list[int]:
+    def _encoded(self, name: str, text: str, add_special_tokens: bool = True) -> list[int]:
         check_text(name, text, PromptError)
         with reading(f"the tokenizer cannot read {name}", "correct the files of the tokenizer", PromptError):
-            ids: list[int] = self.tokenizer.encode(text, **more)
-        return ids
+            assert self.tokenizer is not None
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _within(self, ids: list[int], name: str) -> list[int]:
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
@@ -129,7 +130,7 @@ class RequestChecks:
             raise not_params(params)
         if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
             raise ParameterError("stop strings and bad words as text need a tokenizer", fix="give token ids")
-        if any(isinstance(word, str) for word in params.bad_words):
+        if self.tokenizer is not None and any(isinstance(word, str) for word in params.bad_words):
             words: list[Seq[int]] = []
             for word in params.bad_words:
                 if isinstance(word, str):
@@ -158,7 +159,7 @@ class RequestChecks:
             raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
 
 
-def predicted_text(field: Any) -> str:
+def predicted_text(field: object) -> str:
     """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}; "" for
     None. Raises PromptError for any other value."""
     if field is None:
@@ -166,7 +167,7 @@ def predicted_text(field: Any) -> str:
     content = field.get("content") if isinstance(field, Mapping) and field.get("type") == "content" else None
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    unknown = set[str]() if content is None else field.keys() - {"type", "content"}
+    unknown = field.keys() - {"type", "content"} if isinstance(field, Mapping) and content is not None else set[str]()
     if unknown or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         accepted = '{"type": "content", "content": a text or a list of text parts}'
         raise PromptError(f"prediction is {field!r:.60}", fix=f"write {accepted}")
@@ -176,7 +177,7 @@ def predicted_text(field: Any) -> str:
     return text
 
 
-def _turns(messages: Any) -> list[Message]:
+def _turns(messages: object) -> list[Message]:
     """The messages of a conversation. Raises PromptError for what is none."""
     fix = 'write [{"role": "user", "content": "..."}, ...]'
     turns = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (bytes, Mapping)) else []
@@ -211,12 +212,12 @@ def takes_params(method: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-def not_params(given: Any, wanted: str = "SamplingParams") -> ParameterError:
+def not_params(given: object, wanted: str = "SamplingParams") -> ParameterError:
     named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
     return ParameterError(f"the parameters are a {type(given).__name__}: {given!r}", fix=f"write {wanted}({named})")
 
 
-def _token_ids(prompt: Any) -> list[int]:
+def _token_ids(prompt: object) -> list[int]:
     """The ids in a prompt that is not text. Raises PromptError for anything else."""
     if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
         torch = sys.modules.get("torch")  # who has a tensor has imported it

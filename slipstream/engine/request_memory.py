@@ -3,7 +3,7 @@ beginning, and leave to later ones."""
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import Memory, Target
 from slipstream.drafters.guard import Guard
 from slipstream.errors import TargetError
@@ -25,7 +25,7 @@ def check_fits(seq: Sequence, memory: Memory | None) -> None:
 def check_source(seq: Sequence, target: Target) -> None:
     """Raise TargetError if a request has a source and its target no encoder, or the other way round."""
     encoder = target.capabilities.encoder
-    if bool(seq.source) != (encoder is not None):
+    if bool(source_of(seq)) != (encoder is not None):
         raise TargetError(
             "a request without a source came to an encoder-decoder"
             if encoder
@@ -83,7 +83,7 @@ class SharedPrefixes:
             return
         most = min(len(seq.tokens) - 1, self._drafter.cached_prefix(seq)) if drafts else len(seq.tokens) - 1
         seq.kv_len = self._memory.begin(seq.id, seq.tokens, most)
-        if seq.kv_len and drafts:
+        if drafts:
             self._drafter.begin(seq, seq.kv_len)
         if not again:
             seq.cached = seq.kv_len

@@ -152,7 +152,7 @@ Tail = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class ConstraintState:
     """What is known after an output and a tail.
 
     place     where the text stands.
@@ -182,7 +182,7 @@ class TextConstraint:
         self._all = np.ones(vocabulary.size, np.bool_)
         self._none = ~self._all
         self._output: list[int] = []
-        self._states: dict[Tail, State] = {}
+        self._states: dict[Tail, ConstraintState] = {}
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         self._settle(output)
@@ -213,12 +213,12 @@ class TextConstraint:
         self._states = {tail[n:]: state for tail, state in self._states.items() if tail[:n] == gained}
         self._output = new
 
-    def _state(self, tail: Tail) -> State:
+    def _state(self, tail: Tail) -> ConstraintState:
         if tail not in self._states:
             self._states[tail] = self._below(tail) if tail else self._at_output()
         return self._states[tail]
 
-    def _at_output(self) -> State:
+    def _at_output(self) -> ConstraintState:
         place = self._free.start
         for index, token in enumerate(self._output):
             place = self._free.advance(place, token, index)
@@ -226,27 +226,27 @@ class TextConstraint:
                 place = self._advanced(place, self._output[: index + 1]).place
         return self._advanced(place, self._output)
 
-    def _below(self, tail: Tail) -> State:
+    def _below(self, tail: Tail) -> ConstraintState:
         before, token = self._state(tail[:-1]), tail[-1]
         if before.over or token in self._stops or not before.allowed[token]:
-            return State(before.place, self._all, over=True)
+            return ConstraintState(before.place, self._all, over=True)
         text = [*self._output, *tail]
         return self._advanced(self._free.advance(before.place, token, len(text) - 1), text)
 
-    def _advanced(self, place: Place, text: list[int]) -> State:
+    def _advanced(self, place: Place, text: list[int]) -> ConstraintState:
         if place.begin is None:
-            return State(place, self._free.allowed(place))
+            return ConstraintState(place, self._free.allowed(place))
         mask, accepting, fault = self._walk.after([*place.lead, *text[place.begin :]])
         if fault:
-            return State(place, self._none, fault=fault)
+            return ConstraintState(place, self._none, fault=fault)
         allowed = self._vocabulary.row(mask)
         if accepting and not allowed.any():
             if self._free.repeats:
                 again = Place(None)
-                return State(again, self._free.allowed(again))
-            return State(place, self._all, over=True, complete=True)
+                return ConstraintState(again, self._free.allowed(again))
+            return ConstraintState(place, self._all, over=True, complete=True)
         allowed[self._stops] = accepting
-        return State(place, allowed)
+        return ConstraintState(place, allowed)
 
 
 class GivenTokens:

@@ -129,7 +129,7 @@ def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return (x * cos + torch.cat((-high, low), -1) * sin).to(x.dtype)
 
 
-class _MLP(nn.Module):
+class _HeadMLP(nn.Module):
     def __init__(self, c: DecoderConfig):
         super().__init__()
         self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
@@ -148,7 +148,7 @@ class PlainLayer(nn.Module):
         self.input_layernorm = None if first else Norm(c.hidden_size, c.norm_eps)
         self.self_attn = _Attention(c, c.hidden_size)
         self.post_attention_layernorm = Norm(c.hidden_size, c.norm_eps)
-        self.mlp = _MLP(c)
+        self.mlp = _HeadMLP(c)
 
     def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         normed = x if self.input_layernorm is None else self.input_layernorm(x)
@@ -166,7 +166,7 @@ class _MidLayer(nn.Module):
         self.hidden_norm = Norm(c.hidden_size, c.norm_eps)
         self.self_attn = _Attention(c, 2 * c.hidden_size)
         self.post_attention_layernorm = Norm(c.hidden_size, c.norm_eps)
-        self.mlp = _MLP(c)
+        self.mlp = _HeadMLP(c)
 
     def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         normed = self.hidden_norm(hidden)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.params import Strict, check_number, integer, setting
+from slipstream.core.params import Strict, check_number, integer, option
 from slipstream.errors import ConfigError, PairError
 
 Accuracies = tuple[tuple[float, ...], ...]
@@ -40,11 +40,11 @@ class MedusaConfig(Strict):
                    which the candidate of exactly that rank is right, so a row sums to at most 1.
     """
 
-    heads: int = setting(check=integer(1))
-    layers: int = setting(check=integer(1))
-    hidden_size: int = setting(check=integer(1))
-    vocab_size: int = setting(check=integer(1))
-    draft_vocab: int | None = setting(None, check=integer(1))
+    heads: int = option(check=integer(1))
+    layers: int = option(check=integer(1))
+    hidden_size: int = option(check=integer(1))
+    vocab_size: int = option(check=integer(1))
+    draft_vocab: int | None = option(None, check=integer(1))
     own_lm_head: bool = True
     bias: bool = True
     accuracies: Accuracies | None = None

@@ -37,7 +37,7 @@ FORGET, CHEAPEST = 63 / 64, 1e-3
 
 
 @dataclass(frozen=True)
-class Request:
+class RowRequest:
     """What is known of a request when it is first seen. prompt: number of its prompt tokens; limit: most tokens that it
     may hold in the end; prediction: tokens that its output is expected to hold."""
 
@@ -63,7 +63,7 @@ class Row:
     gained: int
     drafted: int
     rows: int
-    request: Callable[[], Request]
+    request: Callable[[], RowRequest]
 
 
 class RowDrafts:

@@ -15,7 +15,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.engine.request_checks import predicted_text
 from slipstream.errors import ParameterError, PromptError, did_you_mean
-from slipstream.integrations.row_drafts import Request, Row, RowDrafts
+from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
 from slipstream.settings import one_of
 
 VERSIONS = "0.29 to 0.33"
@@ -124,11 +124,11 @@ class Proposer:
         drafter = drafter_of(self._vocab, **self._settings)
         return RowDrafts(drafter, self._most, self._model.max_model_len, self._timed)
 
-    def _request(self, key: str, prompt: int) -> Request:
+    def _request(self, key: str, prompt: int) -> RowRequest:
         """What vLLM knows of a request."""
         params = self._runner.requests[key].sampling_params
         most = self._model.max_model_len if params.max_tokens is None else prompt + params.max_tokens
-        return Request(prompt, most, self._predicted((params.extra_args or {}).get(PREDICTION)))
+        return RowRequest(prompt, most, self._predicted((params.extra_args or {}).get(PREDICTION)))
 
     def _predicted(self, given: Any) -> Seq[int]:
         """Token ids of a prediction, which is a text or a list of ids; one that is neither is ignored."""

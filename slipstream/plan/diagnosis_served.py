@@ -22,10 +22,10 @@ from slipstream.bench.configs import STARTED_WITH
 from slipstream.bench.counters import NAMES, NOT_REPORTED, SERVERS, Counters, name_of, total
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import Estimate, t_quantile
-from slipstream.bench.load_client import LoadClient
 from slipstream.bench.provenance import conditions
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Section, Table, counted, interval, percent, remark, times, words
+from slipstream.bench.traffic_client import TrafficClient
 from slipstream.errors import ServedError
 from slipstream.plan.diagnosis import ACCEPTANCE, FINE, FIXES, LENGTH, NOTHING, UNKNOWN
 
@@ -194,7 +194,7 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
 
     async def read() -> list[Counters]:
         seen: list[Counters | None] = []
-        async with LoadClient(place, place.timeout) as client:
+        async with TrafficClient(place, place.timeout) as client:
             for i in range((PARTS if seconds else 1) + 1):
                 await asyncio.sleep(seconds / PARTS if i and seen[0] else 0)
                 seen.append(await client.counters())

@@ -27,10 +27,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.params import Strict, check_number, integer, number, setting
+from slipstream.core.params import Strict, check_number, integer, number, option
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import Rates, StepCosts, forecast
+from slipstream.theory.forecast import ForecastCosts, Rates, forecast
 
 if TYPE_CHECKING:
     from slipstream.checkpoints.module_shape import ModelShape
@@ -56,16 +56,16 @@ class Hardware(Strict):
     """
 
     name: str
-    bandwidth: float = setting(check=_ABOVE_ZERO)
-    flops: float = setting(check=_ABOVE_ZERO)
-    memory: float = setting(check=_ABOVE_ZERO)
-    link: float = setting(32e9, check=_ABOVE_ZERO)
-    devices: int = setting(1, check=integer(1))
-    reading: float = setting(0.74, check=_SHARE)
-    computing: float = setting(0.6, check=_SHARE)
-    talking: float = setting(0.7, check=_SHARE)
-    overhead: float = setting(5e-4, check=number(0.0, math.inf))
-    exchange: float = setting(2e-5, check=number(0.0, math.inf))
+    bandwidth: float = option(check=_ABOVE_ZERO)
+    flops: float = option(check=_ABOVE_ZERO)
+    memory: float = option(check=_ABOVE_ZERO)
+    link: float = option(32e9, check=_ABOVE_ZERO)
+    devices: int = option(1, check=integer(1))
+    reading: float = option(0.74, check=_SHARE)
+    computing: float = option(0.6, check=_SHARE)
+    talking: float = option(0.7, check=_SHARE)
+    overhead: float = option(5e-4, check=number(0.0, math.inf))
+    exchange: float = option(2e-5, check=number(0.0, math.inf))
     source: str = ""
 
     def times(self, devices: int) -> Hardware:
@@ -138,8 +138,8 @@ class ModelSize(Strict):
     experts: int = 0
     picked: int = 0
     mixtures: float = 0.0
-    bits: float = setting(16, check=number(1, 64))
-    kv_bits: float = setting(16, check=number(1, 64))
+    bits: float = option(16, check=number(1, 64))
+    kv_bits: float = option(16, check=number(1, 64))
 
     def __post_init__(self) -> None:
         for name in ("parameters", "step"):
@@ -217,7 +217,7 @@ def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, c
 
 
 @dataclass(frozen=True)
-class PairCosts(StepCosts):
+class PairCosts(ForecastCosts):
     """draft_devices: number of devices of the draft model: one, or all of the target's, whichever is faster."""
 
     draft_devices: int = 1

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.benchmark import Contender, figures, warnings
-from slipstream.bench.configs import Choice, slipstream, vllm
+from slipstream.bench.configs import DrafterChoice, slipstream, vllm
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, setting
+from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
 from slipstream.plan.diagnosis import diagnose
@@ -44,11 +44,11 @@ class TuneConfig(Strict):
     rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
     """
 
-    tokens: int = setting(64, check=integer(2))
-    confirm: int = setting(3, check=integer(1))
-    rounds: int = setting(5, check=integer(1))
-    seconds: float = setting(45.0, check=number(0.0, float("inf")))
-    batch: int = setting(1, check=integer(1))
+    tokens: int = option(64, check=integer(2))
+    confirm: int = option(3, check=integer(1))
+    rounds: int = option(5, check=integer(1))
+    seconds: float = option(45.0, check=number(0.0, float("inf")))
+    batch: int = option(1, check=integer(1))
     seed: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
 
@@ -114,7 +114,7 @@ def tune(
     config: TuneConfig,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
-    origin: Choice | None = None,
+    origin: DrafterChoice | None = None,
 ) -> Result:
     """contenders: drafters with the longest draft length to consider. origin: names of target, draft model and engine
     for the written configurations. An interruption keeps the measurements so far."""
@@ -123,7 +123,7 @@ def tune(
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
     environment = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
     result = Result("tune", {"contenders": named, **asdict(config)}, environment)
-    work = _Tuning(llm, contenders, prompts, config, origin or Choice("none"))
+    work = _Tuning(llm, contenders, prompts, config, origin or DrafterChoice("none"))
     neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
@@ -139,7 +139,9 @@ def tune(
 
 
 class _Tuning:
-    def __init__(self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: Choice):
+    def __init__(
+        self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: DrafterChoice
+    ):
         self.llm, self.contenders, self.prompts, self.config, self.origin = llm, contenders, prompts, config, origin
         self.plain = Arm("plain", llm, params=replace(config.params, max_tokens=config.tokens), batch=config.batch)
         self.facts: list[Measured] = []
@@ -222,7 +224,7 @@ class _Tuning:
         return CountingArm(label, self.llm, drafter, k, options, plain.params, plain.batch, against=plain)
 
 
-def configurations(picked: Choice) -> dict[str, Any]:
+def configurations(picked: DrafterChoice) -> dict[str, Any]:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
     return {"slipstream": slipstream(picked), "vllm": dict(vars(vllm(replace(picked, draft=folder))))}

@@ -20,8 +20,8 @@ from slipstream.server.chat_requests import conversation
 from slipstream.server.completions import chat, completion
 from slipstream.server.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Field, body_schema, fields_of, flag
 from slipstream.server.messages_api import COUNTED, message, token_count
+from slipstream.server.response_writer import ClientGone, endpoint, given_key, request_fields
 from slipstream.server.responses_api import response
-from slipstream.server.script import ClientGone, endpoint, given_key, request_fields
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")

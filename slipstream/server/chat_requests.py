@@ -15,7 +15,7 @@ from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError, has_no_effect, without
 from slipstream.server.fields import CHAT, REQUIRED, count, list_of, members, object_of, plain_text, sampling_params
 from slipstream.server.generation import Generation, generation_of
-from slipstream.server.script import Object, Script
+from slipstream.server.response_writer import Object, ResponseWriter
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
 from slipstream.tokens.chat_template import chosen_template, names_read
@@ -59,9 +59,9 @@ def translated(
     given: Object,
     where: str,
     chat_of: Callable[[Object], Object],
-    script: Callable[[Generation, Object], Script],
+    script: Callable[[Generation, Object], ResponseWriter],
     names: Mapping[str, str],
-) -> Script:
+) -> ResponseWriter:
     """The script of a request whose fields are translated to those of a chat.
 
     chat_of  its fields -> those of a chat. names: field of a chat -> the one that it comes from, for errors.

@@ -14,14 +14,14 @@ from slipstream.server.chat_requests import chat_generation
 from slipstream.server.fields import COMPLETIONS, count, flag, members, sampling_params
 from slipstream.server.generation import Choice, Generation, Part, generation_of
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
-from slipstream.server.script import DONE, Event, Object, Script, stop_text
+from slipstream.server.response_writer import DONE, Event, Object, ResponseWriter, stop_text
 from slipstream.server.service import Service
 from slipstream.tokens.token_texts import part_of_character
 
 LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
-class ChoiceScript(Script):
+class ChoicesWriter(ResponseWriter):
     """given: the fields of the request. chunk_name, name: the values of `object`; prefix: of ids."""
 
     name = chunk_name = prefix = ""
@@ -96,7 +96,7 @@ class ChoiceScript(Script):
         return {"statistics": choice.stats.as_dict() | more}
 
 
-class CompletionScript(ChoiceScript):
+class CompletionsWriter(ChoicesWriter):
     """echo: the text of each prompt that comes before its choices; empty without."""
 
     name = chunk_name = "text_completion"
@@ -158,7 +158,7 @@ class CompletionScript(ChoiceScript):
         return {name: before[name] + each for name, each in logprobs.items()}
 
 
-def completion(service: Service, given: Object) -> Script:
+def completion(service: Service, given: Object) -> ResponseWriter:
     prompts = _prompts(service, given.get("prompt"))
     n = count(given, "n", 1, service.limits.choices, 1)
     if n * len(prompts) > service.limits.choices:
@@ -175,7 +175,7 @@ def completion(service: Service, given: Object) -> Script:
     generation = generation_of(service, prompts, params, n, given, scored=scored)
     for choice in generation.choices if nothing else ():
         choice.finish = "length"
-    return CompletionScript(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
+    return CompletionsWriter(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
 
 
 def _prompts(service: Service, prompt: Any) -> list[list[int]]:
@@ -192,7 +192,7 @@ def _prompts(service: Service, prompt: Any) -> list[list[int]]:
         raise service.prompt_error(fault, "prompt") from fault
 
 
-class ChatScript(ChoiceScript):
+class ChatWriter(ChoicesWriter):
     """Messages, and deltas in streams."""
 
     name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
@@ -258,5 +258,5 @@ def _reasoning(text: str) -> Object:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def chat(service: Service, given: Object) -> Script:
-    return ChatScript(chat_generation(service, given), given)
+def chat(service: Service, given: Object) -> ResponseWriter:
+    return ChatWriter(chat_generation(service, given), given)

@@ -1,6 +1,6 @@
 """The engine's process: it owns the weights. The process that answers HTTP has a pipe to it.
 
-    to the engine      ("submit", key, Ask), ("abort", key)
+    to the engine      ("submit", key, RequestSpec), ("abort", key)
     from the engine    EngineFacts or the error of loading, once; then a Report a step
 
 Only the engine's process imports torch and reads weights; the other one tokenises, and reads and writes texts.
@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from slipstream.engine.messages import Load, Report, Streams
+from slipstream.engine.messages import EngineStats, Report, Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
 from slipstream.host.turns import short_turns
 from slipstream.server.service import EngineFacts
@@ -115,7 +115,7 @@ class RemoteEngine:
             self.process.join()
         if not self._stopped:
             fault = EngineError(f"{what} (exit code {self.process.exitcode})", fix=ENDED)
-            self.streams.deliver(Report([], Load(), fault))
+            self.streams.deliver(Report([], EngineStats(), fault))
             self.over = True
             self.ended()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.core.parameter_declaration import DISTRIBUTION, declared
+from slipstream.core.declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import MOST_PREDICTED

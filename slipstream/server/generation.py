@@ -14,7 +14,7 @@ from anyio import fail_after
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.structured import Structured
-from slipstream.engine.messages import Ask, Update
+from slipstream.engine.messages import RequestSpec, Update
 from slipstream.engine.request_checks import predicted_text
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
@@ -40,7 +40,7 @@ class Choice:
 
     index: int
     prompt: int
-    ask: Ask
+    ask: RequestSpec
     reply: Reply
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Generation:
         """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
         seeded = [params if params.seed is None else replace(params, seed=params.seed + j) for j in range(n)]
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, seeded[j], rule, prediction), (reply or Reply)())
+            Choice(p * n + j, p, RequestSpec(prompt, seeded[j], rule, prediction), (reply or Reply)())
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]
@@ -196,7 +196,7 @@ class Generation:
             structured=Structured(tokens=prompt[1:]),
         )  # fmt: skip
         scores: list[TokenLogprob] = []
-        ask = Ask(prompt[:1], given, prediction=prompt)
+        ask = RequestSpec(prompt[:1], given, prediction=prompt)
         async with self._places, aclosing(self.service.streams.follow(ask)) as updates:
             async for update in updates:
                 scores += update.logprobs or ()

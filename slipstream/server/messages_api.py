@@ -11,7 +11,7 @@ from slipstream.server.chat_requests import conversation, renamed, translated
 from slipstream.server.fields import MESSAGES, fields_of, flag, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
-from slipstream.server.script import Block, BlockScript, Event, Object, Script, stop_text
+from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter, stop_text
 from slipstream.server.service import Service
 
 NAMES = {
@@ -27,8 +27,8 @@ COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
 """Fields of a request for the number of tokens."""
 
 
-def message(service: Service, given: Object) -> Script:
-    return translated(service, given, MESSAGES, chat_of, MessageScript, NAMES)
+def message(service: Service, given: Object) -> ResponseWriter:
+    return translated(service, given, MESSAGES, chat_of, MessagesWriter, NAMES)
 
 
 def token_count(service: Service, given: Object) -> int:
@@ -125,7 +125,7 @@ def _message(message: Any, where: str) -> list[Object]:
     return results if results and not converted["content"] else [*results, converted]
 
 
-class MessageScript(BlockScript):
+class MessagesWriter(BlocksWriter):
     """A message with its blocks."""
 
     def __init__(self, generation: Generation, given: Object):

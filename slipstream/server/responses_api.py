@@ -9,7 +9,7 @@ from slipstream.server.chat_requests import translated
 from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
-from slipstream.server.script import Block, BlockScript, Event, Object, Script
+from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter
 from slipstream.server.service import Service
 
 NAMES = {
@@ -21,8 +21,8 @@ TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
-def response(service: Service, given: Object) -> Script:
-    return translated(service, given, RESPONSES, chat_of, ResponseScript, NAMES)
+def response(service: Service, given: Object) -> ResponseWriter:
+    return translated(service, given, RESPONSES, chat_of, ResponsesWriter, NAMES)
 
 
 def chat_of(given: Object) -> Object:
@@ -91,7 +91,7 @@ def _messages(given: Any) -> list[Object]:
     return messages
 
 
-class ResponseScript(BlockScript):
+class ResponsesWriter(BlocksWriter):
     """A response with its items; each event has a number."""
 
     def __init__(self, generation: Generation, given: Object):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from slipstream.core.stats import SpecStats
-from slipstream.engine.messages import Load, Report
+from slipstream.engine.messages import EngineStats, Report
 from slipstream.settings import METRICS_PREFIXES
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _COUNTED = {
     "engine_steps": ("steps", "Steps of the engine."),
     "corrupted_requests": ("errors", "Requests that failed while they ran, for example by logits that are NaN."),
 }
-"""Metric -> (field of `Load`, help)."""
+"""Metric -> (field of `EngineStats`, help)."""
 
 
 class ServerMetrics:
@@ -59,8 +59,8 @@ class ServerMetrics:
             labels = ("block_size", "num_gpu_blocks", "engine")
             text = "Always 1; labels: tokens in a block of the KV cache, and blocks in all."
             Gauge(f"{prefix}:cache_config_info", text, labels, registry=self.registry).labels(*kv_blocks, "0").set(1)
-        self._loads = {name: counter(name, text) for name, (_, text) in _COUNTED.items()}
-        self._last = Load()
+        self._counts = {name: counter(name, text) for name, (_, text) in _COUNTED.items()}
+        self._last = EngineStats()
         self.prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens of requests that gave a token, and of those only scored."
         )
@@ -92,13 +92,13 @@ class ServerMetrics:
         )
 
     def heard(self, report: Report) -> None:
-        load, last = report.load, self._last
-        self.running.set(load.running)
-        self.waiting.set(load.waiting)
-        self.kv.set(load.kv_usage)
+        stats, last = report.stats, self._last
+        self.running.set(stats.running)
+        self.waiting.set(stats.waiting)
+        self.kv.set(stats.kv_usage)
         for name, (part, _) in _COUNTED.items():  # an engine that has died counts nothing
-            self._loads[name].inc(max(0, getattr(load, part) - getattr(last, part)))
-        self._last = load
+            self._counts[name].inc(max(0, getattr(stats, part) - getattr(last, part)))
+        self._last = stats
         gained = sum(len(update.ids) for update in report.updates if not update.given)
         if gained:
             self.output_tokens.inc(gained)

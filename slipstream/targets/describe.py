@@ -1,16 +1,18 @@
 """`describe`: how a model will be run, before its weights are read; and `as_target`, which also loads it."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.backends.table import usable_device
 from slipstream.checkpoints.checkpoint import is_gguf, resolve
-from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
+from slipstream.checkpoints.load_settings import DEFAULTS, DeviceMap, LoadKeywords, LoadSettings
 from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
@@ -20,7 +22,13 @@ from slipstream.targets.decoder import Decoder, DescribedDecoder
 from slipstream.targets.described import Described, check_memory
 from slipstream.zoo import checkpoint_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 log = logging.getLogger("slipstream")
+
+Model = str | Path | torch.nn.Module | Target
+"""A folder, a hub id, a GGUF file or "embedded"; a loaded transformers model; a loaded target."""
 
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 """What a device map may say instead of a device."""
@@ -85,7 +93,7 @@ def _by_other(checkpoint: str | Path, settings: LoadSettings, refused: str | Non
     return DescribedModule.of(checkpoint, settings, refusals)
 
 
-def as_target(model: Any, progress: Progress | None = None, **settings: Any) -> Target:
+def as_target(model: Model, progress: Progress | None = None, **settings: Unpack[LoadKeywords]) -> Target:
     """A `Target` out of what `describe` takes, a loaded transformers model, or a `Target` itself. A warning says so
     where transformers runs what our own decoder does not.
 
@@ -95,7 +103,7 @@ def as_target(model: Any, progress: Progress | None = None, **settings: Any) -> 
     return loaded(model, LoadSettings.of(settings, "as_target"), progress)
 
 
-def loaded(model: Any, settings: LoadSettings, progress: Progress | None = None) -> Target:
+def loaded(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
     """See `as_target`."""
     if isinstance(model, Target):
         settings.refuse(
@@ -117,7 +125,7 @@ def loaded(model: Any, settings: LoadSettings, progress: Progress | None = None)
     return _of_module(model, settings)
 
 
-def _check_places(device_map: Any) -> None:
+def _check_places(device_map: DeviceMap) -> None:
     """Raise ParameterError for a device that is not there; transformers would fail while it loads."""
     for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if isinstance(place, int) and torch.accelerator.is_available():

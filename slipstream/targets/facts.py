@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream.checkpoints.checkpoint import tensor_shapes
 from slipstream.checkpoints.gguf_header import CONTROL, read_header
@@ -59,7 +60,7 @@ def _tokens_in_folder(folder: Path) -> TokenMap | None:
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").exists():
-        older = tokenizer_of(folder)
+        older: Any = tokenizer_of(folder)
         if older is None:
             return None
         tokens = {i: token for token, i in older.get_vocab().items()}

@@ -12,7 +12,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.rules import RULES
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.step import step
 from slipstream.core.target import EarlyExit, Target, released
 from slipstream.errors import ParameterError
@@ -113,7 +113,7 @@ def neutral_text(target: Target, length: int, params: SamplingParams | None = No
     params = params or SamplingParams()
     if encoder is None:
         return Sequence(ids, params)
-    return Sequence([*encoder.start, *ids][:length], params, source=ids[: encoder.context])
+    return SourcedSequence([*encoder.start, *ids][:length], params, source=ids[: encoder.context])
 
 
 def _plain(target: Target, seq: Sequence) -> float:

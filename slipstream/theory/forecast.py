@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.core.params import Strict, check_integer, check_number, integer, number, setting
+from slipstream.core.params import Strict, check_integer, check_number, integer, number, option
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
@@ -57,7 +57,7 @@ class Rates(Strict):
 
 
 @dataclass(frozen=True)
-class StepCosts(Strict):
+class ForecastCosts(Strict):
     """What a speculative step costs. The unit is one decode step of the same batch without speculation.
 
     c       cost of a draft token.
@@ -67,10 +67,10 @@ class StepCosts(Strict):
     basis   where the costs come from, in a phrase.
     """
 
-    c: float = setting(0.05, check=number(0.0, float("inf")))
+    c: float = option(0.05, check=number(0.0, float("inf")))
     target: CostCurve | None = None
-    batch: int = setting(1, check=integer(1))
-    host: float = setting(0.0, check=number(0.0, float("inf")))
+    batch: int = option(1, check=integer(1))
+    host: float = option(0.0, check=number(0.0, float("inf")))
     basis: str = "costs as given"
 
     def verify(self, draft_tokens: int) -> float:
@@ -101,7 +101,7 @@ class Forecast(Strict):
     """
 
     rates: Rates
-    costs: StepCosts
+    costs: ForecastCosts
     draft_tokens: int
     chosen: bool = False
 
@@ -143,7 +143,7 @@ class Forecast(Strict):
         }
 
 
-def forecast(rates: Rates, costs: StepCosts, draft_tokens: int | None = None) -> Forecast:
+def forecast(rates: Rates, costs: ForecastCosts, draft_tokens: int | None = None) -> Forecast:
     """Expected speed-up at a draft length, or at the best one up to the number of rates.
 
     Raises ParameterError if `draft_tokens` is longer than the rates.

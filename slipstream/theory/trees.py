@@ -35,7 +35,7 @@ Acceptance = Seq[Number] | Seq[Seq[Number]]
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreeShape:
     """A shape. A worked example, the tree of `draft.Draft`:
 
         root ─┬─ first choice ─┬─ first choice      parents = (-1, -1, 0, 0, 1)
@@ -60,7 +60,7 @@ class Tree:
             raise ParameterError(f"path {twice} is twice in a tree", why="two equal siblings cannot both be accepted")
 
     @staticmethod
-    def of_paths(paths: Seq[Seq[int]]) -> Tree:
+    def of_paths(paths: Seq[Seq[int]]) -> TreeShape:
         """From a list of paths of ranks, in any order, as in Medusa's `medusa_choices`: [[0], [1], [0, 0]]."""
         places: dict[tuple[int, ...], int] = {(): -1}
         parents, ranks = list[int](), list[int]()
@@ -72,12 +72,14 @@ class Tree:
             places.setdefault(path, len(parents))
             parents.append(places[path[:-1]])
             ranks.append(path[-1])
-        return Tree(tuple(parents), tuple(ranks))
+        return TreeShape(tuple(parents), tuple(ranks))
 
     @staticmethod
-    def full(branches: Seq[int]) -> Tree:
+    def full(branches: Seq[int]) -> TreeShape:
         """Every combination of the first branches[d] candidates at each depth (Medusa 2401.10774, section 2.1.2)."""
-        return Tree.of_paths([path for d in range(len(branches)) for path in product(*map(range, branches[: d + 1]))])
+        return TreeShape.of_paths(
+            [path for d in range(len(branches)) for path in product(*map(range, branches[: d + 1]))]
+        )
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -102,11 +104,11 @@ class Tree:
             paths.append((*(() if parent < 0 else paths[parent]), rank))
         return tuple(paths)
 
-    def keep(self, nodes: Seq[int]) -> Tree:
+    def keep(self, nodes: Seq[int]) -> TreeShape:
         """The tree of these nodes alone: increasing, and each with its parent."""
-        return Tree(renumbered(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
+        return TreeShape(renumbered(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
 
-    def cut(self, depth: int) -> Tree:
+    def cut(self, depth: int) -> TreeShape:
         """The tree without its nodes deeper than `depth`."""
         return self if depth >= self.height else self.keep([i for i, d in enumerate(self.depths) if d <= depth])
 
@@ -146,7 +148,7 @@ def by_depth(acceptance: Acceptance) -> Callable[[int], Seq[Number]]:
     return at
 
 
-def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -> Tree:
+def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -> TreeShape:
     """The tree of (at most) `nodes` draft tokens, none deeper than `depth`, with the most expected tokens.
 
     Nodes are in the order of their probabilities, so the first m of them are the optimal tree of m nodes. There are
@@ -170,10 +172,10 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
         parents.append(parent)
         ranks.append(rank)
         offer(len(parents) - 1, below + 1, -chance)
-    return Tree(tuple(parents), tuple(ranks))
+    return TreeShape(tuple(parents), tuple(ranks))
 
 
-def expected_tokens(tree: Tree, acceptance: Acceptance) -> Number:
+def expected_tokens(tree: TreeShape, acceptance: Acceptance) -> Number:
     """Expected tokens of one step: the target's own, plus every node's probability to be accepted."""
     return 1 + sum(tree.chances(acceptance))
 
@@ -192,7 +194,7 @@ def best_count(chances: Seq[Number], costs: CostCurve) -> int:
 
 def best_tree(
     acceptance: Acceptance, costs: CostCurve, most: int = MOST_DRAFT_TOKENS, depth: int | None = None
-) -> Tree:
+) -> TreeShape:
     """The optimal tree with the node count that pays best at these costs, at most `most` nodes."""
     tree = optimal_tree(acceptance, most, depth)
     return tree.keep(range(best_count(tree.chances(acceptance), costs)))

@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from slipstream.checkpoints.checkpoint import resolve
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
 from slipstream.errors import LoadError, reading
 from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder
+from slipstream.tokens.tokenizer import Tokenizer
 
 
-def load_tokenizer(path: str | Path) -> Any:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a checkpoint (local folder, hub id or GGUF file): a transformers tokenizer, or one that does the
     same. Never runs code of the checkpoint. Raises LoadError."""
     folder = resolve(path, weights=False)
@@ -30,7 +30,7 @@ def load_tokenizer(path: str | Path) -> Any:
         return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
 
 
-def _transformers_tokenizer(folder: Path) -> Any:
+def _transformers_tokenizer(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
@@ -39,7 +39,7 @@ def _transformers_tokenizer(folder: Path) -> Any:
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
 
 
-def tokenizer_of(path: str | Path) -> Any | None:
+def tokenizer_of(path: str | Path) -> Tokenizer | None:
     """As `load_tokenizer`; None for a local folder or GGUF file that holds no tokenizer: its prompts are token ids."""
     folder = Path(path).expanduser()
     if folder.is_file() and not read_header(folder).has_tokenizer:
@@ -49,12 +49,12 @@ def tokenizer_of(path: str | Path) -> Any | None:
     return load_tokenizer(path)
 
 
-def decoder_of(tokenizer: Any) -> Decode:
+def decoder_of(tokenizer: Tokenizer) -> Decode:
     """A function from token ids to text, without special tokens. Spaces are not cleaned up, so that pieces add up."""
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
+def decoder_keeping(tokenizer: Tokenizer, markers: Seq[str]) -> Decode:
     """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
     special = special_tokens(tokenizer).items()
     dropped = {token for token, text in special if not any(text in marker for marker in markers)}
@@ -63,7 +63,7 @@ def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
     )
 
 
-def token_text_of(tokenizer: Any) -> Callable[[int], str]:
+def token_text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
     """A function from the id of a token to its text behind another one, special tokens included; U+FFFD for a part of a
     character. At the beginning of a text, many tokenizers drop the space of a word."""
     lead = tokenizer.encode("x", add_special_tokens=False)
@@ -77,14 +77,16 @@ def token_text_of(tokenizer: Any) -> Callable[[int], str]:
     return text
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Id -> name of the special tokens among the added ones."""
-    whole = not isinstance(tokenizer, FolderTokenizer)
-    added = tokenizer.added_tokens_decoder if whole else tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    if isinstance(tokenizer, FolderTokenizer):
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    else:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
     return {token: known.content for token, known in added.items() if known.special}
 
 
-def stray_byte(tokenizer: Any) -> int | None:
+def stray_byte(tokenizer: Tokenizer) -> int | None:
     """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerBase  # imported here: it takes long

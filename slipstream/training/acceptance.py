@@ -33,7 +33,7 @@ from slipstream.core.warp import warp
 from slipstream.llm import LLM
 from slipstream.training.features import Teacher, Window
 from slipstream.training.methods import RunConfig
-from slipstream.training.packing import Marked, Stream, write_masked
+from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.regenerate import continued, prompts_of
 
 MAX_WINDOW_PROBS = 2**25
@@ -84,7 +84,7 @@ class HeldOutText:
 
 
 def held_out_text(
-    llm: LLM, streams: list[Stream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
+    llm: LLM, streams: list[TokenStream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
 ) -> HeldOutText:
     """Texts in which the target continues prefixes of the streams' documents (`prompts_of`). They are written to
     `path`, a stream in which outputs are marked as answers, unless an earlier run did so."""
@@ -98,7 +98,7 @@ def held_out_text(
             marked += continued(llm, asked, [replace(params, seed=seed + i) for i in range(len(asked))])
         write_masked(path, marked[: config.texts], None, llm.target.vocab_size)
     texts = []
-    for tokens, mask in Stream.open(path, whole=True).documents():
+    for tokens, mask in TokenStream.open(path, whole=True).documents():
         prompt = len(tokens) - sum(mask or ())
         texts.append(Written(tokens, prompt, min(context, prompt + config.text_tokens)))
     return HeldOutText(texts, temperature)

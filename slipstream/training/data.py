@@ -21,12 +21,12 @@ import numpy as np
 from slipstream.bench.provenance import digest
 from slipstream.errors import DataError, TrainingError
 from slipstream.training.documents import Document, check_documents, files_of, place_of_text, read_documents
-from slipstream.training.packing import Marked, Stream, write_masked
+from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.resume_state import write_json
 
 
 @dataclass(frozen=True)
-class Encoder:
+class DocumentEncoder:
     """Encodes documents with the target's tokenizer. Special tokens in plain text are encoded as text.
 
     tokenizer  a transformers tokenizer; None if the target has none (then only .bin streams can be used).
@@ -115,23 +115,23 @@ def check_data(data: Iterable[str], tokenizer: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrainingData:
     """The streams of a run: one train and one held-out stream per source. `about`: contents of data.json."""
 
-    train: list[Stream]
-    heldout: list[Stream]
+    train: list[TokenStream]
+    heldout: list[TokenStream]
     about: dict[str, Any]
 
 
 def prepare_data(
     folder: Path,
     data: Iterable[str],
-    encoder: Encoder,
+    encoder: DocumentEncoder,
     vocab_size: int,
     length: int,
     heldout: float = 0.03,
     say: Callable[[str], None] = lambda text: None,
-) -> Prepared:
+) -> TrainingData:
     """Tokenise the sources, unless that was done before, and open the streams.
 
     length   tokens per window; every source must fill at least one window of each split.
@@ -157,7 +157,7 @@ def prepare_data(
                 plain = ((list(map(int, ids)), mask) for ids, mask in marked)
                 write_masked(folder / f"{split}-{number}.bin", plain, encoder.eos if text else None, vocab_size)
         write_json(record, about)
-    opened: dict[str, list[Stream]] = {"train": [], "heldout": []}
+    opened: dict[str, list[TokenStream]] = {"train": [], "heldout": []}
     for split, streams in opened.items():
         for number, name in enumerate(names):
             stream = open_stream(folder / f"{split}-{number}.bin", length)
@@ -168,12 +168,12 @@ def prepare_data(
                     fix="give more text, or a smaller --length",
                 )
             streams.append(stream)
-    return Prepared(opened["train"], opened["heldout"], about)
+    return TrainingData(opened["train"], opened["heldout"], about)
 
 
-def open_stream(path: Path, length: int) -> Stream:
+def open_stream(path: Path, length: int) -> TokenStream:
     """Open a stream; its windows begin at document starts if the median document is shorter than a window."""
-    stream = Stream.open(path, whole=False)
+    stream = TokenStream.open(path, whole=False)
     if len(stream.starts) > 1 and float(np.median(np.diff(stream.starts))) < length:
         stream.whole = True
     return stream
@@ -201,13 +201,13 @@ def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]
         )
 
 
-def _documents(name: str, encoder: Encoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
+def _documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
     """(place, ids and mask) of each document of a source; those with a place near 1 are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked
         return
-    stream = Stream.open(Path(name), whole=False)
+    stream = TokenStream.open(Path(name), whole=False)
     if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
         raise DataError(
             f"the stream {name!r} holds id {int(stream.tokens.max())}, the target's vocabulary is 0..{vocab_size - 1}",

@@ -18,7 +18,7 @@ from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DraftOptions, RunConfig
 from slipstream.training.objective import Objective, Predictions, decaying
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, new_llama
 from slipstream.zoo import checkpoint_of
 
@@ -69,7 +69,7 @@ class DraftObjective(ModelObjective):
         self.mask: int | None = getattr(self.module.lm.config, "pard_token", None)
 
     @classmethod
-    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> Objective:
         objective = cls(teacher, config.options, config.seed)
         if config.options.parallel and objective.mask is None:
             objective.mask = least_frequent(token_counts(streams, config.shares, teacher.config.vocab_size))

@@ -36,7 +36,7 @@ from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import EagleOptions, RunConfig
 from slipstream.training.objective import Objective, Predictions, decaying, initialise
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 
 BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
@@ -163,7 +163,7 @@ class EagleObjective(Objective):
         self.weights = decaying(options.decay, options.steps)
 
     @classmethod
-    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> EagleObjective:
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> EagleObjective:
         counts = token_counts(streams, config.shares, teacher.config.vocab_size)
         return cls(teacher, config.options, counts, config.seed)
 
@@ -231,7 +231,7 @@ def least_frequent(counts: np.ndarray[Any, Any]) -> int:
     return len(counts) - 1 - int(np.argmin(counts[::-1]))
 
 
-def token_counts(streams: list[Stream], shares: Seq[float] | None, vocab_size: int) -> np.ndarray[Any, Any]:
+def token_counts(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> np.ndarray[Any, Any]:
     """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):

@@ -24,7 +24,7 @@ from slipstream.errors import TrainingError
 from slipstream.executor.executor import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 
 FINAL = -1
 """The tap after the final norm: the input of the output head."""
@@ -98,7 +98,7 @@ class HiddenCache:
     """Hidden states of every window of a stream: a file of float16 [windows, taps, length, d]. Windows are appended, so
     an interrupted run continues after the last whole one."""
 
-    def __init__(self, folder: Path, stream: Stream, length: int, taps: Seq[int], teacher: Teacher):
+    def __init__(self, folder: Path, stream: TokenStream, length: int, taps: Seq[int], teacher: Teacher):
         self.stream, self.length, self.taps, self.teacher = stream, length, tuple(taps), teacher
         self.count = len(stream.windows(length))
         self.shape = len(self.taps), length, teacher.config.hidden_size

@@ -26,7 +26,7 @@ from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.methods import RunConfig
 from slipstream.training.muon import Muon
 from slipstream.training.objective import Objective
-from slipstream.training.packing import Orders, Stream
+from slipstream.training.packing import Orders, TokenStream
 from slipstream.training.resume_state import Optimisers
 from slipstream.training.schedule import Display, Progress, Schedule
 
@@ -53,7 +53,7 @@ class Loop:
         self,
         config: RunConfig,
         objective: Objective,
-        streams: list[Stream],
+        streams: list[TokenStream],
         windows: list[Window],
         texts: list[HeldOutText],
         caches: dict[str, HiddenCache],
@@ -260,7 +260,7 @@ def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, l
     return norm
 
 
-def _tokens_and_counts(stream: Stream, windows: Seq[int], config: RunConfig) -> tuple[Tensor, Tensor]:
+def _tokens_and_counts(stream: TokenStream, windows: Seq[int], config: RunConfig) -> tuple[Tensor, Tensor]:
     """`tokens` and `counts` of a `Window`."""
     tokens = stream.rows(windows, config.length)[:, :-1]
     if config.answers_only:
@@ -268,7 +268,7 @@ def _tokens_and_counts(stream: Stream, windows: Seq[int], config: RunConfig) -> 
     return tokens, torch.ones_like(tokens, dtype=torch.bool)
 
 
-def held_out(streams: list[Stream], config: RunConfig, teacher: Teacher, taps: tuple[int, ...]) -> list[Window]:
+def held_out(streams: list[TokenStream], config: RunConfig, teacher: Teacher, taps: tuple[int, ...]) -> list[Window]:
     """Fixed windows of the held-out streams, in micro-batches, with the target's hidden states."""
     each = max(1, config.eval_rows // len(streams))
     size = config.micro_rows or config.rows

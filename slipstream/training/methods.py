@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.settings import EXECUTORS, one_of
 
@@ -19,18 +19,18 @@ COUNT, TWO, FROM_ZERO, POSITIVE = integer(1), integer(2), integer(0), number(0.0
 SHARE = number(0.0, 1.0)
 OPTIMISERS = ("adamw", "muon")
 DECAYS = number(0.0, 1.0, open_low=True)
-DEPTH = setting(4, "Draft length for which acceptance is simulated.", check=COUNT)
-TAPS = setting(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
+DEPTH = option(4, "Draft length for which acceptance is simulated.", check=COUNT)
+TAPS = option(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
 
 
 @dataclass(frozen=True)
 class MedusaOptions(Strict):
     """`own_head`: each lm_head is initialised with the target's; else all heads share the target's."""
 
-    heads: int = setting(4, "Number of heads; each predicts one position further.", check=COUNT)
-    layers: int = setting(1, "Residual blocks per head.", check=COUNT)
-    own_head: bool = setting(True, "Train a separate lm_head for each head.")
-    decay: float = setting(0.8, "Weight of head k in the loss is decay^k.", check=DECAYS)
+    heads: int = option(4, "Number of heads; each predicts one position further.", check=COUNT)
+    layers: int = option(1, "Residual blocks per head.", check=COUNT)
+    own_head: bool = option(True, "Train a separate lm_head for each head.")
+    decay: float = option(0.8, "Weight of head k in the loss is decay^k.", check=DECAYS)
 
 
 @dataclass(frozen=True)
@@ -38,34 +38,34 @@ class EagleOptions(Strict):
     """`steps` is also the length of the chains that are simulated. `speculators` and SpecForge give parallel heads four
     layers. With a `start`, that head's shape and draft vocabulary are kept."""
 
-    start: str | None = setting(None, "EAGLE-3 head to continue from: folder or hub id.", shown="from scratch")
-    steps: int = setting(4, "Number of training-time test steps.", check=COUNT)
-    parallel: bool = setting(
+    start: str | None = option(None, "EAGLE-3 head to continue from: folder or hub id.", shown="from scratch")
+    steps: int = option(4, "Number of training-time test steps.", check=COUNT)
+    parallel: bool = option(
         False, "Train a head that drafts in one pass (P-EAGLE, arXiv 2602.01469).", "--parallel/--no-parallel"
     )
-    layers: int = setting(1, "Number of layers of the head.", check=COUNT)
-    draft_vocab: int | None = setting(
+    layers: int = option(1, "Number of layers of the head.", check=COUNT)
+    draft_vocab: int | None = option(
         None, "Number of token ids that the head can draft.", shown="8192 to 32768, by the target's size", check=COUNT
     )
     taps: Seq[int] | None = TAPS
-    intermediate: int | None = setting(None, "Width of the MLP of the head.", shown="the target's", check=COUNT)
-    decay: float = setting(0.8, "Weight of step j in the loss is decay^j.", check=DECAYS)
+    intermediate: int | None = option(None, "Width of the MLP of the head.", shown="the target's", check=COUNT)
+    decay: float = option(0.8, "Weight of step j in the loss is decay^j.", check=DECAYS)
 
 
 @dataclass(frozen=True)
 class DFlashOptions(Strict):
     """A block is the last token, and one row for each draft token."""
 
-    block: int = setting(8, "Rows of a block; one less is the number of draft tokens.", check=TWO)
-    layers: int = setting(2, "Number of layers of the head.", check=COUNT)
-    intermediate: int | None = setting(None, "Width of the MLPs of the head.", shown="the target's", check=COUNT)
-    anchors: int = setting(16, "Blocks that are trained in each window.", check=COUNT)
-    mask_token: int | None = setting(
+    block: int = option(8, "Rows of a block; one less is the number of draft tokens.", check=TWO)
+    layers: int = option(2, "Number of layers of the head.", check=COUNT)
+    intermediate: int | None = option(None, "Width of the MLPs of the head.", shown="the target's", check=COUNT)
+    anchors: int = option(16, "Blocks that are trained in each window.", check=COUNT)
+    mask_token: int | None = option(
         None, "Token id of the masks of a block, best a rare one.", shown="the last", check=FROM_ZERO
     )
     taps: Seq[int] | None = TAPS
-    markov_rank: int = setting(0, "Width of a Markov head (DSpark, arXiv 2607.05147); 0: none.", check=FROM_ZERO)
-    decay: float = setting(0.8, "Weight of draft token k in the loss is decay^k.", check=DECAYS)
+    markov_rank: int = option(0, "Width of a Markov head (DSpark, arXiv 2607.05147); 0: none.", check=FROM_ZERO)
+    decay: float = option(0.8, "Weight of draft token k in the loss is decay^k.", check=DECAYS)
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class DraftOptions(Strict):
     """From scratch, the shape is by default that of the embedded draft, with a head size of 64. A `start` that is
     parallel stays so; `depth` is then also how many draft tokens a pass is trained for."""
 
-    start: str | None = setting(
+    start: str | None = option(
         None, "Draft model to continue from: folder, hub id or 'embedded'.", shown="from scratch"
     )
-    parallel: bool = setting(
+    parallel: bool = option(
         False, "Train a model that drafts in one pass (PARD, arXiv 2504.18583).", "--parallel/--no-parallel"
     )
-    hidden_size: int = setting(256, "Hidden size, from scratch.", check=COUNT)
-    layers: int = setting(2, "Number of layers, from scratch.", check=COUNT)
-    heads: int = setting(4, "Number of query heads, from scratch.", check=COUNT)
-    kv_heads: int = setting(1, "Number of KV heads, from scratch.", check=COUNT)
-    intermediate: int = setting(640, "Width of the MLP, from scratch.", check=COUNT)
+    hidden_size: int = option(256, "Hidden size, from scratch.", check=COUNT)
+    layers: int = option(2, "Number of layers, from scratch.", check=COUNT)
+    heads: int = option(4, "Number of query heads, from scratch.", check=COUNT)
+    kv_heads: int = option(1, "Number of KV heads, from scratch.", check=COUNT)
+    intermediate: int = option(640, "Width of the MLP, from scratch.", check=COUNT)
     depth: int = DEPTH
 
     def __post_init__(self) -> None:
@@ -114,12 +114,12 @@ class LayerSkipOptions(Strict):
                 so a step computes about `L / R` exits. 0 turns the exits off.
     """
 
-    exit: int | None = setting(
+    exit: int | None = option(
         None, "Exit layer for which acceptance is simulated.", shown="half of the layers", check=COUNT
     )
-    p_max: float = setting(0.1, "Layer dropout rate of the last layer.", check=number(0.0, 0.99))
-    exit_scale: float = setting(0.3, "Weight of the early exits in the loss.")
-    rotation: int = setting(7, "Each exit contributes to the loss once in this many steps.", check=FROM_ZERO)
+    p_max: float = option(0.1, "Layer dropout rate of the last layer.", check=number(0.0, 0.99))
+    exit_scale: float = option(0.3, "Weight of the early exits in the loss.")
+    rotation: int = option(7, "Each exit contributes to the loss once in this many steps.", check=FROM_ZERO)
     depth: int = DEPTH
 
 
@@ -202,34 +202,34 @@ class LoopConfig(Strict):
     """
 
     PANEL: ClassVar[str] = "Training"
-    budget_minutes: float | None = setting(None, "Training time of the whole run, in minutes.", check=POSITIVE)
-    budget_tokens: int | None = setting(
+    budget_minutes: float | None = option(None, "Training time of the whole run, in minutes.", check=POSITIVE)
+    budget_tokens: int | None = option(
         None, "Training tokens, instead of minutes; the result is then reproducible by seed.", check=COUNT
     )
-    length: int = setting(512, "Tokens per window.", check=integer(8))
-    rows: int = setting(8, "Windows per optimiser step.", check=COUNT)
-    micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
-    lr: float = setting(None, "Peak learning rate.", shown="by method", check=POSITIVE)
-    optimiser: str = setting(
+    length: int = option(512, "Tokens per window.", check=integer(8))
+    rows: int = option(8, "Windows per optimiser step.", check=COUNT)
+    micro_rows: int | None = option(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
+    lr: float = option(None, "Peak learning rate.", shown="by method", check=POSITIVE)
+    optimiser: str = option(
         None, "Optimiser: adamw or muon.", shown="by method", check=partial(one_of, known=OPTIMISERS)
     )
-    weight_decay: float = setting(0.01, check=SHARE)
-    clip: float = setting(1.0, check=POSITIVE)
-    decay_share: float = setting(
+    weight_decay: float = option(0.01, check=SHARE)
+    clip: float = option(1.0, check=POSITIVE)
+    decay_share: float = option(
         0.35, "Share of the budget, at its end, in which the learning rate decays.", check=SHARE
     )
-    warmup_steps: int = setting(50, "Number of warm-up steps.", check=FROM_ZERO)
-    seed: int = setting(0, "Seed for weights, data order and texts.")
-    resume: bool = setting(False, "Continue exactly from the checkpoint in --out.")
-    device: str = setting("cpu", "Device: cpu, cuda or cuda:1.")
-    threads: int | None = setting(None, "Number of CPU threads.", check=COUNT)
-    bf16: bool | None = setting(
+    warmup_steps: int = option(50, "Number of warm-up steps.", check=FROM_ZERO)
+    seed: int = option(0, "Seed for weights, data order and texts.")
+    resume: bool = option(False, "Continue exactly from the checkpoint in --out.")
+    device: str = option("cpu", "Device: cpu, cuda or cuda:1.")
+    threads: int | None = option(None, "Number of CPU threads.", check=COUNT)
+    bf16: bool | None = option(
         None, "Matrix products in bfloat16, else in float32.", shown="where the hardware has them"
     )
-    save_minutes: float = setting(4.0, "Minutes between checkpoints.", check=POSITIVE)
-    eval_steps: int = setting(200, "Steps between evaluations.", check=FROM_ZERO)
-    eval_rows: int = setting(16, check=COUNT)
-    max_steps: int | None = setting(None, "Stop this call after this many steps; --resume continues.", check=COUNT)
+    save_minutes: float = option(4.0, "Minutes between checkpoints.", check=POSITIVE)
+    eval_steps: int = option(200, "Steps between evaluations.", check=FROM_ZERO)
+    eval_rows: int = option(16, check=COUNT)
+    max_steps: int | None = option(None, "Stop this call after this many steps; --resume continues.", check=COUNT)
 
     def __post_init__(self) -> None:
         check_budget(self.budget_tokens, self.budget_minutes)
@@ -259,35 +259,35 @@ class RunConfig(LoopConfig):
     PANEL: ClassVar[str] = "Data"
     kind: str
     options: Any
-    target: str = setting("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
-    out: Path = setting(None, "Output folder.", shown="runs/METHOD")
-    data: Seq[str] = setting(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
-    shares: Seq[float] | None = setting(
+    target: str = option("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
+    out: Path = option(None, "Output folder.", shown="runs/METHOD")
+    data: Seq[str] = option(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
+    shares: Seq[float] | None = option(
         None, "Sampling weight of a --data; repeatable, one per --data.", "--share", shown="by size"
     )
-    answers_only: bool = setting(False, "Compute the loss on answers only.")
-    self_tokens: int = setting(
+    answers_only: bool = option(False, "Compute the loss on answers only.")
+    self_tokens: int = option(
         0,
         "Train on conversations of about this many tokens that the target, a chat model, writes by itself.",
         "--self",
         check=FROM_ZERO,
     )
-    heldout_share: float = setting(0.03, "Share of the documents held out for evaluation.", check=number(0.0, 0.5))
-    regenerate: int = setting(
+    heldout_share: float = option(0.03, "Share of the documents held out for evaluation.", check=number(0.0, 0.5))
+    regenerate: int = option(
         0,
         "First let the target generate this many tokens after prefixes of the data, and train on them, too.",
         check=FROM_ZERO,
     )
-    regenerate_share: float = setting(0.5, "Share of the target's own text in a batch.", check=SHARE)
-    regenerate_tokens: int = setting(160, check=COUNT)
-    cache_hidden: bool = setting(False, "Compute the target's hidden states once and store them.")
-    texts: int = setting(32, "Number of held-out texts that the target writes.", check=COUNT)
-    text_prompt: int = setting(96, check=TWO)
-    text_tokens: int = setting(96, "New tokens per held-out text.", check=TWO)
-    temperatures: Seq[float] = setting(
+    regenerate_share: float = option(0.5, "Share of the target's own text in a batch.", check=SHARE)
+    regenerate_tokens: int = option(160, check=COUNT)
+    cache_hidden: bool = option(False, "Compute the target's hidden states once and store them.")
+    texts: int = option(32, "Number of held-out texts that the target writes.", check=COUNT)
+    text_prompt: int = option(96, check=TWO)
+    text_tokens: int = option(96, "New tokens per held-out text.", check=TWO)
+    temperatures: Seq[float] = option(
         None, "Temperature of held-out texts in addition to 0; repeatable.", "--temperature", shown="0.8"
     )
-    executor: str = setting("auto", "Executor of the target: auto, native or torch.")
+    executor: str = option("auto", "Executor of the target: auto, native or torch.")
     command: str = ""
 
     def __post_init__(self) -> None:

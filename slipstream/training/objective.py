@@ -14,7 +14,7 @@ from slipstream.training.acceptance import acceptance_probs
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, distribution_losses
 from slipstream.training.methods import RunConfig
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 
 Predictions = tuple[Tensor, Tensor, Aims, list[float]]
 """`states`, `weight`, `aims` and `weights` of `distribution_losses`."""
@@ -37,7 +37,7 @@ class Objective(nn.Module, ABC):
         self.teacher, self.options, self.depth = teacher, options, depth
 
     @classmethod
-    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> Objective:
         """The objective of a run. streams: the training data."""
         return cls(teacher, config.options, config.seed)  # each kind takes a seed and knows its depth
 

@@ -59,7 +59,7 @@ def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab
 
 
 @dataclass
-class Stream:
+class TokenStream:
     """The documents of one source or kind, in one split."""
 
     tokens: np.ndarray[Any, np.dtype[Any]]  # [N], unsigned
@@ -69,7 +69,7 @@ class Stream:
     _windows: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, whole: bool) -> Stream:
+    def open(cls, path: Path, whole: bool) -> TokenStream:
         starts = np.load(path.with_suffix(".starts.npy"))
         size, count = path.stat().st_size, int(starts[-1])
         if size < 2 * count:  # more is allowed: the stream is still being written
@@ -129,7 +129,7 @@ class Orders:
     `counters` (windows drawn so far, by stream and length) is the whole state.
     """
 
-    def __init__(self, streams: dict[str, Stream], shares: dict[str, float], seed: int) -> None:
+    def __init__(self, streams: dict[str, TokenStream], shares: dict[str, float], seed: int) -> None:
         self.streams, self.seed = streams, seed
         self.shares = np.array([shares[name] for name in streams], dtype=np.float64)
         self.shares /= self.shares.sum()

@@ -20,7 +20,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
-from slipstream.training.packing import Marked, Stream, write_masked
+from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.schedule import counted
 
 MARK = "\ue000the user's message\ue000"
@@ -38,7 +38,7 @@ Show = Callable[[Seq[Sequence]], None]
 """Called with all texts after each step."""
 
 
-def prefixes(streams: list[Stream], lengths: tuple[int, int], longest: int) -> Prompts:
+def prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest: int) -> Prompts:
     """Prefixes of documents (`prompts_of`). Sources are drawn in proportion to their size."""
     sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
 
@@ -50,7 +50,7 @@ def prefixes(streams: list[Stream], lengths: tuple[int, int], longest: int) -> P
 
 
 def prompts_of(
-    stream: Stream, rng: np.random.Generator, count: int, lengths: tuple[int, int], longest: int
+    stream: TokenStream, rng: np.random.Generator, count: int, lengths: tuple[int, int], longest: int
 ) -> list[list[int]]:
     """Prefixes of documents, each up to the start of an answer; of long ones the last `longest` tokens.
 
@@ -194,14 +194,14 @@ def regenerate(
                     fix="give other --data, or a target that writes better",
                 )
             write_masked(part, texts, None, vocab_size)
-        mask = Stream.open(part, whole=True).mask
+        mask = TokenStream.open(part, whole=True).mask
         tokens += 0 if mask is None else int(mask.sum())
         parts.append(part)
         say(tokens, total)
 
     kept: dict[tuple[int, ...], list[bool] | None] = {}
     for part in parts:
-        for ids, marks in Stream.open(part, whole=True).documents():
+        for ids, marks in TokenStream.open(part, whole=True).documents():
             kept.setdefault(tuple(ids), marks)
     write_masked(path, ((list(ids), marks) for ids, marks in kept.items()), None, vocab_size)
     for part in parts:

@@ -32,12 +32,12 @@ from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
 from slipstream.tokens.text import tokenizer_of
 from slipstream.training.acceptance import held_out_text
-from slipstream.training.data import Encoder, check_data, open_stream, prepare_data
+from slipstream.training.data import DocumentEncoder, check_data, open_stream, prepare_data
 from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS, RunConfig
 from slipstream.training.objective import Objective
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 from slipstream.training.regenerate import Prompts, prefixes, regenerate, self_prompts
 from slipstream.training.resume_state import as_json, check_same, read_state, write_json, writing
 from slipstream.training.run_report import run_card
@@ -51,7 +51,7 @@ ROWS = 96
 """Texts that the target writes side by side."""
 
 
-def prepare(config: RunConfig, say: Say = LOG) -> Run:
+def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
     """Do everything before the first step. Settings, folder and data are checked before the target is loaded.
 
     Raises the errors of `slipstream.errors`.
@@ -87,7 +87,7 @@ def prepare(config: RunConfig, say: Say = LOG) -> Run:
         show = counted("the target wrote", say)
         return regenerate(llm, prompts, folder / name, tokens, config.regenerate_tokens, config.seed, say=show)
 
-    folder, encoder = config.out / "data", Encoder(tokenizer, min(shape.eos_ids, default=None))
+    folder, encoder = config.out / "data", DocumentEncoder(tokenizer, min(shape.eos_ids, default=None))
     target = load() if config.self_tokens else None
     if target is not None:
         conversations = written(target[1], self_prompts(target[1], say), "self.bin", config.self_tokens)
@@ -118,11 +118,11 @@ def prepare(config: RunConfig, say: Say = LOG) -> Run:
             str(i): HiddenCache(config.out / "states", s, config.length, objective.taps, teacher)
             for i, s in enumerate(streams)
         }
-    return Run(Loop(config, objective, streams, windows, texts, caches), prepared.about)
+    return TrainingRun(Loop(config, objective, streams, windows, texts, caches), prepared.about)
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """A prepared run. about: contents of data.json."""
 
     loop: Loop
@@ -203,7 +203,7 @@ def _shape(checkpoint: str | Path, kind: str) -> DecoderConfig:
         ) from fault
 
 
-def _shares(config: RunConfig, data: list[Stream]) -> tuple[float, ...]:
+def _shares(config: RunConfig, data: list[TokenStream]) -> tuple[float, ...]:
     """Weights in a batch of the data, and of the text that is generated after its prefixes."""
     shares = config.shares or tuple(float(len(s.tokens)) for s in data)
     return (*((1 - config.regenerate_share) * s / sum(shares) for s in shares), config.regenerate_share)

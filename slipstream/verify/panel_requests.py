@@ -40,7 +40,7 @@ PREEMPTED_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Request:
+class PanelRequest:
     """name: the prompt's and the setting's. ids: the prompt."""
 
     name: str
@@ -142,16 +142,16 @@ def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
 
 def panel(
     names: Seq[str], prompts: Seq[Seq[int]], each: Mapping[str, SamplingParams], times: int, lengths: Seq[int]
-) -> list[Request]:
+) -> list[PanelRequest]:
     """`times` requests with each of these parameters, by the name of their setting, mixed; the prompts in turn. Two
     after each other share prompt and setting. Each has at most the next of `lengths` draft tokens."""
-    requests: list[Request] = []
+    requests: list[PanelRequest] = []
     pairs = [(setting, min(2, times - done)) for done in range(0, times, 2) for setting in each.items()]
     for i, at in enumerate(np.random.default_rng(0).permutation(len(pairs)).tolist()):
         ((setting, params), count), prompt = pairs[at], i % len(prompts)
         for _ in range(count):
             settings = replace(params, draft_tokens=lengths[len(requests) % len(lengths)])
-            requests.append(Request(", ".join(filter(None, (names[prompt], setting))), prompts[prompt], settings))
+            requests.append(PanelRequest(", ".join(filter(None, (names[prompt], setting))), prompts[prompt], settings))
     return requests
 
 
@@ -160,19 +160,19 @@ def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, Samp
     return {name: params for name, params in each.items() if name in names}
 
 
-def continued(requests: Seq[Request], outputs: Seq[Seq[int]], longest: int) -> list[Request]:
+def continued(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int) -> list[PanelRequest]:
     """Requests that begin with what others said, as the next turn of a conversation does; longest: most tokens of a
     prompt."""
     prompts = [[*one.ids, *output, *one.ids[:1]] for one, output in zip(requests, outputs, strict=True)]
     return [
-        Request(f"{one.name}, continued", prompt, one.params)
+        PanelRequest(f"{one.name}, continued", prompt, one.params)
         for one, prompt in zip(requests, prompts, strict=True)
         if len(prompt) + one.params.max_tokens <= longest
     ]
 
 
 def together(
-    llm: LLM, drafter: Drafter | None, requests: Seq[Request], seeds: Iterator[int] | None, batch: int
+    llm: LLM, drafter: Drafter | None, requests: Seq[PanelRequest], seeds: Iterator[int] | None, batch: int
 ) -> list[Sequence]:
     """Decodes requests as a busy server does: they join one by one, begin where earlier texts with the same beginning
     ended, and some are preempted. seeds: one for each request; None: those of their parameters. Raises what a request

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, is_coupled, request_ids
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
 from slipstream.llm import LLM
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import Evidence
-from slipstream.verify.panel_requests import Request, together
+from slipstream.verify.panel_requests import PanelRequest, together
 from slipstream.verify.reference import Context, distribution, impossible, logits_of, wrong_end, wrong_logprob
 
 Ranks = tuple[float, float]
@@ -97,7 +97,7 @@ class Positions:
             nodes = [start + node for node in children.get(parent, [])]
             place = self._place(depth, bool(nodes), bool(children))
             ids = q = None
-            if nodes and self._by_place and not seq.coupled:
+            if nodes and self._by_place and not is_coupled(seq):
                 ids = np.array([draft.ids[node] for node in nodes])
                 if draft.q is not None:
                     row = draft.q[nodes[0]].cpu().numpy()  # [V]
@@ -113,7 +113,7 @@ class Positions:
         return outcomes.BONUS if drafted else outcomes.UNDRAFTED
 
     def decode(
-        self, requests: Seq[Request], seeds: Iterator[int], batch: int, advance: Callable[[], None]
+        self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
         """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
         outputs."""
@@ -134,10 +134,10 @@ class Positions:
             advance()
         return [seq.output for seq in seqs]
 
-    def _text(self, request: Request, seq: Sequence) -> list[Ranks]:
+    def _text(self, request: PanelRequest, seq: Sequence) -> list[Ranks]:
         text, placed = seq.output, list[Ranks]()
         proposed, undrafted = self.proposed.pop(seq.id, {}), Proposal(self._place(1, False, False))
-        for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
+        for t, logits in enumerate(logits_of(self.llm.target, request_ids(seq), text, seq.params)):
             if seq.params.logprobs is not None:
                 wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.noise)
                 self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []

@@ -107,10 +107,10 @@ def wrong_end(seq: Sequence) -> str | None:
 
 def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
     """Whether the last of these tokens completes a stop string that counts."""
-    if not seq.params.stop or len(output) < seq.params.min_tokens or seq.decode is None:
+    if not seq.params.stop or len(output) < seq.params.min_tokens or seq.stop_search is None:
         return False
     asked = seq.tokens[: seq.prompt]
-    texts = [seq.decode([*asked, *ids]).rstrip("\ufffd") for ids in ((), output[:-1], output)]
+    texts = [seq.stop_search.decode([*asked, *ids]).rstrip("\ufffd") for ids in ((), output[:-1], output)]
     begin, before, text = len(texts[0]), len(texts[1]), texts[2]
     return any(string in text[max(begin, before + 1 - len(string)) :] for string in seq.params.stop)
 

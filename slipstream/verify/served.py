@@ -28,11 +28,11 @@ import numpy as np
 
 from slipstream.bench.counters import Counters
 from slipstream.bench.endpoint import Answer, Endpoint
-from slipstream.bench.load_client import LoadClient
 from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.bench.traffic_client import TrafficClient
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.text_ends import common_beginning
 from slipstream.errors import ParameterError
 from slipstream.verify.outcomes import SCREEN, decisive_level
@@ -62,13 +62,13 @@ class ServedConfig(Strict):
     more         further sampling parameters of all requests, by their names in the API.
     """
 
-    tokens: int = setting(128, check=integer(1))
-    samples: int = setting(200, check=integer(1))
-    length: int = setting(16, check=integer(1))
-    temperature: float = setting(1.0, check=number(0.0, 100.0, open_low=True))
-    clients: int = setting(8, check=integer(1))
-    level: float = setting(1e-3, check=number(0.0, 0.5, open_low=True))
-    seed: int = setting(0, check=integer(0))
+    tokens: int = option(128, check=integer(1))
+    samples: int = option(200, check=integer(1))
+    length: int = option(16, check=integer(1))
+    temperature: float = option(1.0, check=number(0.0, 100.0, open_low=True))
+    clients: int = option(8, check=integer(1))
+    level: float = option(1e-3, check=number(0.0, 0.5, open_low=True))
+    seed: int = option(0, check=integer(0))
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -123,7 +123,7 @@ def counters_of(place: Endpoint) -> Counters | None:
     """The server's counters; None if it shows none that are known."""
 
     async def read() -> Counters | None:
-        async with LoadClient(place, place.timeout) as client:
+        async with TrafficClient(place, place.timeout) as client:
             return await client.counters()
 
     return asyncio.run(read())

@@ -21,7 +21,7 @@ from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun, released
 from slipstream.llm import LLM
-from slipstream.verify.panel_requests import TOGETHER, Request, together
+from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
 from slipstream.verify.reference import distribution, edited, logits_of
 from slipstream.verify.seeded_lengths import SeededLengths
 
@@ -63,7 +63,7 @@ class Control:
 
 
 def control(
-    llm: LLM, requests: Seq[Request], texts: Seq[Seq[int]], rows: int, advance: Callable[[], None] = lambda: None
+    llm: LLM, requests: Seq[PanelRequest], texts: Seq[Seq[int]], rows: int, advance: Callable[[], None] = lambda: None
 ) -> Control:
     """Scores plain greedy texts twice: with one row per pass, and with `rows` rows per pass."""
     noise, behind, flips, spreads = 0.0, 0.0, 0, list[float]()
@@ -119,7 +119,7 @@ def passes(draft_tokens: int, prompts: int) -> list[Pass]:
 
 
 def texts(
-    llm: LLM, drafter: Drafter | None, requests: Seq[Request], advance: Callable[[], None], how: Pass | None = None
+    llm: LLM, drafter: Drafter | None, requests: Seq[PanelRequest], advance: Callable[[], None], how: Pass | None = None
 ) -> list[Sequence]:
     llm.use(drafter)
     before = llm.max_batch, llm.draft_tokens
@@ -153,7 +153,7 @@ def compared(
     return replace(parted, noise=max(parted.noise, moved))
 
 
-def wrong_token(llm: LLM, request: Request, text: Seq[int], noise: float) -> str | None:
+def wrong_token(llm: LLM, request: PanelRequest, text: Seq[int], noise: float) -> str | None:
     """What is wrong with a text that was decoded greedily or under rule `coupled`, without drafts: its first token that
     is not the one which the reference chooses with the same random numbers; None if there is none. noise: largest
     change of a logit by rounding between passes of two kinds; here there are others."""

@@ -35,7 +35,7 @@ import numpy as np
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import provenance
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import SamplingParams, Strict, integer, number, setting
+from slipstream.core.params import SamplingParams, Strict, integer, number, option
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -43,7 +43,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
-from slipstream.verify.panel_requests import ENDS, Request, among, continued, panel
+from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continued, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.seeded_lengths import SeededLengths
@@ -70,10 +70,10 @@ class VerifyConfig(Strict):
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
     checks: tuple[str, ...] = CHECKS
-    texts: int = setting(10, check=integer(1))
-    reach: int = setting(512, check=integer(0))
-    level: float = setting(1e-3, check=number(0.0, 0.5, open_low=True))
-    seed: int = setting(0, check=integer(0))
+    texts: int = option(10, check=integer(1))
+    reach: int = option(512, check=integer(0))
+    level: float = option(1e-3, check=number(0.0, 0.5, open_low=True))
+    seed: int = option(0, check=integer(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +102,7 @@ def seconds(llm: LLM, prompts: PromptSet, config: VerifyConfig) -> float:
     """Roughly how long `verify` takes: decodes one text without the drafter, and counts all texts in that time."""
     drafter, n, tokens = llm.drafter, len(prompts.prompts), config.params.max_tokens
     began = perf_counter()
-    (seq,) = texts(llm, None, [Request("", prompts.prompts[0].ids, config.greedy)], lambda: None)
+    (seq,) = texts(llm, None, [PanelRequest("", prompts.prompts[0].ids, config.greedy)], lambda: None)
     took = (perf_counter() - began) / len(seq.output) * tokens
     llm.use(drafter)
     short = min(1.0, panel_requests.SHORT / tokens)  # requests of a panel; see `_compare` and `_look`
@@ -182,7 +182,7 @@ class Checks:
 
     def control(self) -> None:
         greedy = self.config.greedy
-        requests = [Request(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
+        requests = [PanelRequest(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
         self.plain = [seq.output for seq in self._decoded(None, requests)]
         self.noise = control(self.llm, requests, self.plain, self.most + 1, self.advance)
         self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
@@ -203,7 +203,7 @@ class Checks:
     def _compare(self, check: str, changed: Callable[[SamplingParams, int], SamplingParams]) -> None:
         """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
         before, n = self.stats, len(self.ids)
-        unmixed = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
+        unmixed = [PanelRequest(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
         mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mixed_lengths(self.most))
         mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 6, [self.most])
         mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
@@ -219,7 +219,7 @@ class Checks:
                 self.data[check].append(self._row(request, text, seq, how))
         self._cover(check, self.stats.proposed - before.proposed, self.stats.accepted - before.accepted)
 
-    def _decoded(self, drafter: Any, requests: Seq[Request], how: Pass | None = None) -> list[Sequence]:
+    def _decoded(self, drafter: Any, requests: Seq[PanelRequest], how: Pass | None = None) -> list[Sequence]:
         seqs = texts(self.llm, drafter, requests, self._at_most(len(self.ids)), how)
         for request, seq in zip(requests, seqs, strict=True):
             self._fault(request, wrong_end(seq))
@@ -230,11 +230,11 @@ class Checks:
         left = iter(range(count))
         return lambda: None if next(left, None) is None else self.advance()
 
-    def _fault(self, request: Request, wrong: str | None) -> None:
+    def _fault(self, request: PanelRequest, wrong: str | None) -> None:
         if wrong is not None:
             self.data["faults"].append(f"{request.name}: {wrong}")
 
-    def _row(self, request: Request, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
+    def _row(self, request: PanelRequest, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
         parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
         return {
             "prompt": request.name,

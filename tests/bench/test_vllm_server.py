@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.configs import PLUGIN, Choice
+from slipstream.bench.configs import PLUGIN, DrafterChoice
 from slipstream.bench.vllm_server import VllmServer, interpreter
 from slipstream.errors import LoadError, ParameterError, ServedError
 from tests.bench.vllm_environment import python as python
@@ -25,7 +25,7 @@ def facts(url: str) -> dict[str, Any]:
 
 def test_a_choice_becomes_the_arguments_of_the_server(python: Callable[..., Path]) -> None:
     server = VllmServer(
-        Choice("suffix", 16, "model-folder", options={"across": True}),
+        DrafterChoice("suffix", 16, "model-folder", options={"across": True}),
         {"tensor_parallel_size": 2, "enforce_eager": True, "speculative_config": {"rejection_sample_method": "block"},
          "dtype": None},
     )  # fmt: skip
@@ -45,7 +45,7 @@ def test_a_choice_becomes_the_arguments_of_the_server(python: Callable[..., Path
 
 
 def test_its_environment_finds_this_package_and_its_entry_point_and_none_of_ours(python: Callable[..., Path]) -> None:
-    with VllmServer(Choice("none"), threads=2).process(python(), key="secret") as process:
+    with VllmServer(DrafterChoice("none"), threads=2).process(python(), key="secret") as process:
         environment = facts(process.ready(30))["environment"]
         assert environment["VLLM_API_KEY"] == "secret"
         assert environment["OMP_NUM_THREADS"] == "2"
@@ -61,7 +61,7 @@ def test_its_environment_finds_this_package_and_its_entry_point_and_none_of_ours
 
 
 def test_a_server_that_never_answers_is_ended(python: Callable[..., Path]) -> None:
-    with VllmServer(Choice("none")).process(python("hangs")) as process:
+    with VllmServer(DrafterChoice("none")).process(python("hangs")) as process:
         with pytest.raises(ServedError, match="did not answer within"):
             process.ready(0.3)
         assert process.process.poll() is not None
@@ -89,12 +89,12 @@ def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("drafter", ["lookahead", "layerskip", "suffix,model"])
 def test_a_drafter_that_vllm_does_not_have_is_refused_with_those_that_it_has(drafter: str) -> None:
     with pytest.raises(ParameterError, match="no counterpart") as raised:
-        VllmServer(Choice(drafter, 4, draft="d")).values  # noqa: B018
+        VllmServer(DrafterChoice(drafter, 4, draft="d")).values  # noqa: B018
     assert "suffix" in str(raised.value)
 
 
 def test_logits_processors_beside_speculation_are_refused_before_the_start() -> None:
     arguments = {"logits_processors": "mine"}
-    assert VllmServer(Choice("none"), arguments).values == arguments
+    assert VllmServer(DrafterChoice("none"), arguments).values == arguments
     with pytest.raises(ParameterError, match="logits_processors"):
-        VllmServer(Choice("ngram", 4), arguments).values  # noqa: B018
+        VllmServer(DrafterChoice("ngram", 4), arguments).values  # noqa: B018

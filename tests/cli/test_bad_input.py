@@ -41,7 +41,6 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --temprature 1", "--temperature"),
     ("generate x -n many", "--max-new-tokens"),
     ("generate x --rule rejction", "did you mean 'rejection'"),
-    ("generate x --rule typical", "the rule 'typical' was taken out"),
     ("generate x --device meta", "device is 'meta', which computes nothing"),
     ("generate x --draft-tokens 300", "at most 256 are verified in one step"),
     ("generate x --draft-tokenizer strin", "did you mean 'string'"),

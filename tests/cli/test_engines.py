@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.bench import load
+from slipstream.bench import traffic
 from slipstream.bench.results import Result
-from slipstream.cli.bench import LoadOptions
+from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions
 from slipstream.cli.options import ModelOptions
@@ -181,19 +181,19 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
                 raise KeyboardInterrupt
         yield dict.fromkeys(servers, "http://localhost:1/v1")
 
-    def load_test(arms: Any, *rest: Any) -> Result:
+    def measure_traffic(arms: Any, *rest: Any) -> Result:
         rows = [arm("plain", 1, 1, None), arm(arms[1].name, 1.5, 1.2)]
         if "=4" in arms[1].name:  # faster by chance: nothing was accepted
             rows[1] |= {"ratio": rows[1]["ratio"] | {"value": 9.0}, "counters": {"accepted_tokens": 0.0}}
         return Result("bench-served", {}, {}, {"arms": rows}, complete=True)
 
     monkeypatch.setattr(tune_module, "started", started)
-    monkeypatch.setattr(load, "load_test", load_test)
+    monkeypatch.setattr(traffic, "measure_traffic", measure_traffic)
     shown: list[Result] = []
     monkeypatch.setattr(tune_module, "finish", lambda result, files: shown.append(result))
     models = TuneModels(target="t", draft="d", drafter=["suffix", "model"])
     out = tmp_path / "choice.json"
-    how = LoadOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
+    how = TrafficOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
     with pytest.raises(typer.Exit) as ended:
         tune_module.tune_vllm(models, *how)
     assert ended.value.exit_code == 130

@@ -66,7 +66,7 @@ import asyncio, json, sys, httpx
 from slipstream.cli.serve import serve
 from slipstream.core.stats import SpecStats
 from slipstream.core.stats import TokenLogprob
-from slipstream.engine.messages import Load, Report, Streams, Update
+from slipstream.engine.messages import EngineStats, Report, Streams, Update
 from slipstream.tokens.text import load_tokenizer
 from slipstream.server import engine_process, serving
 from slipstream.server.app import create_app
@@ -74,7 +74,7 @@ from slipstream.server.service import EngineFacts, Service
 
 def submit(key, ask):
     said = Update(key, ask.ids[:1], [False], [None], [TokenLogprob(1, -1.0)], "stop", stats=SpecStats())
-    streams.deliver(Report([said], Load()))
+    streams.deliver(Report([said], EngineStats()))
 
 streams = Streams(submit, lambda key: None)
 facts = EngineFacts(4096, 512, 4, "ngram", "rejection", 4)

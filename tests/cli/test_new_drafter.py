@@ -9,7 +9,7 @@ import pytest
 
 import slipstream.drafters
 from slipstream import LLM, SamplingParams
-from slipstream.bench.configs import Choice, vllm
+from slipstream.bench.configs import DrafterChoice, vllm
 from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
@@ -60,4 +60,4 @@ def test_the_lab_measures_it() -> None:
     assert (contender.drafter, contender.draft_tokens, contender.options) == ("bigram", 7, {"reach": 2})
     assert recreated_per_pass("bigram")
     assert "bigram" in TuneModels().specs()
-    assert "no counterpart" in vllm(Choice("bigram", 4)).note
+    assert "no counterpart" in vllm(DrafterChoice("bigram", 4)).note

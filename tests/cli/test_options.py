@@ -8,7 +8,7 @@ from slipstream.cli import options
 from slipstream.cli.loading import checked_arguments
 from slipstream.cli.main import canonical, main, parser
 from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
 

@@ -4,10 +4,10 @@ import json
 import os
 
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.load_client import LoadClient
-from slipstream.bench.load_figures import section
 from slipstream.bench.results import read
-from slipstream.cli.bench import LoadOptions
+from slipstream.bench.traffic_client import TrafficClient
+from slipstream.bench.traffic_figures import section
+from slipstream.cli.bench import TrafficOptions
 
 QUICK = ["-n", "6", "--rounds", "2", "--requests", "4", "--warm-up", "1"]
 
@@ -54,13 +54,13 @@ def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypat
 
 def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, texts, monkeypatch):
     seen = []
-    ask = LoadClient.ask
+    ask = TrafficClient.ask
 
     async def noted(self, request, scheduled):
         seen.append(request)
         return await ask(self, request, scheduled)
 
-    monkeypatch.setattr(LoadClient, "ask", noted)
+    monkeypatch.setattr(TrafficClient, "ask", noted)
     given = ["--concurrency", "1,2", "--distinct", "--top-p", "0.9", "--temperature", "1"]
     cli("bench", texts, "--serve", f"{host.url}/v1", *QUICK, *given, code=0)
     assert {each.path for each in seen} == {"/completions"}
@@ -87,6 +87,6 @@ def test_bad_input_is_refused_before_anything_is_sent(refused, host, texts, monk
 
 
 def test_the_usual_number_of_requests_grows_with_those_in_flight():
-    loads = LoadOptions(concurrency="16", rate="2").loads("1,4,16")
+    loads = TrafficOptions(concurrency="16", rate="2").loads("1,4,16")
     assert [(load.requests, load.warm_up) for load in loads] == [(32, 16), (16, 2)]
-    assert LoadOptions(rate="2", requests=5, warm_up=0).loads("1,4,16")[0].requests == 5
+    assert TrafficOptions(rate="2", requests=5, warm_up=0).loads("1,4,16")[0].requests == 5

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from slipstream.bench import load_client
+from slipstream.bench import traffic_client
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.results import read
 from slipstream.cli.tune import TuneModels
@@ -108,9 +108,9 @@ def vllm(server: ScriptedServer) -> str:
 
 def test_a_server_of_our_own_is_examined(cli, report, host, tmp_path, monkeypatch):
     """Between the two looks at its counters it answers a request, which is all that it counts: watching sends none."""
-    look, looks = load_client.LoadClient.counters, []
+    look, looks = traffic_client.TrafficClient.counters, []
 
-    async def counters(self: load_client.LoadClient) -> object:
+    async def counters(self: traffic_client.TrafficClient) -> object:
         looks.append(await look(self))
         if len(looks) == 1:
             body = {"model": "embedded", "prompt": "for", "max_tokens": 12, "ignore_eos": True}
@@ -118,7 +118,7 @@ def test_a_server_of_our_own_is_examined(cli, report, host, tmp_path, monkeypatc
             assert answer.status_code == 200, answer.text
         return looks[-1]
 
-    monkeypatch.setattr(load_client.LoadClient, "counters", counters)
+    monkeypatch.setattr(traffic_client.TrafficClient, "counters", counters)
     out = tmp_path / "r.json"
     result = cli("tune", "--base-url", f"{host.url}/v1", "--watch", "0", "--out", out, code=0)
     for part in ("What Slipstream reports, 0 s watched", "prefix hits", "Tokens were drafted in",

@@ -40,7 +40,7 @@ def run_steps(
 ) -> Iterator[Verdict]:
     """Step until every sequence has ended, checking the invariant of the KV at every boundary."""
     for seq in seqs:
-        seq.coupled = rule == "coupled"
+        seq.rule = RULES[rule]
     while active := [seq for seq in seqs if not seq.finish]:
         before = [len(seq.tokens) for seq in active]
         yield step(active, target, drafter or NoDrafter(), RULES[rule], draft_tokens)[1]
@@ -49,7 +49,7 @@ def run_steps(
             assert len(seq.pending) == 1
             assert 1 <= len(seq.tokens) - length <= draft_tokens + 1
             assert len(seq.tokens) <= seq.limit
-            assert len(seq.drafted) == len(seq.output)
+            assert len(seq.proposers) == len(seq.output)
 
 
 def finish(seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, **how: object) -> list[list[int]]:

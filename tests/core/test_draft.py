@@ -108,7 +108,7 @@ NAMED = replace(EXAMPLE, by=["a", "b", "a", "c", ""])
 def test_the_drafters_of_nodes_go_with_them() -> None:
     assert NAMED.padded(1).by == NAMED.padded(1).part([1, 0]).by == NAMED.by
     assert EXAMPLE.named("x").by == ["x"] * 5
-    assert NAMED.named("x") is NAMED
+    assert NAMED.named("x").by == ["a", "b", "a", "c", "x"]
     with pytest.raises(DraftError):
         replace(EXAMPLE, by=["a"]).check([2], 10, 256)
 
@@ -116,12 +116,12 @@ def test_the_drafters_of_nodes_go_with_them() -> None:
 @pytest.mark.parametrize(
     ("draft", "path", "following", "cut", "names"),
     [
-        (NAMED, [0, 3], 7, False, ["a", "c", None]), (NAMED, [1, 4], 7, False, ["b", "in use", None]),
+        (NAMED, [0, 3], 7, False, ["a", "c", None]), (NAMED, [1, 4], 7, False, ["b", "", None]),
         (NAMED, [], 7, False, [None]), (NAMED, [0], RAN, True, ["a", "c"]), (NAMED, [], DOG, True, ["b"]),
-        (EXAMPLE, [0, 3], 7, False, ["in use", "in use", None]), (EXAMPLE, [0], RAN, True, ["in use", "in use"]),
+        (EXAMPLE, [0, 3], 7, False, ["", "", None]), (EXAMPLE, [0], RAN, True, ["", ""]),
     ],
 )  # fmt: skip
 def test_each_token_gained_has_the_name_of_who_proposed_it(draft, path, following, cut, names):
     verdict = Verdict([path], [following], [None], [cut])
-    assert verdict.proposers(draft, 0, "in use") == names
+    assert verdict.proposers(draft, 0) == names
     assert len(names) == len(verdict.run(draft, 0))

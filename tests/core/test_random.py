@@ -146,9 +146,9 @@ def test_picks_of_one_position_share_their_noise() -> None:
     here = Dice(streams, [7] * 50, [0] * 50).pick(probs(50), range(50), [2] * 50)
     later = Dice(streams, [9] * 50, [0] * 50).pick(probs(50), range(50), [0] * 50)
     assert torch.equal(here, later)
-    seqs = [Sequence([0] * 9, coupled=True, stream=stream) for stream in streams]
+    seqs = [Sequence([0] * 9, rule=RULES["coupled"], stream=stream) for stream in streams]
     assert torch.equal(sample_draft_tokens(probs(50), seqs, 0), later)
-    seqs = [Sequence([0] * 7, coupled=True, stream=stream) for stream in streams]
+    seqs = [Sequence([0] * 7, rule=RULES["coupled"], stream=stream) for stream in streams]
     assert torch.equal(sample_draft_tokens(probs(50), seqs, 2), later)
 
 
@@ -186,7 +186,9 @@ def test_invert_accepts_rows_that_do_not_quite_sum_to_one() -> None:
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_draft_token_has_the_distribution_it_is_drawn_from(coupled: bool, depth: int) -> None:
-    seqs = [Sequence([0, 0], stream=Stream(seed), coupled=coupled) for seed in range(N)]
+    seqs = [
+        Sequence([0, 0], stream=Stream(seed), rule=RULES["coupled" if coupled else "rejection"]) for seed in range(N)
+    ]
     assert_distribution(sample_draft_tokens(probs(N), seqs, depth).tolist(), WANTED)
 
 

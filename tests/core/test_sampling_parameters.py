@@ -21,8 +21,8 @@ import typer
 from slipstream.cli.option_groups import grouped
 from slipstream.cli.options import sampling_options
 from slipstream.core import params as params_module
+from slipstream.core.declaration import Effect, declared
 from slipstream.core.draft import Draft
-from slipstream.core.parameter_declaration import Effect, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions, distributions_after, warp
@@ -178,9 +178,9 @@ def test_every_parameter_is_described_in_the_docstring(name) -> None:
 def with_a_field(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`core/params.py` imported again, with one line more at the end of the fields."""
     source = Path(params_module.__file__).read_text(encoding="utf-8")
-    before, after = source.split("    def __post_init__", 1)
+    before, after = source.split("    def _uses", 1)
     file = folder / "params_with_a_field.py"
-    file.write_text(f"{before}    {line}\n\n    def __post_init__{after}", encoding="utf-8")
+    file.write_text(f"{before}    {line}\n\n    def _uses{after}", encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, file.stem, module)
@@ -189,7 +189,7 @@ def with_a_field(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line(tmp_path, monkeypatch) -> None:
-    how = '0.0, number(0, 1), Effect.FILTERS_PROBABILITIES, option=("--top-a", "-a"), help="Top-a filter."'
+    how = '0.0, number(0, 1), Effect.FILTERS_PROBABILITIES, "Top-a filter.", "--top-a", "-a"'
     line = f"top_a: float = parameter({how})"
     more = with_a_field(line, tmp_path, monkeypatch).SamplingParams
     with pytest.raises(ParameterError, match=r"top_a is 2, must be a finite number in \[0, 1\]"):
@@ -217,7 +217,7 @@ def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line
     [
         ("top_a: float = 0.0", r"SamplingParams\.top_a has no effect"),
         ("top_a: float = parameter(0.0, number(0, 1))", "effect"),
-        ("top_a: float = parameter(0.0, number(0, 1), Effect.FILTERS_PROBABILITIES)", "without help"),
+        ("top_a: float = parameter(0.0, number(0, 1), Effect.FILTERS_PROBABILITIES)", "help"),
     ],
 )
 def test_a_field_without_an_effect_or_help_fails_at_import(line, fault, tmp_path, monkeypatch) -> None:

@@ -43,9 +43,9 @@ def test_the_invariants_hold_for_every_kind_of_step(trees: bool) -> None:
         seq = random_sequence(random.Random(seed), trees, cap=random.Random(seed).choice((5, 20, 10**6)))
         s = seq.stats
         assert sum(s.histogram.values()) == s.steps
-        assert sum(i * n for i, n in s.histogram.items()) == s.accepted == sum(seq.drafted)
-        assert s.tokens == len(seq.output) == len(seq.drafted)
-        ended_on_a_draft_token = bool(seq.finish and seq.drafted[-1])
+        assert sum(i * n for i, n in s.histogram.items()) == s.accepted == sum(seq.was_drafted())
+        assert s.tokens == len(seq.output) == len(seq.was_drafted())
+        ended_on_a_draft_token = bool(seq.finish and seq.was_drafted()[-1])
         assert s.tokens == s.accepted + s.steps - ended_on_a_draft_token
         assert s.accepted <= s.proposed
         assert s.mean_acceptance_length == s.tokens / s.steps
@@ -74,13 +74,13 @@ def test_nodes_after_a_stop_are_not_counted_and_depths_of_a_tree_count_once() ->
     assert seq.output == [1, 9]
     assert (seq.stats.proposed, seq.stats.accepted, seq.stats.tokens) == (2, 2, 2)
     assert seq.stats.position_rates == [1, 1]
-    assert seq.drafted == [True, True]
+    assert seq.was_drafted() == [True, True]
     seq = Sequence([0], SamplingParams())
     tree = Draft(torch.tensor([1, 2, 3, 4, 5]), (-1, -1, 0, 0, 1), (0, 5))
     advance(seq, tree, [1, 4], 7)
     assert (seq.stats.proposed, seq.stats.accepted, seq.stats.tokens) == (5, 2, 3)
     assert seq.stats.position_rates == [1, 1]
-    assert seq.drafted == [True, True, False]
+    assert seq.was_drafted() == [True, True, False]
 
 
 def test_steps_without_a_draft_are_counted_separately() -> None:

@@ -54,9 +54,9 @@ def same(seq: Sequence, wanted: Sequence) -> None:
     assert seq.output == wanted.output
     assert decode(seq.output) == decode(wanted.output)
     assert (seq.finish, seq.stop_cause) == (wanted.finish, wanted.stop_cause)
-    assert seq.stats.tokens == wanted.stats.tokens == len(seq.output) == len(seq.drafted)
+    assert seq.stats.tokens == wanted.stats.tokens == len(seq.output) == len(seq.was_drafted())
     assert seq.logprobs == wanted.logprobs
-    assert seq.stats.accepted == sum(seq.drafted)
+    assert seq.stats.accepted == sum(seq.was_drafted())
 
 
 SCRIPTS = {
@@ -237,7 +237,7 @@ def dead_ends(kind: str) -> tuple[ToyTarget, dict[str, object]]:
 def up_to_a_dead_end(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: str) -> None:
     """Step until every sequence has ended or cannot go on."""
     for seq in seqs:
-        seq.coupled = rule == "coupled"
+        seq.rule = RULES[rule]
     while active := [seq for seq in seqs if not seq.finish and seq.output[-1:] != [DEAD]]:
         step(active, target, drafter, RULES[rule], 3)
 

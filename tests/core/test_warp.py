@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.core.declaration import DISTRIBUTION, declared
 from slipstream.core.draft import Draft
-from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured

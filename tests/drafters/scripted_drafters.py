@@ -14,7 +14,7 @@ from slipstream.core import dice
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, DrafterTraits, NoDrafter
 from slipstream.core.random import DRAFT
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, request_ids
 from tests.core.fake_drafters import depths
 
 Script = Callable[[Sequence, int, int], bool]
@@ -55,7 +55,7 @@ class ScriptedDrafter(NoDrafter):
 
     def _row(self, seq: Sequence, depth: int) -> list[int]:
         end, done = len(seq.tokens), len(seq.tokens) - seq.prompt
-        known = self.continuations.get(tuple(seq.asked), ())[done : done + depth]
+        known = self.continuations.get(tuple(request_ids(seq)), ())[done : done + depth]
         return [
             token if self.script(seq, end + place, place) else (token + 1) % self.vocab_size
             for place, token in enumerate(known)

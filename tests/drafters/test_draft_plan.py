@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import LLM, zoo
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.checkpoints.checkpoint import read_json
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.loading import load
@@ -197,6 +197,6 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
     assert embedded_role("suffix,model") == "draft"
     assert embedded_role("suffix,eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
-        settings = configurations(Choice(name, 4, draft="embedded"))
+        settings = configurations(DrafterChoice(name, 4, draft="embedded"))
         assert settings["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
         assert settings["slipstream"]["draft"] == "embedded"

@@ -12,7 +12,7 @@ from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Part, join_drafts, make
+from slipstream.drafters.hybrid import DraftPart, HybridConfig, HybridDrafter, join_drafts, make
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.llm import LLM
@@ -206,10 +206,10 @@ def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
 def test_each_sequence_has_its_own_part() -> None:
     two = Draft.chains([[1, 2], [3]])
     sampled = Draft.chains([[], [4]], torch.tensor([[0, 0, 0, 0.5, 0.5, 0]], dtype=torch.float64))
-    draft = join_drafts([Part(Draft.chains([[1], [], []])), None, Part(Draft.chains([[], [], [5]]))], 6)
+    draft = join_drafts([DraftPart(Draft.chains([[1], [], []])), None, DraftPart(Draft.chains([[], [], [5]]))], 6)
     assert [nodes(draft, b) for b in range(3)] == [[(1, -1)], [], [(5, -1)]]
     assert draft.q is None
-    draft = join_drafts([Part(two), Part(sampled)], 6)
+    draft = join_drafts([DraftPart(two), DraftPart(sampled)], 6)
     draft.check([2, 2], 6, 8)
     assert [nodes(draft, b) for b in range(2)] == [[(1, -1), (2, 0)], [(4, -1)]]
     assert draft.q.tolist() == [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0.5, 0.5, 0]]
@@ -217,7 +217,7 @@ def test_each_sequence_has_its_own_part() -> None:
 
 def test_tokens_after_a_chain_are_point_masses_and_name_their_drafter() -> None:
     base = chains([[1, 2]], 0.5, 6)
-    draft = join_drafts([Part(base, "model", (3, 2), "lookup")], 6)
+    draft = join_drafts([DraftPart(base, "model", (3, 2), "lookup")], 6)
     draft.check([4], 6, 8)
     assert nodes(draft) == [(1, -1), (2, 0), (3, 1), (2, 2)]
     assert draft.by == ["model", "model", "lookup", "lookup"]
@@ -227,18 +227,18 @@ def test_tokens_after_a_chain_are_point_masses_and_name_their_drafter() -> None:
 
 def test_a_draft_that_is_the_only_one_is_not_changed() -> None:
     two = Draft.chains([[1, 2], [3], []])
-    assert join_drafts([Part(two), Part(two), None], 6) is two
-    assert join_drafts([None, Part(two), None], 6) is not two
+    assert join_drafts([DraftPart(two), DraftPart(two), None], 6) is two
+    assert join_drafts([None, DraftPart(two), None], 6) is not two
     assert len(join_drafts([None, None], 6)) == 0
-    named = join_drafts([Part(two, "lookup"), Part(two, "lookup"), None], 6)
+    named = join_drafts([DraftPart(two, "lookup"), DraftPart(two, "lookup"), None], 6)
     assert (named.ids, named.by) == ([1, 2, 3], ["lookup"] * 3)
     assert named.tokens is two.tokens
     inner = replace(two, by=["x", "y", "z"])
-    assert join_drafts([Part(inner, "stack"), None, None], 6).by == ["x", "y"]
+    assert join_drafts([DraftPart(inner, "stack"), None, None], 6).by == ["x", "y"]
 
 
 def test_nodes_that_are_not_acceptable_stay_so() -> None:
     window = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2, 2), acceptable=(False, True))
-    draft = join_drafts([Part(window), Part(Draft.chains([[], [3]]))], 6)
+    draft = join_drafts([DraftPart(window), DraftPart(Draft.chains([[], [3]]))], 6)
     assert nodes(draft) == [(1, -1), (2, -1)]
     assert draft.acceptable == [False, True, True]

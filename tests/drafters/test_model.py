@@ -60,7 +60,9 @@ def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pyt
 
 def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupled: bool = False) -> Counter:
     """How often each chain is drafted for n sequences of one text, with the random streams 0..n-1."""
-    seqs = [Sequence([1, 2], params, stream=Stream(i), coupled=coupled) for i in range(n)]
+    seqs = [
+        Sequence([1, 2], params, stream=Stream(i), rule=RULES["coupled" if coupled else "rejection"]) for i in range(n)
+    ]
     with hurry():
         draft = drafter(model).propose(seqs, [Budget(k)] * n)
     return Counter(tuple(draft.ids[draft.splits[b] : draft.splits[b + 1]]) for b in range(n))

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from slipstream.bench.configs import Choice, slipstream, vllm
+from slipstream.bench.configs import DrafterChoice, slipstream, vllm
 from slipstream.cli.drafters import defaults, summary
 from slipstream.cli.train import app
 from slipstream.core.drafter import Drafter
@@ -66,7 +66,7 @@ class TestEachSpec:
             assert not defaults(options_of(spec.name))[spec.across]
 
     def test_vllm_is_told_of_it(self, spec: DrafterSpec) -> None:
-        choice = Choice(spec.name, 4, draft="d")
+        choice = DrafterChoice(spec.name, 4, draft="d")
         assert vllm(choice).text or vllm(choice).note
         assert ("draft" in slipstream(choice)) == spec.reads_draft
 

@@ -337,7 +337,8 @@ def test_what_was_read_for_an_earlier_text_is_not_computed_again(tiny: Tiny) -> 
     reader, memory = Rereader(model, vocabularies_of(ours, theirs, (len(ours), 320))), model.capabilities.memory
     text = ours.encode("def add(first, second):\n    return first + second\n" * 3)
     for _ in range(2):
-        seq = Sequence(text, prefix_cache=True)
+        seq = Sequence(text)
+        reader.begin(seq.id)
         reading = reader.follow(seq, len(text))
         rows.append(len(reading.pending))
         model.run([reading], Draft.empty(1))

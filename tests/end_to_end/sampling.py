@@ -18,7 +18,7 @@ import slipstream.engine.engine
 import slipstream.llm
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence, source_of
 from slipstream.core.structured import Constraint
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
@@ -102,7 +102,7 @@ def many_prompts_a_step(enough_memory: bool) -> Iterator[None]:
         yield
 
 
-class Sampled(Sequence):
+class Sampled(SourcedSequence):
     """Ends with its third token, as nobody looks at later ones; `max_tokens` says as before how many may be drafted."""
 
     def advance(self, *step: Any) -> None:
@@ -135,10 +135,11 @@ def sequences(
     one = llm.sequence(prompt, params)  # checked once, not for each
     form = constraint_of(params, llm.target.vocab_size, one.stop_ids)
     shared = RememberedForm(form) if share_form and form is not None else None
+    decode = None if one.stop_search is None else one.stop_search.decode
     return [
         kind(
-            one.tokens, one.params, one.stop_ids, one.context, one.decode,
-            shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=one.source, stream=stream,
+            one.tokens, one.params, one.stop_ids, one.context, decode,
+            shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=source_of(one), stream=stream,
         )
         for stream in streams
     ]  # fmt: skip

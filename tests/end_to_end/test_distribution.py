@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.core.declaration import DISTRIBUTION, Effect, declared
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter
-from slipstream.core.parameter_declaration import DISTRIBUTION, Effect, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT as DRAWN
 from slipstream.core.sequence import Sequence

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.configs import Choice, vllm
+from slipstream.bench.configs import DrafterChoice, vllm
 from slipstream.bench.vllm_server import OLDEST, TOO_NEW
 from slipstream.kv.blocks import BLOCK
 from slipstream.server.app import OPEN
@@ -83,7 +83,7 @@ def test_vllm_with_the_plug_in_has_the_settings_that_we_write_for_it_and_a_versi
     deployment, service, _, monitor = VLLM
     (server,) = deployment["spec"]["template"]["spec"]["containers"]
     settings = dict(each.removeprefix("--").split("=", 1) for each in server["args"])
-    written = vllm(Choice("suffix", 16, "/models/target")).values
+    written = vllm(DrafterChoice("suffix", 16, "/models/target")).values
     assert written is not None
     for name, value in written.items():
         assert json.loads(settings[name.replace("_", "-")]) == value

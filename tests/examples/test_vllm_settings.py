@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from slipstream.bench.configs import Choice, vllm
+from slipstream.bench.configs import DrafterChoice, vllm
 from slipstream.cli.main import main
 from tests.examples.served import EXAMPLES, vllm_of
 
@@ -20,7 +20,7 @@ CONFIG = EXAMPLES / "vllm-70b.json"
 def test_the_settings_of_the_70b_model_are_those_of_its_choice() -> None:
     values = vllm_of(CONFIG).values
     schedule = values["speculative_config"].pop("num_speculative_tokens_per_batch_size")
-    chosen = Choice("model", 5, "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.2-3B-Instruct")
+    chosen = DrafterChoice("model", 5, "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.2-3B-Instruct")
     assert values.items() >= (vllm(chosen).values or {}).items()
     assert values["tensor_parallel_size"] == 2
     assert schedule[0][0] == 1
@@ -47,7 +47,7 @@ def test_the_replicas_of_ray_have_the_settings_of_the_plug_in() -> None:
     tree = ast.parse((EXAMPLES / "ray" / "vllm_app.py").read_text(encoding="utf-8"))
     (given,) = [ast.literal_eval(node.value) for node in ast.walk(tree)
                 if isinstance(node, ast.keyword) and node.arg == "engine_kwargs"]  # fmt: skip
-    assert given.items() >= (vllm(Choice("suffix", 16)).values or {}).items()
+    assert given.items() >= (vllm(DrafterChoice("suffix", 16)).values or {}).items()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 
-from slipstream.integrations.row_drafts import Request, Row, RowDrafts
+from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
 
 VOCAB = 1000
 
@@ -86,7 +86,7 @@ class BatchEngine:
         self.emitted[one.id] = list(one.answer[: one.emitted])
         text = one.text[: one.read + one.emitted]
         limit = len(one.prompt) + len(one.answer)
-        request = Request(len(one.prompt), limit, one.prediction)
+        request = RowRequest(len(one.prompt), limit, one.prediction)
         return Row(one.id, len(text), lambda a, b: text[a:b], gained, drafted, rows, lambda: request)
 
 

@@ -113,7 +113,7 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
             ("if token in seq.stop_ids:", "if token in seq.stop_ids and i == len(run) - 1:"),
         "one token above max_tokens": ("len(seq.tokens) + i + 1 >= seq.limit", "len(seq.tokens) + i >= seq.limit"),
         "a stop string is looked for in the whole step":
-            ("return search.add(run[i])", "return next(filter(None, map(search.add, run[i:])), None)"),
+            ("seq.stop_search.add(run[i])", "next(filter(None, map(seq.stop_search.add, run[i:])), None)"),
         "min_tokens counts steps for stop strings":
             ("seq.prompt + i + 1 >= seq.params.min_tokens", "seq.prompt + 1 >= seq.params.min_tokens"),
     },

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.bench.benchmark import Contender
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.measured_steps import Measured, contradiction
 from slipstream.bench.results import read
 from slipstream.cli.report import section
@@ -76,7 +76,9 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
         Contender("blind", RandomDrafter(16, sampled=False), 4),
     ]
     calls, llm = [], LLM(target, draft_tokens=4)
-    result = tune(llm, given, PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1), Choice("none", target="t"))
+    result = tune(
+        llm, given, PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1), DrafterChoice("none", target="t")
+    )
     data = result.data
     assert data["choice"]["label"] == "mostly right"
     assert data["choice"]["draft_tokens"] in (3, 4)

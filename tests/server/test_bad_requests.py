@@ -16,9 +16,9 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(autouse=True)
 def nothing_ran(host: Host) -> Any:
-    before = host.llm.load.steps
+    before = host.llm.stats.steps
     yield
-    assert host.llm.load.steps == before
+    assert host.llm.stats.steps == before
     assert host.service.admitted == 0
 
 

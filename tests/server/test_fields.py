@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.structured import Structured

@@ -12,9 +12,9 @@ import pytest
 from slipstream import LLM
 from slipstream.engine.messages import Streams
 from slipstream.engine.request_checks import RequestChecks
-from slipstream.server.completions import ChoiceScript
-from slipstream.server.messages_api import MessageScript
-from slipstream.server.responses_api import ResponseScript
+from slipstream.server.completions import ChoicesWriter
+from slipstream.server.messages_api import MessagesWriter
+from slipstream.server.responses_api import ResponsesWriter
 from tests.server.hosting import Host
 
 SMALL = {"prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
@@ -44,7 +44,7 @@ def test_requests_are_checked_and_answers_written_outside_of_the_event_loop(
 
     for name in ("prompt", "params", "prediction"):
         noted(RequestChecks, name)
-    for kind in (ChoiceScript, ResponseScript, MessageScript):
+    for kind in (ChoicesWriter, ResponsesWriter, MessagesWriter):
         noted(kind, "whole")
     body = {"prompt": "a"} if path == PATH else {"input": "hi"} if path == "/v1/responses" else {"messages": [USER]}
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"

@@ -37,7 +37,7 @@ VALUES: dict[str, list[Any]] = {
         *({"json": schema} for schema in (LETTERS, True)),
     ],
     "speculation": [{"enabled": False}, {"draft_tokens": 0}, {"draft_tokens": 256}, {"rule": "coupled"},
-                    {"rule": "greedy"}, {"rule": "block"}, {"rule": "typical"}, {"rule": []}, {"rule": "none"},
+                    {"rule": "greedy"}, {"rule": "block"}, {"rule": []}, {"rule": "none"},
                     {"drafter": "suffix"}, {"rule": "coupled", "draft_tokens": 2}],
     "prediction": [{"type": "content", "content": "a b c d"}, {"type": "content", "content": ""}],
     "statistics": [True],

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from slipstream import LLM, SamplingParams
-from slipstream.server.script import EventStream
+from slipstream.server.response_writer import EventStream
 from slipstream.server.service import Limits
 from tests.server.hosting import Host, break_engine, eventually, hosted, refused, request_by_hand
 
@@ -216,11 +216,11 @@ USER = [{"role": "user", "content": "hi"}]
     "more", [{}, {"temperature": 0}, {"stream": True, "n": 2}, {"speculation": {"enabled": False}}]
 )
 def test_parameters_that_forbid_every_first_token_are_refused(host: Host, fields: Any, more: dict[str, Any]) -> None:
-    before = host.llm.load.steps
+    before = host.llm.stats.steps
     for path, prompt in ((PATH, {"prompt": ["a", "b"]}), (CHAT_PATH, {"messages": USER})):
         message = refused(host.post(path, max_tokens=4, **prompt, **fields, **more), 400)
         assert f"forbid all {V} tokens" in message
-    assert host.llm.load.steps == before
+    assert host.llm.stats.steps == before
     assert host.service.admitted == 0
 
 
@@ -250,4 +250,4 @@ def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, t
         assert [each.result().json()["choices"][0]["text"] for each in futures] == [text, text]
     *_, last = host.events(PATH, **dead)
     assert last["error"]["code"] == "dead_end"
-    eventually(lambda: host.service.admitted == 0 and not host.llm.load.running)
+    eventually(lambda: host.service.admitted == 0 and not host.llm.stats.running)

@@ -93,7 +93,7 @@ class Case:
 
     def check_held(self, seq: Sequence) -> None:
         """After one more run, the keys, values and states of a sequence are those of a fresh one."""
-        fresh = Sequence(list(seq.tokens), source=seq.source)
+        fresh = seq.copy_for(seq.context)
         self.born.append(fresh)
         for each in (seq, fresh):
             self.target.run([each], Draft.empty(1))

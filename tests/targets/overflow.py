@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import SourcedSequence
 from tests.targets.reference import Wide
 
 CLEAN = [20, 21, 22, 23]
@@ -29,7 +29,7 @@ def assert_spoils_only_what_sees_it(
     for at in range(len(parents)):
         passes = []
         for nodes in (CLEAN, [spoilt if i == at else token for i, token in enumerate(CLEAN)]):
-            seqs = [Sequence(list(text), source=source) for text, source in texts]
+            seqs = [SourcedSequence(list(text), source=source) for text, source in texts]
             with Wide():
                 out = target.run(seqs, Draft.trees([(nodes, parents), (CLEAN[:2], [-1, 0])]), taps)
             passes.append(out.logits.clone())

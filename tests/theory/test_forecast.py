@@ -5,16 +5,16 @@ import pytest
 from slipstream.errors import ParameterError
 from slipstream.theory.closed_forms import best_gamma, break_even, expected_tokens, predict, speedup
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import LONGEST_DRAFT, Rates, StepCosts, forecast
+from slipstream.theory.forecast import LONGEST_DRAFT, ForecastCosts, Rates, forecast
 
-FREE = StepCosts(0.05)
-STEEP = StepCosts(0.05, CostCurve((1, 4, 8, 16), (1.0, 1.1, 1.3, 2.4)), host=0.02)
+FREE = ForecastCosts(0.05)
+STEEP = ForecastCosts(0.05, CostCurve((1, 4, 8, 16), (1.0, 1.1, 1.3, 2.4)), host=0.02)
 MEASURED = (0.7296, 0.5208, 0.3545)
 
 
-@pytest.mark.parametrize("costs", [FREE, STEEP, StepCosts(0.3, CostCurve.flat(0.1), batch=4)])
+@pytest.mark.parametrize("costs", [FREE, STEEP, ForecastCosts(0.3, CostCurve.flat(0.1), batch=4)])
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
-def test_a_forecast_is_the_closed_form_at_the_best_length(alpha: float, costs: StepCosts) -> None:
+def test_a_forecast_is_the_closed_form_at_the_best_length(alpha: float, costs: ForecastCosts) -> None:
     predicted = forecast(Rates.constant(alpha), costs)
     k = best_gamma(alpha, costs.c, LONGEST_DRAFT, costs.target, costs.batch, costs.host)
     assert predicted.draft_tokens == k
@@ -31,17 +31,17 @@ def test_a_forecast_is_the_long_run_of_a_prediction_from_measurements() -> None:
 
 
 def test_no_length_is_chosen_if_none_is_faster_and_break_even_is_for_a_given_or_the_best_length() -> None:
-    predicted = forecast(Rates.constant(0.3), StepCosts(0.5))
+    predicted = forecast(Rates.constant(0.3), ForecastCosts(0.5))
     assert (predicted.draft_tokens, predicted.speedup, predicted.step_cost) == (0, 1.0, 1.0)
     assert predicted.break_even == pytest.approx(0.5)
     rates = Rates.constant(0.8)
     assert forecast(rates, FREE, 4).break_even == break_even(4, 0.05)
     assert forecast(rates, FREE).break_even == pytest.approx(0.05)
-    assert forecast(rates, StepCosts(2.0)).break_even is None
+    assert forecast(rates, ForecastCosts(2.0)).break_even is None
 
 
 def test_the_assumptions_are_stated_in_one_line() -> None:
-    costs = StepCosts(0.128, CostCurve.flat(0.01), batch=16, host=0.02, basis="measured here")
+    costs = ForecastCosts(0.128, CostCurve.flat(0.01), batch=16, host=0.02, basis="measured here")
     said = forecast(Rates.constant(0.775, "published"), costs, 5).assumptions
     assert said == (
         "acceptance 78% at every position (published); a draft token costs 0.128 decode steps, verifying 5 draft "
@@ -54,7 +54,7 @@ def test_the_assumptions_are_stated_in_one_line() -> None:
 @pytest.mark.parametrize("wrong", [{"c": -1}, {"batch": 0}, {"host": float("nan")}, {"cc": 1}])
 def test_impossible_costs_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ParameterError):
-        StepCosts(**wrong)  # type: ignore[arg-type]
+        ForecastCosts(**wrong)  # type: ignore[arg-type]
 
 
 def test_impossible_rates_and_lengths_are_refused() -> None:
@@ -75,5 +75,5 @@ def test_no_speed_up_is_above_the_mean_acceptance_length(costs, host):
     for alpha in (0.0, 0.5, 1.0):
         for c in (0.0, 0.1, 2.0):
             for k in (1, 4, 16):
-                predicted = forecast(Rates.constant(alpha), StepCosts(c, costs, host=host), k)
+                predicted = forecast(Rates.constant(alpha), ForecastCosts(c, costs, host=host), k)
                 assert predicted.speedup <= predicted.tau <= k + 1

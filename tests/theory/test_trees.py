@@ -10,7 +10,7 @@ import pytest
 from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import Tree, best_count, best_tree, expected_tokens, optimal_tree
+from slipstream.theory.trees import TreeShape, best_count, best_tree, expected_tokens, optimal_tree
 from tests.core.exact import mean_accepted
 from tests.core.worlds import Shape, probs, steady
 
@@ -71,9 +71,9 @@ def test_every_prefix_of_the_nodes_is_optimal_within_the_depth_and_none_is_draft
     shallow = optimal_tree((0.9, 0.05), 100, depth=2)
     assert shallow.height == 2
     assert len(shallow) == 2 + 4  # every path there is
-    assert optimal_tree((0.9, 0.05), 100, depth=0) == Tree((), ())
-    assert optimal_tree(((0.5, 0.0), (0.0,)), 10) == Tree((-1,), (0,))
-    assert optimal_tree((), 10) == Tree((), ())
+    assert optimal_tree((0.9, 0.05), 100, depth=0) == TreeShape((), ())
+    assert optimal_tree(((0.5, 0.0), (0.0,)), 10) == TreeShape((-1,), (0,))
+    assert optimal_tree((), 10) == TreeShape((), ())
 
 
 @pytest.mark.parametrize("nodes", [3, 6, 8])
@@ -100,18 +100,18 @@ def test_the_best_count_has_the_most_tokens_per_time_so_free_rows_are_all_used()
 
 
 def test_a_shape_is_read_from_paths_in_any_order_full_or_cut_to_its_shallow_nodes() -> None:
-    tree = Tree.of_paths([[1, 0], [0], [0, 1], [1], [0, 0]])
-    assert tree == Tree((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0))
+    tree = TreeShape.of_paths([[1, 0], [0], [0, 1], [1], [0, 0]])
+    assert tree == TreeShape((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0))
     assert tree.paths == ((0,), (1,), (0, 0), (0, 1), (1, 0))
     assert tree.depths == (1, 1, 2, 2, 2)
-    tree = Tree.full((3, 2, 1))
+    tree = TreeShape.full((3, 2, 1))
     assert len(tree) == 3 + 6 + 6
     assert set(tree.paths) >= {(2,), (2, 1), (2, 1, 0)}
-    assert len(Tree.full(())) == 0
-    tree = Tree.of_paths([[0], [0, 0], [0, 0, 0], [1], [1, 0]])
+    assert len(TreeShape.full(())) == 0
+    tree = TreeShape.of_paths([[0], [0, 0], [0, 0, 0], [1], [1, 0]])
     assert tree.cut(3) is tree
     assert set(tree.cut(2).paths) == {(0,), (0, 0), (1,), (1, 0)}
-    assert tree.cut(0) == Tree((), ())
+    assert tree.cut(0) == TreeShape((), ())
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_shape_is_read_from_paths_in_any_order_full_or_cut_to_its_shallow_node
         (lambda: optimal_tree(((0.6, -0.1),), 4), "no acceptance probabilities"),
         (lambda: optimal_tree((float("nan"),), 4), "no acceptance probabilities"),
         (lambda: optimal_tree((0.5,), -1), "at least 0"),
-        (lambda: Tree.of_paths([[0, 1]]), "no parent"),
-        (lambda: Tree.of_paths([[]]), "no parent"),
-        (lambda: Tree.of_paths([[0], [0]]), "twice"),
-        (lambda: Tree((0,), (0,)), "parent 0"),
-        (lambda: Tree((-1,), (-1,)), "rank -1"),
-        (lambda: Tree((-1,), ()), "1 parents and 0 ranks"),
+        (lambda: TreeShape.of_paths([[0, 1]]), "no parent"),
+        (lambda: TreeShape.of_paths([[]]), "no parent"),
+        (lambda: TreeShape.of_paths([[0], [0]]), "twice"),
+        (lambda: TreeShape((0,), (0,)), "parent 0"),
+        (lambda: TreeShape((-1,), (-1,)), "rank -1"),
+        (lambda: TreeShape((-1,), ()), "1 parents and 0 ranks"),
     ],
 )
 def test_an_invalid_tree_is_refused(make, says: str) -> None:

@@ -13,18 +13,18 @@ from transformers import AutoTokenizer
 from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 from slipstream.errors import DataError, ParameterError, TrainingError
 from slipstream.training import packing
-from slipstream.training.data import Encoder, check_data, prepare_data
+from slipstream.training.data import DocumentEncoder, check_data, prepare_data
 from slipstream.training.documents import Document, read_documents
-from slipstream.training.packing import Stream, write_masked, write_stream
+from slipstream.training.packing import TokenStream, write_masked, write_stream
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> DocumentEncoder:
     """A byte-level tokenizer with the embedded models' chat template."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer: Tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 3, 300)
     save_tokenizer(tokenizer, folder, 128)
-    return Encoder(AutoTokenizer.from_pretrained(folder), eos=0)
+    return DocumentEncoder(AutoTokenizer.from_pretrained(folder), eos=0)
 
 
 def lines(*records: Any) -> str:
@@ -47,7 +47,7 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_data_is_refused_before_any_work(name: str, encoder: Encoder, tmp_path: Path) -> None:
+def test_bad_data_is_refused_before_any_work(name: str, encoder: DocumentEncoder, tmp_path: Path) -> None:
     file, content, message = BAD[name]
     if content is not None:
         (tmp_path / file).write_bytes(content)
@@ -55,7 +55,9 @@ def test_bad_data_is_refused_before_any_work(name: str, encoder: Encoder, tmp_pa
         check_data([str(tmp_path / file)], encoder.tokenizer)
 
 
-def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(encoder: Encoder, tmp_path: Path) -> None:
+def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(
+    encoder: DocumentEncoder, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="no training data"):
         check_data([], encoder.tokenizer)
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
@@ -67,13 +69,13 @@ def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(enco
 
 
 @pytest.mark.parametrize("length", [64, 4096])
-def test_data_shorter_than_a_window_is_refused(length: int, encoder: Encoder, tmp_path: Path) -> None:
+def test_data_shorter_than_a_window_is_refused(length: int, encoder: DocumentEncoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x = 1\n" * 12)
     with pytest.raises(DataError, match=f"too short: .* tokens.*window of {length + 1}"):
         prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, length)
 
 
-def test_a_stream_of_another_tokenizer_is_refused(encoder: Encoder, tmp_path: Path) -> None:
+def test_a_stream_of_another_tokenizer_is_refused(encoder: DocumentEncoder, tmp_path: Path) -> None:
     write_stream(tmp_path / "a.bin", [[5, 300, 7] * 50], eos=0)
     with pytest.raises(DataError, match=r"holds id 300, the target's vocabulary is 0\.\.299"):
         prepare_data(tmp_path / "data", [str(tmp_path / "a.bin")], encoder, 300, 16)
@@ -104,11 +106,11 @@ def test_folders_are_read_in_order_without_hidden_files(tmp_path: Path) -> None:
     assert [d.key for d in read_documents(str(tmp_path))] == ["a.md", "b.py", "sub/c.jsonl:1"]
 
 
-def decoded(encoder: Encoder, ids: list[int], mask: list[bool] | None) -> str:
+def decoded(encoder: DocumentEncoder, ids: list[int], mask: list[bool] | None) -> str:
     return encoder.tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m])  # type: ignore[no-any-return]
 
 
-def test_answers_of_conversations_are_marked(encoder: Encoder) -> None:
+def test_answers_of_conversations_are_marked(encoder: DocumentEncoder) -> None:
     turns = tuple(
         {"role": role, "content": said}
         for role, said in (("system", "s"), ("user", "ask"), ("assistant", "say"), ("user", "go"), ("assistant", "on"))
@@ -122,20 +124,20 @@ def test_answers_of_conversations_are_marked(encoder: Encoder) -> None:
     assert decoded(encoder, *encoded[2]) == "say<|end|>\n"
 
 
-def test_special_tokens_in_text_stay_text(encoder: Encoder) -> None:
+def test_special_tokens_in_text_stay_text(encoder: DocumentEncoder) -> None:
     [(_, (ids, _))] = encoder.encode([Document("x", "<|endoftext|>")])
     assert 0 not in ids
     assert encoder.tokenizer.decode(ids) == "<|endoftext|>"
 
 
-def test_conversations_need_a_template(encoder: Encoder) -> None:
+def test_conversations_need_a_template(encoder: DocumentEncoder) -> None:
     class Bare:
         chat_template = None
 
         def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
             return {"input_ids": [[ord(c) for c in t] for t in texts]}
 
-    bare = Encoder(Bare(), None)
+    bare = DocumentEncoder(Bare(), None)
     with pytest.raises(DataError, match="no chat template"):
         list(bare.encode([Document("t", turns=({"role": "user", "content": "x"},))]))
     [(_, (ids, mask))] = bare.encode([Document("p", "ab", "cd")])
@@ -149,14 +151,14 @@ def write_texts(folder: Path, write: Callable[[int], str], count: int = 60) -> P
     return folder
 
 
-def test_the_split_is_by_document_and_repeats(encoder: Encoder, tmp_path: Path) -> None:
+def test_the_split_is_by_document_and_repeats(encoder: DocumentEncoder, tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts", lambda i: f"value_{i} = {i}\n" * 8)
     first = prepare_data(tmp_path / "one", [str(source)], encoder, 300, 32, heldout=0.2)
     again = prepare_data(tmp_path / "two", [str(source)], encoder, 300, 32, heldout=0.2)
     assert first.train[0].tokens.tolist() == again.train[0].tokens.tolist()
     assert first.heldout[0].tokens.tolist() == again.heldout[0].tokens.tolist()
 
-    def documents(stream: Stream) -> set[tuple[int, ...]]:
+    def documents(stream: TokenStream) -> set[tuple[int, ...]]:
         return {tuple(ids) for ids, _ in stream.documents()}
 
     assert len(documents(first.train[0])) + len(documents(first.heldout[0])) == 60
@@ -164,7 +166,7 @@ def test_the_split_is_by_document_and_repeats(encoder: Encoder, tmp_path: Path) 
     assert 0.05 < len(documents(first.heldout[0])) / 60 < 0.4
 
 
-def test_one_long_document_is_split_at_its_end(encoder: Encoder, tmp_path: Path) -> None:
+def test_one_long_document_is_split_at_its_end(encoder: DocumentEncoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"v{i} = {i}\n" for i in range(200)))
     prepared = prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, 64)
     whole = encoder.tokenizer((tmp_path / "a.txt").read_text())["input_ids"]
@@ -173,7 +175,7 @@ def test_one_long_document_is_split_at_its_end(encoder: Encoder, tmp_path: Path)
     assert len(prepared.heldout[0].tokens) > 64
 
 
-def test_changed_data_is_refused_in_the_same_folder(encoder: Encoder, tmp_path: Path) -> None:
+def test_changed_data_is_refused_in_the_same_folder(encoder: DocumentEncoder, tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts", lambda i: f"value_{i} = {i}\n" * 8)
     prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
     prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
@@ -187,27 +189,27 @@ def test_large_vocabularies_and_masks_are_stored_correctly(tmp_path: Path) -> No
         ([70000, 5, 6], [False, True, True]), ([7], None), ([8, 9], [True, False]),
     ]  # fmt: skip
     write_masked(tmp_path / "s.bin", documents, 151_000, vocab_size=152_000)
-    stream = Stream.open(tmp_path / "s.bin", whole=False)
+    stream = TokenStream.open(tmp_path / "s.bin", whole=False)
     assert stream.tokens.dtype == np.uint32
     assert stream.tokens.tolist() == [70000, 5, 6, 151_000, 7, 151_000, 8, 9, 151_000]
     # The closing end of text belongs to an answer that reaches it.
     assert stream.mask.tolist() == [0, 1, 1, 1, 0, 0, 1, 0, 0]
     assert stream.masks([0], 4).tolist() == [[False, True, True, True, False]]
     write_masked(tmp_path / "s.bin", [([1, 2], None)], 0)
-    assert Stream.open(tmp_path / "s.bin", whole=False).mask is None
+    assert TokenStream.open(tmp_path / "s.bin", whole=False).mask is None
 
 
 def test_a_cut_stream_is_refused(tmp_path: Path) -> None:
     write_stream(tmp_path / "s.bin", [[1, 2, 3]], eos=0)
     (tmp_path / "s.bin").write_bytes(b"\1\0")
     with pytest.raises(Exception, match="has 2 bytes"):
-        Stream.open(tmp_path / "s.bin", whole=False)
+        TokenStream.open(tmp_path / "s.bin", whole=False)
 
 
-def stream(tmp_path: Path, lengths: list[int], whole: bool) -> Stream:
+def stream(tmp_path: Path, lengths: list[int], whole: bool) -> TokenStream:
     """Documents of the given lengths (their closing 0 not counted); document `i` consists of the id `i + 1`."""
     write_stream(tmp_path / "s.bin", ([i + 1] * n for i, n in enumerate(lengths)), eos=0)
-    return Stream.open(tmp_path / "s.bin", whole)
+    return TokenStream.open(tmp_path / "s.bin", whole)
 
 
 def test_windows_start_with_pairs_and_cut_files_on_a_grid_and_a_short_stream_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from slipstream.training.eagle3_objective import chain_states, least_frequent, m
 from slipstream.training.features import Teacher, Window
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
 from slipstream.training.methods import DFlashOptions, LayerSkipOptions
-from slipstream.training.packing import Stream, write_stream
+from slipstream.training.packing import TokenStream, write_stream
 from tests.drafters.head_targets import tiny_decoder
 from tests.heads.dense_eagle import dense
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head
@@ -189,7 +189,7 @@ def test_the_mask_token_is_the_last_of_the_rarest() -> None:
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path) -> None:  # type: ignore[no-untyped-def]
     write_stream(tmp_path / "a.bin", [[5] * 6 + [7] * 3 + [9]], eos=None)
     write_stream(tmp_path / "b.bin", [[3] * 50 + [7] * 50], eos=None)
-    streams = [Stream.open(tmp_path / f"{name}.bin", whole=False) for name in "ab"]
+    streams = [TokenStream.open(tmp_path / f"{name}.bin", whole=False) for name in "ab"]
     counts = token_counts(streams, (0.9, 0.1), 12)
     assert counts.sum() == pytest.approx(1.0)
     assert counts[5] == pytest.approx(0.54)

@@ -9,7 +9,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError
 from slipstream.training import regenerate as regenerate_module, schedule
-from slipstream.training.packing import Stream
+from slipstream.training.packing import TokenStream
 from slipstream.training.regenerate import prefixes, regenerate, self_prompts
 
 
@@ -39,7 +39,7 @@ def test_prompts_are_conversations_up_to_the_answer_and_repeatable(llm: LLM) -> 
 
 def test_the_stream_holds_prompts_and_the_answers_of_the_target(llm: LLM, tmp_path: Path) -> None:
     path = regenerate(llm, self_prompts(llm), tmp_path / "self.bin", 60, 24, temperatures=(0.0,), shard_size=6)
-    for ids, mask in Stream.open(path, whole=True).documents():
+    for ids, mask in TokenStream.open(path, whole=True).documents():
         assert mask == sorted(mask)
         prompt = ids[: mask.index(True)]
         answer = llm.generate(prompt, SamplingParams(max_tokens=24))[0].token_ids
@@ -47,11 +47,11 @@ def test_the_stream_holds_prompts_and_the_answers_of_the_target(llm: LLM, tmp_pa
 
 
 def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_path: Path) -> None:
-    prompts = prefixes([Stream.open(tiny_data, whole=False)], (4, 12), 100)
+    prompts = prefixes([TokenStream.open(tiny_data, whole=False)], (4, 12), 100)
 
-    def made(name: str, **more: object) -> Stream:
+    def made(name: str, **more: object) -> TokenStream:
         path = regenerate(tiny, prompts, tmp_path / name, 200, 10, seed=3, shard_size=8, **more)  # type: ignore[arg-type]
-        return Stream.open(path, whole=True)
+        return TokenStream.open(path, whole=True)
 
     class Stopped(Exception):
         pass
@@ -70,7 +70,7 @@ def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_pa
 
 
 def test_a_shard_holds_no_more_than_is_asked_for_and_is_counted_while_it_is_written(tiny, tiny_data, tmp_path) -> None:
-    prompts, asked, said = prefixes([Stream.open(tiny_data, whole=False)], (4, 12), 100), list[int](), list[int]()
+    prompts, asked, said = prefixes([TokenStream.open(tiny_data, whole=False)], (4, 12), 100), list[int](), list[int]()
 
     def few(rng: np.random.Generator, count: int) -> list[list[int]]:
         asked.append(count)

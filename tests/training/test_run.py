@@ -25,7 +25,7 @@ from slipstream.tokens.text import load_tokenizer
 from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read
 from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
-from slipstream.training.run import Run, prepare
+from slipstream.training.run import TrainingRun, prepare
 from slipstream.training.trainable import new_llama, save_model
 from slipstream.zoo import head_dir, target_dir
 from tests.tiny_checkpoints import make_family
@@ -47,12 +47,12 @@ def small(kind: str, target: Path, data: Path, out: Path, **more: Any) -> Any:
 
 
 @pytest.fixture
-def prepared(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> Callable[..., Run]:
+def prepared(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> Callable[..., TrainingRun]:
     """A run of such a configuration, in a folder of this name."""
     return lambda kind, out="", **more: prepare(small(kind, tiny_target, tiny_data, tmp_path / out, **more), quiet)
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
+def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     return load_file(run.loop.config.checkpoint)
 
 
@@ -239,7 +239,7 @@ def test_a_disk_without_room_is_refused_before_states_are_made(prepared, tmp_pat
     assert not (tmp_path / "states").exists()
 
 
-def test_the_estimate_changes_nothing(prepared: Callable[..., Run]) -> None:
+def test_the_estimate_changes_nothing(prepared: Callable[..., TrainingRun]) -> None:
     plain, asked = prepared("draft", "plain"), prepared("draft", "asked")
     plain.loop.run()
     lines = run_report.estimate(asked.loop)

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
-from slipstream.verify.panel_requests import END_CHANCE, Request, continued, panel, settings, together
+from slipstream.verify.panel_requests import END_CHANCE, PanelRequest, continued, panel, settings, together
 from slipstream.verify.reference import distribution, logits_of, wrong_end
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
@@ -51,16 +51,16 @@ def test_settings_come_as_often_as_asked_in_pairs_of_a_prompt_and_conversations_
     assert {name: names.count(name) for name in each} == {"a": 5, "": 5, "c": 5}
     assert requests[0].name == requests[1].name
     assert [one.params.draft_tokens for one in requests[:4]] == [1, 2, 1, 2]
-    [one] = continued([Request("x", [1, 2], BASE)], [[7, 7]], 100)
+    [one] = continued([PanelRequest("x", [1, 2], BASE)], [[7, 7]], 100)
     assert one.ids == [1, 2, 7, 7, 1]
-    assert continued([Request("x", [1, 2], BASE)], [[7, 7]], 20) == []
+    assert continued([PanelRequest("x", [1, 2], BASE)], [[7, 7]], 20) == []
 
 
 def test_requests_side_by_side_say_what_each_says_alone_and_are_preempted():
     llm = toy()
     params = SamplingParams(max_tokens=20, min_tokens=15)
     alone = [llm.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
-    seqs = together(llm, llm.drafter, [Request("", prompt, params) for prompt in PROMPTS], None, 3)
+    seqs = together(llm, llm.drafter, [PanelRequest("", prompt, params) for prompt in PROMPTS], None, 3)
     assert [seq.output for seq in seqs] == alone
     assert not any(map(wrong_end, seqs))
 
@@ -80,4 +80,4 @@ def test_what_a_request_fails_with_is_raised(monkeypatch):
 
     monkeypatch.setattr(llm.target, "run", broken)
     with pytest.raises(RuntimeError, match="broken"):
-        together(llm, llm.drafter, [Request("", [1], BASE)], None, 2)
+        together(llm, llm.drafter, [PanelRequest("", [1], BASE)], None, 2)

@@ -20,7 +20,7 @@ from slipstream.llm import LLM
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import noncentral_sf, shift_seen
-from slipstream.verify.panel_requests import Request
+from slipstream.verify.panel_requests import PanelRequest
 from slipstream.verify.texts import ROUNDING, control, wrong_token
 from slipstream.verify.verification import Checks, VerifyConfig, steps, verify
 from tests.core.fake_drafters import depths
@@ -182,7 +182,7 @@ class ShiftyState(Shifty):
 
 
 def test_the_control_distinguishes_rounding_from_a_wrong_target():
-    one = Request("one", [1, 2], SamplingParams(max_tokens=6))
+    one = PanelRequest("one", [1, 2], SamplingParams(max_tokens=6))
     text = LLM(ToyTarget(vocab=5), draft_tokens=4).generate([one.ids], one.params)[0].token_ids
     small, large = (control(LLM(kind(vocab=5), draft_tokens=4), [one], [text], 3) for kind in (Shifty, ShiftyState))
     assert (small.verdict, small.positions, small.flips) == ("rounding", 6, 0)
@@ -207,7 +207,7 @@ def test_rounding_at_the_edge_of_a_filter_is_no_fault():
     llm = LLM(ToyTarget(vocab=5, sharpness=1.0), draft_tokens=4, rule="coupled")
     params = SamplingParams(temperature=1.0, top_k=2, seed=3, max_tokens=1)
     [text] = [done.token_ids for done in llm.generate([[1, 2]], params)]
-    request = Request("x", [1, 2], params)
+    request = PanelRequest("x", [1, 2], params)
     kept = torch.topk(llm.target.logits([1, 2]), 2).indices.tolist()
     dropped = next(token for token in range(5) if token not in kept)
     assert wrong_token(llm, request, text, 0.0) is None

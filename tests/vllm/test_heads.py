@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleHead
@@ -73,7 +73,7 @@ def test_vllm_accepts_as_many_draft_tokens_of_a_converted_head_as_we_do(tmp_path
     speculation |= {"parallel_drafting": True} if masked else {}
     arguments = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8, "speculative_config": speculation}
     log: list[str] = []
-    with VllmServer(Choice("none", target=str(zoo.target_dir())), arguments, 1).process(
+    with VllmServer(DrafterChoice("none", target=str(zoo.target_dir())), arguments, 1).process(
         interpreter(None), watch=log.append, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}
     ) as process:
         accepted, texts = theirs(process.ready(LOADING))

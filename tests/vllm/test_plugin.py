@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipstream import zoo
-from slipstream.bench.configs import Choice
+from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, interpreter
 from slipstream.errors import ServedError
 
@@ -25,10 +25,10 @@ SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 def servers() -> Iterator[dict[str, str]]:
     """URLs of vLLM: plain, and with a stack of lookups that remembers outputs."""
     target = str(zoo.target_dir())
-    stack = VllmServer(Choice("suffix,ngram", 8, target), AROUND, 1)
+    stack = VllmServer(DrafterChoice("suffix,ngram", 8, target), AROUND, 1)
     python = interpreter(None)
     with (
-        VllmServer(Choice("none", target=target), AROUND, 1).process(python, environment=SMALL) as plain,
+        VllmServer(DrafterChoice("none", target=target), AROUND, 1).process(python, environment=SMALL) as plain,
         stack.process(python, environment=SMALL) as drafting,
     ):
         yield {"plain": plain.ready(LOADING), "drafting": drafting.ready(LOADING)}
@@ -110,7 +110,7 @@ def test_sampled_requests_with_structure_stops_and_penalties_are_answered(server
 
 def test_a_drafter_that_cannot_run_there_ends_the_start_with_its_reason() -> None:
     arguments = {**AROUND, "additional_config": {"slipstream": {"drafter": "lookahead"}}}
-    server = VllmServer(Choice("suffix", 4, str(zoo.target_dir())), arguments, 1)
+    server = VllmServer(DrafterChoice("suffix", 4, str(zoo.target_dir())), arguments, 1)
     with (
         server.process(interpreter(None), environment=SMALL) as process,
         pytest.raises(ServedError, match="does not run inside vLLM"),
@@ -119,7 +119,7 @@ def test_a_drafter_that_cannot_run_there_ends_the_start_with_its_reason() -> Non
 
 
 def test_the_process_ends_with_its_block() -> None:
-    server = VllmServer(Choice("none", target=str(zoo.target_dir())), AROUND, 1)
+    server = VllmServer(DrafterChoice("none", target=str(zoo.target_dir())), AROUND, 1)
     with server.process(interpreter(None), environment=SMALL) as process:
         assert isinstance(process, ServerProcess)
     assert process.process.poll() is not None

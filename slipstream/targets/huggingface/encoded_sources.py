@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.errors import TargetError
 from slipstream.executor.executor import check_ids
 from slipstream.host.torch_threads import all_threads
@@ -68,19 +68,19 @@ class EncodedSources:
         """Encode the sources of sequences that have not been read. Raises TargetError for a sequence without one."""
         seqs = [seq for seq in seqs if seq.id not in self._sources]
         for seq in seqs:
-            if not seq.source:
+            if not source_of(seq):
                 raise TargetError(
                     f"sequence {seq.id} has no source",
                     why="an encoder-decoder answers one",
                     fix="see core.target.begun",
                 )
-            check_ids(torch.tensor(list(seq.source)), self.vocab_size)
+            check_ids(torch.tensor(list(source_of(seq))), self.vocab_size)
         rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
-        for group in self._groups([len(seq.source) for seq in seqs]):
-            each = self.encoded([seqs[b].source for b in group])
+        for group in self._groups([len(source_of(seq)) for seq in seqs]):
+            each = self.encoded([source_of(seqs[b]) for b in group])
             if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
                 # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
-                each = [self.encoded([seqs[b].source])[0] for b in group]
+                each = [self.encoded([source_of(seqs[b])])[0] for b in group]
             for b, hidden in zip(group, each, strict=True):
                 self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, source_of
 from slipstream.errors import TargetError, UnsupportedModelError
 
 log = logging.getLogger("slipstream")
@@ -82,5 +82,5 @@ class OutputRules:
         asked.max_length, asked._eos_token_tensor = seq.limit, self._eos
         if seq.constraint is not None or seq.prompt + seq.params.min_tokens >= seq.limit:
             asked.forced_eos_token_id = None
-        source = torch.tensor([list(seq.source)], device=self._device)  # [1, S]
+        source = torch.tensor([list(source_of(seq))], device=self._device)  # [1, S]
         return list(self._module._get_logits_processor(asked, self._start, source, device=str(self._device)))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.target import Runtime, Target, released
 from slipstream.errors import SlipstreamError, TargetError
 from slipstream.settings import TRANSFORMERS
@@ -113,7 +113,10 @@ def check_packed(target: Target, trial: Trial) -> None:
     its executor is told whether it can run them."""
     a, b = trial.texts
     truth, limit = trial.truth, trial.limit
-    seqs = [Sequence(list(a[:4]), source=trial.sources[0]), Sequence(list(b[:2]), source=trial.sources[1])]
+    seqs = [
+        SourcedSequence(list(a[:4]), source=trial.sources[0]),
+        SourcedSequence(list(b[:2]), source=trial.sources[1]),
+    ]
     with released(target, *seqs):
         out = target.run(seqs, Draft.empty(2, target.device))
         same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
@@ -150,7 +153,7 @@ def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], wh
 def check_chains(target: Target, trial: Trial) -> None:
     """Chains of which none, one and all tokens are accepted."""
     for text, source, truth in zip(trial.texts, trial.sources, trial.truth, strict=True):
-        with released(target, Sequence(list(text[:2]), source=source)) as seq:
+        with released(target, SourcedSequence(list(text[:2]), source=source)) as seq:
             for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
                 end = len(seq.tokens)
                 right = list(text[end : end + kept])

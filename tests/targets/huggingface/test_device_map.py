@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
@@ -160,7 +160,7 @@ def test_keys_and_values_of_the_cross_attention_are_where_their_layer_is() -> No
     target = of_module(module)
     emptied(target.runner.executor)  # type: ignore[union-attr]
     put_far(module.decoder.block[1])
-    seqs = [Sequence([0], source=source) for source in SOURCES[:2]]
+    seqs = [SourcedSequence([0], source=source) for source in SOURCES[:2]]
     for _ in range(2):  # what was written is read
         assert target.run(seqs, Draft.trees([([5, 7, 9], [-1, -1, 1]), ([4], [-1])])).logits.device.type == "cpu"
     cross = states(target.sources.of(seqs[0].id).cross)

@@ -13,7 +13,7 @@ import slipstream
 from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.target import begun
 from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
 from slipstream.targets.decoder import Decoder
@@ -162,7 +162,7 @@ class SourceCase(Case):
         return self.random.choices([token for token in range(VOCAB) if token != self.padding], k=n)
 
     def sequence(self, n: int) -> Sequence:
-        seq = Sequence(ids := self.ids(n), source=source_of(ids))
+        seq = SourcedSequence(ids := self.ids(n), source=source_of(ids))
         self.born.append(seq)
         return seq
 
@@ -425,7 +425,7 @@ def test_a_source_that_is_too_long_or_empty_and_a_request_of_the_other_kind_are_
         engine.add(Sequence([0]))
     other = LLM(llama()).engine()
     with pytest.raises(TargetError, match="with a source came to a target without an encoder"):
-        other.add(Sequence([0], source=[5]))
+        other.add(SourcedSequence([0], source=[5]))
     with pytest.raises(TargetError, match="has no source"):
         target("t5").run([Sequence([0])], Draft.empty(1))
 

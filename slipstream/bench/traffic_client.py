@@ -33,7 +33,7 @@ NO_EFFECT: Mapping[str, Any] = {"top_k": 0, "top_p": 1.0, "ignore_eos": False}
 
 
 @dataclass(frozen=True)
-class Request:
+class TrafficRequest:
     """path: COMPLETIONS or CHAT. body: all but the model and the fields that ask for a stream with its usage."""
 
     path: str
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class LoadPrompts:
+class TrafficPrompts:
     """entries   prompts; a request for an answer goes to /chat/completions, text to continue to /completions, unless
               `template` ("chat", "raw") says otherwise. They are asked in turn, from a new one on in each pass.
     tokens    most new tokens.
@@ -64,7 +64,7 @@ class LoadPrompts:
         names = ("tokens", "sampling", "template", "distinct")
         return {"prompts": texts} | {name: getattr(self, name) for name in names}
 
-    def request(self, number: int, i: int) -> Request:
+    def request(self, number: int, i: int) -> TrafficRequest:
         entry = self.entries[(i + number + 1) % len(self.entries)]
         text = f"# {next(self._numbers)}\n{entry.text}" if self.distinct else entry.text
         sampling = {name: value for name, value in self.sampling.items() if NO_EFFECT.get(name) != value}
@@ -72,8 +72,8 @@ class LoadPrompts:
         if sampling["temperature"] > 0:
             body["seed"] = (self.seed + number + 1) * 100_003 + i
         if self.template == "chat" or (self.template == "auto" and entry.request):
-            return Request(CHAT, body | {"messages": [{"role": "user", "content": text}]})
-        return Request(COMPLETIONS, body | {"prompt": text})
+            return TrafficRequest(CHAT, body | {"messages": [{"role": "user", "content": text}]})
+        return TrafficRequest(COMPLETIONS, body | {"prompt": text})
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Answered:
         return None if self.rest is None or self.tokens < 2 else self.rest / (self.tokens - 1)
 
 
-class LoadClient:
+class TrafficClient:
     """Connections to one server. An asynchronous context manager.
 
     timeout    seconds that a request may take from when it is sent.
@@ -139,13 +139,13 @@ class LoadClient:
         headers = {"Accept-Encoding": "identity"} | endpoint.headers
         self._http = httpx.AsyncClient(timeout=None, limits=unlimited, headers=headers, transport=transport)
 
-    async def __aenter__(self) -> LoadClient:
+    async def __aenter__(self) -> TrafficClient:
         return self
 
     async def __aexit__(self, *given: object) -> None:
         await self._http.aclose()
 
-    async def ask(self, request: Request, scheduled: float) -> Timed:
+    async def ask(self, request: TrafficRequest, scheduled: float) -> Timed:
         """Send a request now and wait for its end. What goes wrong is noted, not raised."""
         import httpx
 
@@ -160,7 +160,7 @@ class LoadClient:
         timed.ended = clock()
         return timed
 
-    async def _stream(self, request: Request, timed: Timed) -> None:
+    async def _stream(self, request: TrafficRequest, timed: Timed) -> None:
         asked = {"model": self.endpoint.model, "stream": True, "stream_options": {"include_usage": True}}
         clock = asyncio.get_running_loop().time
         address = self.endpoint.base_url.rstrip("/") + request.path

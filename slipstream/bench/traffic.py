@@ -20,11 +20,11 @@ import numpy as np
 
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import FEWEST_PASSES
-from slipstream.bench.load_client import LoadClient, LoadPrompts, Request, Timed, read
-from slipstream.bench.load_figures import Pass, figures, warnings
 from slipstream.bench.provenance import conditions, public_values
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import Strict, integer, number, setting
+from slipstream.bench.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read
+from slipstream.bench.traffic_figures import TrafficPass, figures, warnings
+from slipstream.core.params import Strict, integer, number, option
 from slipstream.errors import ParameterError, ServedError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ LEAST = 16
 
 
 @dataclass(frozen=True)
-class Load(Strict):
+class Traffic(Strict):
     """How requests come: so many in flight at all times, or at random with a rate (Poisson arrivals).
 
     concurrency  requests in flight; None: `rate` says when they come.
@@ -43,10 +43,10 @@ class Load(Strict):
     requests     of one pass.  warm_up: requests before the first pass, which do not count.
     """
 
-    concurrency: int | None = setting(None, check=integer(1))
-    rate: float | None = setting(None, check=number(0.0, 1e6, open_low=True))
-    requests: int = setting(LEAST, check=integer(1))
-    warm_up: int = setting(0, check=integer(0))
+    concurrency: int | None = option(None, check=integer(1))
+    rate: float | None = option(None, check=number(0.0, 1e6, open_low=True))
+    requests: int = option(LEAST, check=integer(1))
+    warm_up: int = option(0, check=integer(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class Load(Strict):
 
 
 @dataclass(eq=False)
-class LoadArm:
+class TrafficArm:
     """One server under one load, and its passes so far.
 
     name      of the server, or of the variant of its requests.
@@ -74,44 +74,44 @@ class LoadArm:
 
     name: str
     endpoint: Endpoint
-    load: Load
-    requests: Callable[[int, int], Request]
-    against: LoadArm | None = None
-    passes: list[Pass] = field(default_factory=list)
+    traffic: Traffic
+    requests: Callable[[int, int], TrafficRequest]
+    against: TrafficArm | None = None
+    passes: list[TrafficPass] = field(default_factory=list)
 
 
-def arms_of(servers: Mapping[str, Endpoint], loads: Seq[Load], asked: LoadPrompts) -> list[LoadArm]:
+def arms_of(servers: Mapping[str, Endpoint], loads: Seq[Traffic], asked: TrafficPrompts) -> list[TrafficArm]:
     """Each server under each load; the others are compared with the first."""
-    arms: list[LoadArm] = []
+    arms: list[TrafficArm] = []
     for each in loads:
-        base: LoadArm | None = None
+        base: TrafficArm | None = None
         for name, place in servers.items():
-            arms.append(LoadArm(name, place, each, asked.request, base))
+            arms.append(TrafficArm(name, place, each, asked.request, base))
             base = base or arms[-1]
     return arms
 
 
 @dataclass(frozen=True)
-class LoadConfig(Strict):
+class TrafficConfig(Strict):
     """rounds    passes over each arm.
     seconds   time limit; at least three passes are run.
     timeout   seconds that one request may take.
     """
 
-    rounds: int = setting(3, check=integer(1))
-    seconds: float = setting(1e9, check=number(0.0, 1e9))
-    timeout: float = setting(300.0, check=number(0.0, 1e9, open_low=True))
-    seed: int = setting(0, check=integer(0))
+    rounds: int = option(3, check=integer(1))
+    seconds: float = option(1e9, check=number(0.0, 1e9))
+    timeout: float = option(300.0, check=number(0.0, 1e9, open_low=True))
+    seed: int = option(0, check=integer(0))
 
 
-def requests_of(arms: Seq[LoadArm], config: LoadConfig) -> int:
-    """How often `load_test` calls `advance`."""
-    return sum(arm.load.warm_up + config.rounds * arm.load.requests for arm in arms)
+def requests_of(arms: Seq[TrafficArm], config: TrafficConfig) -> int:
+    """How often `measure_traffic` calls `advance`."""
+    return sum(arm.traffic.warm_up + config.rounds * arm.traffic.requests for arm in arms)
 
 
-def load_test(
-    arms: Seq[LoadArm],
-    config: LoadConfig,
+def measure_traffic(
+    arms: Seq[TrafficArm],
+    config: TrafficConfig,
     settings: dict[str, Any] | None = None,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
@@ -138,29 +138,29 @@ def load_test(
     return result
 
 
-def figures_of(arm: LoadArm, arms: Seq[LoadArm]) -> dict[str, Any]:
+def figures_of(arm: TrafficArm, arms: Seq[TrafficArm]) -> dict[str, Any]:
     """The figures of an arm, with the index of the one that it is compared with."""
     base = arm.against
-    head = {"name": arm.name, "url": arm.endpoint.base_url, "load": arm.load.label, **asdict(arm.load)}
+    head = {"name": arm.name, "url": arm.endpoint.base_url, "load": arm.traffic.label, **asdict(arm.traffic)}
     head["against"] = None if base is None else arms.index(base)
     return head | figures(arm.passes, None if base is None else base.passes)
 
 
 async def measure(
-    arms: Seq[LoadArm],
-    config: LoadConfig,
+    arms: Seq[TrafficArm],
+    config: TrafficConfig,
     each_pass: Callable[[], None] = lambda: None,
     advance: Callable[[], None] = lambda: None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> None:
     """Warm-up of all arms, then their passes in turns. Passes are added to the arms as they end."""
     async with AsyncExitStack() as stack:
-        clients: dict[Endpoint, LoadClient] = {}
+        clients: dict[Endpoint, TrafficClient] = {}
         for place in dict.fromkeys(arm.endpoint for arm in arms):
-            clients[place] = await stack.enter_async_context(LoadClient(place, config.timeout, transport))
+            clients[place] = await stack.enter_async_context(TrafficClient(place, config.timeout, transport))
         for arm in arms:
-            if arm.load.warm_up:
-                warm = replace(arm.load, requests=arm.load.warm_up)
+            if arm.traffic.warm_up:
+                warm = replace(arm.traffic, requests=arm.traffic.warm_up)
                 _check_answered(arm, await one_pass(arm, warm, -1, clients[arm.endpoint], config.seed, advance))
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -168,13 +168,13 @@ async def measure(
             if number >= FEWEST_PASSES and clock() - began > config.seconds:
                 break
             for arm in in_turns(arms, number):
-                done = await one_pass(arm, arm.load, number, clients[arm.endpoint], config.seed, advance)
+                done = await one_pass(arm, arm.traffic, number, clients[arm.endpoint], config.seed, advance)
                 _check_answered(arm, done)
                 arm.passes.append(done)
             each_pass()
 
 
-def in_turns(arms: Seq[LoadArm], number: int) -> list[LoadArm]:
+def in_turns(arms: Seq[TrafficArm], number: int) -> list[TrafficArm]:
     """The order of the arms in a pass. It rotates, so that no arm is always the first, and every other pass goes
     backwards: a server that has just answered for one arm may be slower, or faster, for the next."""
     first = number // 2 % len(arms)
@@ -183,32 +183,32 @@ def in_turns(arms: Seq[LoadArm], number: int) -> list[LoadArm]:
 
 
 async def one_pass(
-    arm: LoadArm, load: Load, number: int, client: LoadClient, seed: int, advance: Callable[[], None]
-) -> Pass:
+    arm: TrafficArm, traffic: Traffic, number: int, client: TrafficClient, seed: int, advance: Callable[[], None]
+) -> TrafficPass:
     """All requests of one pass, to their ends."""
     clock = asyncio.get_running_loop().time
-    asked = [arm.requests(number, i) for i in range(load.requests)]
+    asked = [arm.requests(number, i) for i in range(traffic.requests)]
     before = await client.counters()
 
-    async def ask(request: Request, scheduled: float) -> Timed:
+    async def ask(request: TrafficRequest, scheduled: float) -> Timed:
         timed = await client.ask(request, scheduled)
         advance()
         return timed
 
     began = clock()
-    if load.rate is None:
-        assert load.concurrency is not None
-        done = await _in_flight(asked, load.concurrency, ask)
+    if traffic.rate is None:
+        assert traffic.concurrency is not None
+        done = await _in_flight(asked, traffic.concurrency, ask)
     else:
-        done = await _arriving(asked, began + load.arrivals([seed, number + 1]), ask)
+        done = await _arriving(asked, began + traffic.arrivals([seed, number + 1]), ask)
     ended = max(each.ended for each in done)
     after = await client.counters()
     gained = after.since(before) if before and after else None
     said = next((each.said for each in done if each.fault), "")
-    return Pass(ended - began, [read(each) for each in done], gained, said)
+    return TrafficPass(ended - began, [read(each) for each in done], gained, said)
 
 
-async def _in_flight(asked: Seq[Request], many: int, ask: Callable[[Request, float], Any]) -> list[Timed]:
+async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Callable[[TrafficRequest, float], Any]) -> list[Timed]:
     clock, waiting, done = asyncio.get_running_loop().time, iter(asked), []
 
     async def slot() -> None:
@@ -219,8 +219,10 @@ async def _in_flight(asked: Seq[Request], many: int, ask: Callable[[Request, flo
     return done
 
 
-async def _arriving(asked: Seq[Request], due: np.ndarray, ask: Callable[[Request, float], Any]) -> list[Timed]:
-    async def later(request: Request, at: float) -> Timed:
+async def _arriving(
+    asked: Seq[TrafficRequest], due: np.ndarray, ask: Callable[[TrafficRequest, float], Any]
+) -> list[Timed]:
+    async def later(request: TrafficRequest, at: float) -> Timed:
         await asyncio.sleep(at - asyncio.get_running_loop().time())
         timed: Timed = await ask(request, at)
         return timed
@@ -228,7 +230,7 @@ async def _arriving(asked: Seq[Request], due: np.ndarray, ask: Callable[[Request
     return list(await asyncio.gather(*(later(*each) for each in zip(asked, due.tolist(), strict=True))))
 
 
-def _check_answered(arm: LoadArm, done: Pass) -> None:
+def _check_answered(arm: TrafficArm, done: TrafficPass) -> None:
     if not done.good:
         raise ServedError(
             f"no request of {arm.name} at {arm.endpoint.base_url} succeeded: {done.answers[0].fault}"

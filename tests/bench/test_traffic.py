@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.load import Load, LoadArm, LoadConfig, figures_of, measure
-from slipstream.bench.load_client import CHAT, Request
-from slipstream.bench.load_figures import Pass, speed, warnings
+from slipstream.bench.traffic import Traffic, TrafficArm, TrafficConfig, figures_of, measure
+from slipstream.bench.traffic_client import CHAT, TrafficRequest
+from slipstream.bench.traffic_figures import TrafficPass, speed, warnings
 from slipstream.errors import ParameterError, ServedError
 from tests.bench.virtual_time import Script, ScriptedServer, run
 
 PLACE = Endpoint("http://server/v1", "words")
 
 
-def figures(server: ScriptedServer, load: Load, rounds: int = 3, **config: float) -> dict:
+def figures(server: ScriptedServer, load: Traffic, rounds: int = 3, **config: float) -> dict:
     """The figures of one arm on this server."""
-    arm = LoadArm("words", PLACE, load, lambda number, i: Request(CHAT, {"number": number, "i": i}))
-    run(measure([arm], LoadConfig(rounds=rounds, **config), transport=server))
+    arm = TrafficArm("words", PLACE, load, lambda number, i: TrafficRequest(CHAT, {"number": number, "i": i}))
+    run(measure([arm], TrafficConfig(rounds=rounds, **config), transport=server))
     return figures_of(arm, [arm])
 
 
 def test_latencies_of_requests_that_do_not_disturb_each_other_are_those_of_the_server() -> None:
     """The i-th request's first text comes after i + 1 hundredths, and its 10 further tokens after 5 times 0.02."""
     server = ScriptedServer(lambda i: Script(first=(i + 1) / 100, gap=0.02, pieces=6, tokens=2))
-    result = figures(server, Load(concurrency=1, requests=100), rounds=1)
+    result = figures(server, Traffic(concurrency=1, requests=100), rounds=1)
     assert [result["first"][name] for name in ("p50", "p95", "p99")] == pytest.approx([0.505, 0.9505, 0.9901])
     assert [result["next"][name] for name in ("p50", "p99")] == pytest.approx([0.1 / 11] * 2)
     assert [result["gap"][name] for name in ("p50", "p99")] == pytest.approx([0.02] * 2)
@@ -38,7 +38,7 @@ def test_latencies_of_requests_that_do_not_disturb_each_other_are_those_of_the_s
 def test_a_stall_delays_the_requests_that_were_due_behind_it() -> None:
     """One place, one request a second in the mean. The tenth takes 100 seconds. Counted from when requests were sent by
     a client that waits for its turn, one of 60 would be late; counted from when they were due, most are."""
-    load = Load(rate=1.0, requests=60)
+    load = Traffic(rate=1.0, requests=60)
     due = load.arrivals([0, 1])
     server = ScriptedServer(lambda i: Script(first=100.0 if i == 9 else 0.01, gap=0.0, pieces=1), places=1)
     result = figures(server, load, rounds=1)
@@ -49,20 +49,20 @@ def test_a_stall_delays_the_requests_that_were_due_behind_it() -> None:
     assert result["first"]["p50"] == pytest.approx(float(np.percentile(ends - due, 50)))
     assert result["first"]["p50"] > 30
     assert server.arrived == pytest.approx(list(due)), "requests are sent when they are due, whatever the server does"
-    waiting = figures(ScriptedServer(server.script, places=1), Load(concurrency=1, requests=60), rounds=1)
+    waiting = figures(ScriptedServer(server.script, places=1), Traffic(concurrency=1, requests=60), rounds=1)
     assert waiting["first"]["p95"] == pytest.approx(0.01), "what a client hides that waits with its requests"
 
 
 def test_poisson_arrivals_have_the_rate_and_the_spread_of_their_distribution() -> None:
-    gaps = np.diff(Load(rate=20.0, requests=20_000).arrivals([3, 1]))
+    gaps = np.diff(Traffic(rate=20.0, requests=20_000).arrivals([3, 1]))
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.03)
     assert gaps.std() == pytest.approx(1 / 20, rel=0.05)
-    assert (Load(rate=1.0).arrivals([1, 1]) != Load(rate=1.0).arrivals([2, 1])).all()
+    assert (Traffic(rate=1.0).arrivals([1, 1]) != Traffic(rate=1.0).arrivals([2, 1])).all()
 
 
 def test_so_many_requests_are_in_flight_as_asked_for_and_each_is_due_when_the_one_before_has_ended() -> None:
     server = ScriptedServer(lambda i: Script(first=1.0, gap=1.0, pieces=2))
-    result = figures(server, Load(concurrency=4, requests=12), rounds=1)
+    result = figures(server, Traffic(concurrency=4, requests=12), rounds=1)
     assert server.arrived == pytest.approx([0] * 4 + [2] * 4 + [4] * 4)
     assert result["first"]["max"] == pytest.approx(1.0)
     assert result["tokens_per_second"]["value"] == pytest.approx(24 / 6)
@@ -70,7 +70,7 @@ def test_so_many_requests_are_in_flight_as_asked_for_and_each_is_due_when_the_on
 
 def test_the_warm_up_does_not_count() -> None:
     server = ScriptedServer(lambda i: Script(first=50.0 if i < 3 else 0.5, pieces=1))
-    result = figures(server, Load(concurrency=1, requests=2, warm_up=3))
+    result = figures(server, Traffic(concurrency=1, requests=2, warm_up=3))
     assert (result["answered"], result["first"]["max"]) == (6, pytest.approx(0.5))
     assert [each["number"] for each in server.asked] == [-1, -1, -1, 0, 0, 1, 1, 2, 2]
     assert server.asked[0].items() >= {"model": "words", "stream": True, "path": "/v1/chat/completions"}.items()
@@ -78,27 +78,27 @@ def test_the_warm_up_does_not_count() -> None:
 
 def test_passes_give_the_interval_of_the_speed() -> None:
     server = ScriptedServer(lambda i: Script(first=1.0 + 0.1 * (i // 4), gap=0.0, pieces=1, tokens=10))
-    result = figures(server, Load(concurrency=1, requests=4))
+    result = figures(server, Traffic(concurrency=1, requests=4))
     speed = result["tokens_per_second"]
     assert speed["value"] == pytest.approx(10 / (1.0 * 1.1 * 1.2) ** (1 / 3))
     assert speed["low"] < 10 / 1.2
     assert speed["high"] > 10
     assert result["rounds"] == 3
-    assert figures(ScriptedServer(), Load(concurrency=1, requests=4), rounds=9, seconds=10.0)["rounds"] == 3
+    assert figures(ScriptedServer(), Traffic(concurrency=1, requests=4), rounds=9, seconds=10.0)["rounds"] == 3
 
 
 def test_errors_are_counted_apart_no_answer_at_all_ends_the_test_and_pieces_count_without_usage() -> None:
     scripts = [Script(), Script(status=429), Script(first=99.0), Script(cut=True), Script(), Script()]
     server = ScriptedServer(lambda i: scripts[i])
-    result = figures(server, Load(concurrency=1, requests=6), rounds=1, timeout=10.0)
+    result = figures(server, Traffic(concurrency=1, requests=6), rounds=1, timeout=10.0)
     assert result["errors"] == {"status 429": 1, "timeout": 1, "stream ended early": 1}
     assert (result["answered"], result["first"]["max"], result["output_tokens"]) == (3, pytest.approx(0.5), 15)
     (few, failed) = warnings([result])
     assert "not enough passes" in few
     assert '3 requests failed (1 x status 429, 1 x timeout, 1 x stream ended early): {"error":' in failed
     with pytest.raises(ServedError, match=r"no request of words at http://server/v1 succeeded: status 503, .*no room"):
-        figures(ScriptedServer(lambda i: Script(status=503)), Load(concurrency=2, requests=4))
-    result = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Load(concurrency=1, requests=4))
+        figures(ScriptedServer(lambda i: Script(status=503)), Traffic(concurrency=2, requests=4))
+    result = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Traffic(concurrency=1, requests=4))
     assert (result["output_tokens"], result["counted"]) == (3 * 4 * 5, False)
     assert any("pieces of text were counted instead of tokens" in said for said in warnings([result]))
 
@@ -116,18 +116,20 @@ def test_acceptance_is_that_of_the_passes_by_the_servers_counters(prefix: str) -
             for engine in "01"
         )  # fmt: skip
 
-    result = figures(ScriptedServer(metrics=metrics), Load(concurrency=2, requests=6, warm_up=2))
+    result = figures(ScriptedServer(metrics=metrics), Traffic(concurrency=2, requests=6, warm_up=2))
     assert (result["acceptance_rate"], result["mean_acceptance_length"]) == (pytest.approx(25 / 40), pytest.approx(3.5))
-    silent = figures(ScriptedServer(), Load(concurrency=2, requests=6))
+    silent = figures(ScriptedServer(), Traffic(concurrency=2, requests=6))
     assert (silent["acceptance_rate"], silent["mean_acceptance_length"]) == (None, None)
 
 
 def test_arms_take_turns_and_are_compared_within_passes() -> None:
     """The second arm's texts take half as long; each pass is slower than the one before, for both."""
     server = ScriptedServer(lambda i: Script(first=(1.0, 0.5, 1.0, 0.6, 1.2, 1.8)[i // 2], gap=0.0, pieces=1))
-    base = LoadArm("slow", PLACE, Load(concurrency=1, requests=2), lambda number, i: Request(CHAT, {"arm": "slow"}))
-    fast = LoadArm("fast", PLACE, base.load, lambda number, i: Request(CHAT, {"arm": "fast"}), base)
-    run(measure([base, fast], LoadConfig(rounds=3), transport=server))
+    base = TrafficArm(
+        "slow", PLACE, Traffic(concurrency=1, requests=2), lambda number, i: TrafficRequest(CHAT, {"arm": "slow"})
+    )
+    fast = TrafficArm("fast", PLACE, base.traffic, lambda number, i: TrafficRequest(CHAT, {"arm": "fast"}), base)
+    run(measure([base, fast], TrafficConfig(rounds=3), transport=server))
     order = [each["arm"] for each in server.asked[::2]]
     assert order == ["slow", "fast", "fast", "slow", "fast", "slow"]
     result = figures_of(fast, [base, fast])
@@ -148,6 +150,6 @@ def test_a_late_client_and_a_warm_cache_are_told() -> None:
 def test_impossible_loads_are_refused_and_a_pass_without_tokens_has_no_speed() -> None:
     for wrong in ({}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": 0.0}, {"rate": 1.0, "requests": 0}):
         with pytest.raises(ParameterError):
-            Load(**wrong)
-    assert speed([Pass(1.0, [])]) is None
-    assert all(b >= a for a, b in pairwise(Load(rate=5.0).arrivals([0, 0])))
+            Traffic(**wrong)
+    assert speed([TrafficPass(1.0, [])]) is None
+    assert all(b >= a for a, b in pairwise(Traffic(rate=5.0).arrivals([0, 0])))

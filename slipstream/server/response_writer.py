@@ -1,5 +1,5 @@
-"""`Script`: writes the answer to one request, whole or as events; each endpoint has one. `endpoint` is its route, which
-reads the request, and ends when the client has gone.
+"""`ResponseWriter`: writes the answer to one request, whole or as events; each endpoint has one. `endpoint` is its
+route, which reads the request, and ends when the client has gone.
 
 Times are limited by anyio, not by `asyncio.wait_for`: that of Python 3.10 and 3.11 forgets a cancellation that comes
 just when what it waits for has ended, and an aborted request would run to its end.
@@ -37,7 +37,7 @@ Event = tuple[str, Object]
 """(name, data); an event without a name has "" for it."""
 
 
-class Script(ABC):
+class ResponseWriter(ABC):
     """generation: whose answer it writes. done: what follows the last event."""
 
     done = b""
@@ -81,7 +81,7 @@ class Block:
     text: str = ""
 
 
-class BlockScript(Script):
+class BlocksWriter(ResponseWriter):
     """Writes a list of blocks, each of one kind, as Responses and Messages are: sees where blocks begin and end, and
     asks how that is written."""
 
@@ -128,7 +128,7 @@ def endpoint(
     where: str,
     path: str,
     summary: str,
-    script: Callable[[Service, Object], Script],
+    script: Callable[[Service, Object], ResponseWriter],
 ) -> None:
     """The route of an endpoint. where: as in `Field`; script: from the fields that are set, called in a thread.
 
@@ -153,7 +153,7 @@ def endpoint(
         return EventStream(_events(writer, first, parts), parts, service.limits.send_seconds)
 
 
-async def _hear_all(script: Script) -> None:
+async def _hear_all(script: ResponseWriter) -> None:
     async with aclosing(script.generation.parts()) as parts:
         async for part in parts:
             script.hear(part)
@@ -167,7 +167,7 @@ async def _first(parts: AsyncGenerator[Part, None]) -> Part:
         raise
 
 
-async def _events(script: Script, first: Part, rest: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
+async def _events(script: ResponseWriter, first: Part, rest: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
     def written(events: Iterable[Event]) -> Iterable[bytes]:
         for name, data in events:
             yield event({"type": name} | data if name else data, name)

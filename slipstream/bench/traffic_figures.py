@@ -21,9 +21,9 @@ import numpy as np
 from slipstream.bench import estimates
 from slipstream.bench.counters import Counters, total
 from slipstream.bench.estimates import FEWEST_PASSES, unsure
-from slipstream.bench.load_client import Answered
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Column, Section, Table, counted, ends, interval, words
+from slipstream.bench.traffic_client import Answered
 
 PERCENTILES = (50, 95, 99)
 WHO = (words("server"), words("load"))
@@ -35,7 +35,7 @@ LATE = 0.1
 
 
 @dataclass
-class Pass:
+class TrafficPass:
     """One pass over the requests of an arm.
 
     seconds   from the first request to the end of the last.
@@ -57,7 +57,7 @@ class Pass:
         return sum(each.tokens for each in self.good)
 
 
-def figures(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]:
+def figures(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> dict[str, Any]:
     """The figures of one arm as plain JSON values, times in seconds. base: the passes that it is compared with."""
     good = [each for one in passes for each in one.good]
     faults = Counter(each.fault for one in passes for each in one.answers if each.fault)
@@ -93,14 +93,14 @@ def figures(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]:
     }
 
 
-def speed(passes: Seq[Pass]) -> dict[str, Any] | None:
+def speed(passes: Seq[TrafficPass]) -> dict[str, Any] | None:
     """Output tokens a second with its interval; None if a pass gave no token."""
     if not all(one.tokens for one in passes):
         return None
     return asdict(estimates.mean([one.seconds / one.tokens for one in passes]).inverse())
 
 
-def ratio(base: Seq[Pass], passes: Seq[Pass]) -> dict[str, Any] | None:
+def ratio(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> dict[str, Any] | None:
     """Tokens a second over those of `base`, by pairs of passes."""
     pairs = list(zip(base, passes, strict=False))
     if not all(a.tokens and b.tokens for a, b in pairs):
