@@ -182,7 +182,7 @@ class DecoderConfig(ModelShape):
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
-    @cached_property
+    @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Its recurrent layers."""
         return tuple(layer.recurrence for layer in self.described if layer.recurrence is not None)

@@ -44,6 +44,8 @@ class Batch:
     trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
                sees itself and its ancestors among the new tokens.
     select     host integers, rows of the batch whose logits are computed, increasing.
+    certain    B host integers: how many of the sequence's rows, from its first on, are its text and no draft, so that
+               the next pass has a `past` behind them. Empty: unknown.
     """
 
     seq_ids: Seq[int]
@@ -53,6 +55,7 @@ class Batch:
     past: Seq[int]
     trees: Seq[Tensor | None]
     select: Seq[int]
+    certain: Seq[int] = ()
 
     def cut(self, spans: Seq[range]) -> Batch:
         """The rows spans[b] of each sequence, counted within it; sequences with an empty span are dropped. The rows
@@ -93,10 +96,12 @@ def batch_of(
     splits = [0]
     select: list[int] = []
     trees: list[Tensor | None] = []
+    certain: list[int] = []
     for b, seq in enumerate(seqs):
         first, last = draft.splits[b], draft.splits[b + 1]
         end = seq.end if stop is None else stop
         pending = end - starts[b]
+        certain.append(pending)
         tokens += seq.tokens[starts[b] : end]
         if first == last or draft.is_chain:
             positions += range(starts[b], end + last - first)
@@ -117,6 +122,7 @@ def batch_of(
         past=starts,
         trees=trees,
         select=select,
+        certain=certain,
     )
 
 

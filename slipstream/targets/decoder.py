@@ -72,6 +72,7 @@ class Decoder:
         """See `Target`. Made anew each time: kept, it would be a cycle that holds the weights until it is collected."""
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
+            trees=not self.config.recurrences,
             multi_step=self if self.executor.multi_step else None,
             early_exit=self if self.layers > 1 and self.executor.slices else None,
             head_host=self._head_host,

@@ -301,7 +301,9 @@ def recurrent_layer(
 ) -> Any:
     """A RECURRENT record with its weights, except for the products."""
     record, at = np.zeros((), RECURRENT), f"layers.{number}.recurrent"
-    record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[part.kind]
+    record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[
+        part.kind
+    ]
     for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "normed", "gate_first"):
         record[name] = getattr(part, name)
     record["gate"] = sum(part.projections.values()) - part.width

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from slipstream.backends.native.kernels.records import STATE
+from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 
@@ -57,14 +59,13 @@ class Held:
 class NativeStates:
     """The states of all sequences of one model.
 
-    cells   numbers of a state, in all layers.
-    kept    numbers of the inputs of a token, of each recurrent layer.
-    taps    of the convolutions.
+    layers  its recurrent layers; the convolutions of all have as many taps.
     lag     how many of the last tokens of a text are never committed: a draft model takes back what was rejected.
     """
 
-    def __init__(self, cells: int, kept: list[int], taps: int, lag: int = 0):
-        self.cells, self.kept, self.taps, self.lag = cells, kept, taps, lag
+    def __init__(self, layers: Seq[Recurrence], lag: int = 0):
+        self.cells, self.kept = sum(layer.cells for layer in layers), [layer.kept for layer in layers]
+        self.taps, self.lag = layers[0].taps, lag
         self.ring = FIRST_RING
         self._held: dict[int, Held] = {}
         self._kept: dict[bytes, Snapshot] = {}  # used longest ago first
@@ -74,9 +75,9 @@ class NativeStates:
         """Bytes of a sequence."""
         return 4 * (self.cells + self.ring * sum(self.kept))
 
-    def prepare(self, passes: list[tuple[int, int, int, int]]) -> np.ndarray:
+    def prepare(self, passes: Seq[tuple[int, int, int, int]], extra: int = 0) -> np.ndarray:
         """Reserve the states of sequences for a pass: (id, tokens before the pass, its rows, how many of them are the
-        text; the others are a draft) of each. Returns STATE [B]."""
+        text; the others are a draft) of each, and `extra` further rows. Returns STATE [B]."""
         helds = [self._held.get(seq_id) or self._begin(seq_id) for seq_id, *_ in passes]
         plans, first = [], 0
         for held, (seq_id, past, count, certain) in zip(helds, passes, strict=True):
@@ -86,14 +87,14 @@ class NativeStates:
                 self._go_back(seq_id, held, past)
             commit = max(int(held.committed[0]), past - self.lag)
             settled = max(certain - self.lag, 0) if certain > FEW else 0
-            self._widen(past + count - commit - settled + self.taps)
+            self._widen(past + count + extra - commit - settled + self.taps)
             plans.append((past, commit, settled, first, count))
             first += count
         records = np.empty(len(passes), STATE)
         for i, (held, (past, commit, settled, first, count)) in enumerate(zip(helds, plans, strict=True)):
             places = held.cells.ctypes.data, held.ring.ctypes.data, held.committed.ctypes.data
             records[i] = (*places, past, commit, settled, first, count, *self._take(held, past, past + settled))
-            held.end = past + count
+            held.end = past + count + extra
         return records
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:

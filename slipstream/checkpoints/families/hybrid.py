@@ -66,17 +66,16 @@ def _qwen(config: ReadKeys) -> DecoderConfig:
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
     default = ["linear_attention" if (i + 1) % every else FULL for i in range(layers)]
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
-    if count_of(config, "num_experts", 0, least=0):
-        given["experts"] = Experts(
-            count=count_of(config, "num_experts"),
-            per_token=count_of(config, "num_experts_per_tok"),
-            intermediate_size=count_of(config, "moe_intermediate_size"),
-            norm_topk=flag(config, "norm_topk_prob", True),
-            layers=sparse_layers(config, layers),
-            shared=count_of(config, "shared_expert_intermediate_size"),
-            shared_gate=True,
-        )
     parts: dict[str, Any] = {"recurrence": _mixed_by(config, "linear_attention", _delta(config), default)}
+    if given["model_type"] != "qwen3_5_text":
+        given["experts"] = Experts(
+            count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
+            count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
+            sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
+            shared_gate=True,
+        )  # fmt: skip
+        parts["sparse"] = list(given["experts"].layers)
+        parts["intermediate_size"] = [0 if sparse else given["intermediate_size"] for sparse in parts["sparse"]]
     return described(given, **parts, qk_norm="head", gate=True)
 
 

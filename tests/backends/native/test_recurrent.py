@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from numba import njit
 
-from slipstream.backends.native.kernels import matrices, recurrent
-from slipstream.backends.native.kernels.records import CACHE, CONVOLUTION, DELTA, RECURRENT, ROW, ROWS, STATE_SPACE
+from slipstream.backends.native.kernels import matrices, records, recurrent
+from slipstream.backends.native.kernels.records import CACHE, RECURRENT, ROW, ROWS
 from slipstream.backends.native.states import FEW, NativeStates
 from slipstream.backends.native.threads import kernel_lock, pool
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from slipstream.errors import TargetError
 
-KINDS = {"convolution": CONVOLUTION, "delta": DELTA, "state space": STATE_SPACE}
+KINDS = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}
 
 
 @njit
@@ -71,7 +72,11 @@ class Layer:
             part[name] = getattr(self, name)
         part["kind"], part["eps"], part["least"], part["most"] = KINDS[self.kind], 1e-5, 0.01, 1.5
         self.part = part
-        self.states = NativeStates(self.heads * self.key * self.value, [self.kept], self.taps, self.lag)
+        described = Recurrence(
+            kind=self.kind, taps=self.taps, heads=self.heads, groups=self.groups, key=self.key, value=self.value
+        )
+        assert (described.kept, described.channels) == (self.kept, self.channels)
+        self.states = NativeStates([described], self.lag)
 
     def inputs(self, count: int, seed: int = 0) -> np.ndarray:
         return np.random.default_rng(seed).normal(size=(count, self.width)).astype(np.float32)

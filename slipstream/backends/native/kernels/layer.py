@@ -56,9 +56,8 @@ def next_rows(rows, last, after):
 
 @kernel()
 def _widest(model):
-    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of
-    the largest head, numbers of the input of the output product, outputs of a layer's first product, scratch of a recurrent
-    layer)"""
+    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of the
+    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of recurrent layers)"""
     columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
     scratch = 0
     for number in range(model.count):
