@@ -57,7 +57,7 @@ def next_rows(rows, last, after):
 @kernel()
 def _widest(model):
     """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of the
-    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of recurrent layers)"""
+    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of a recurrence)"""
     columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
     scratch = 0
     for number in range(model.count):
