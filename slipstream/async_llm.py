@@ -30,7 +30,7 @@ class AsyncLLM:
 
     def __init__(self, llm: LLM):
         self.llm = llm
-        self._thread = EngineThread(llm.engine(), llm.prepared, self._deliver)
+        self._thread = EngineThread(llm.engine(), llm.prepare, self._deliver)
         self.streams = Streams(self._thread.submit, self._thread.abort)
 
     @property

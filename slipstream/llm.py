@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
@@ -157,7 +158,7 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        if isinstance(target, (str, Path)):
+        if isinstance(target, (str, Path, Checkpoint)):
             target = describe(target, load)
         described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
@@ -166,16 +167,18 @@ class LLM:
         with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
             check_memory(described, load.kv_tokens, *plan.loads)
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
-        path = None if described is None else described.checkpoint
-        self.tokenizer: Tokenizer | None = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
+        opened = None if described is None else described.checkpoint
+        self.tokenizer: Tokenizer | None = tokenizer
+        if tokenizer is None and opened is not None:
+            self.tokenizer = tokenizer_of(opened)
         encoder = self.target.capabilities.encoder
-        self.defaults = generation_defaults(load.generation_config, target, path, encoder is not None)
+        self.defaults = generation_defaults(load.generation_config, target, opened, encoder is not None)
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._factory = DrafterFactory(self.target, described, load, self.tokenizer, progress)
         self.rule = rule
-        self._draft_tokens = checked_draft_tokens(draft_tokens)
+        self._draft_tokens = check_draft_length(draft_tokens)
         self._use(plan)
 
     def __repr__(self) -> str:
@@ -205,7 +208,7 @@ class LLM:
 
     @draft_tokens.setter
     def draft_tokens(self, count: int | str | DraftLengths) -> None:
-        self._draft_tokens = checked_draft_tokens(count)
+        self._draft_tokens = check_draft_length(count)
         self.lengths = self._new_lengths()
 
     @property
@@ -327,7 +330,7 @@ class LLM:
             stop_ids=stop_ids,
             context=self.target.context,
             decode=self._decode,
-            constraint=None if structured is None else self._grammars.constraint(structured, stop_ids),
+            constraint=None if structured is None else self._grammars.make_constraint(structured, stop_ids),
         )
         check_possible(seq, self.target.vocab_size)
         return seq
@@ -347,7 +350,7 @@ class LLM:
 
     def engine(self) -> Engine:
         """An engine that stays, for requests that come and go (see `AsyncLLM`): with a prefix cache, for predictions,
-        too, and with the drafter, rule, draft length and `max_batch` of now. It takes what `prepared` makes."""
+        too, and with the drafter, rule, draft length and `max_batch` of now. It takes what `prepare` makes."""
         lengths = DraftLengths(MOST_CHOSEN) if self._draft_tokens == AUTO else self._draft_tokens
         return Engine(
             self.target,
@@ -360,7 +363,7 @@ class LLM:
             usual_draft_tokens=self.most_draft_tokens if self.drafter.traits.drafts else 0,
         )
 
-    def prepared(self, ask: RequestSpec) -> Prepared:
+    def prepare(self, spec: RequestSpec) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
@@ -371,15 +374,15 @@ class LLM:
         numbers that made it. So the random numbers are seeded by the prediction, too, and with fixed lengths a repeated
         request repeats its text. Under `coupled` drafts do not matter.
         """
-        seq = self.sequence(ask.ids, ask.params)
-        rule = None if ask.rule is None else rule_named(ask.rule)
-        if not ask.prediction:
+        seq = self.sequence(spec.ids, spec.params)
+        rule = None if spec.rule is None else rule_named(spec.rule)
+        if not spec.prediction:
             return Prepared(seq, rule)
-        seq.prediction = ask.prediction
+        seq.prediction = spec.prediction
         if not (rule or self.rule).coupled:
-            digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
+            digest = blake2b(np.asarray(spec.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
-        if ask.params.structured is not None and ask.params.structured.tokens is not None:
+        if spec.params.structured is not None and spec.params.structured.tokens is not None:
             return Prepared(seq, rule, DRAFTERS[STACK].length, chosen=False)
         if self.drafter.traits.reads_predictions:
             return Prepared(seq, rule, self.most_draft_tokens)
@@ -415,7 +418,7 @@ class LLM:
         )
 
 
-def checked_draft_tokens(value: int | str | DraftLengths) -> int | str | DraftLengths:
+def check_draft_length(value: int | str | DraftLengths) -> int | str | DraftLengths:
     """The argument `draft_tokens` of `LLM`. Raises ParameterError."""
     if isinstance(value, str) and value != AUTO:
         raise ParameterError(f"draft_tokens is {value!r}", fix=f'choose a number, or "{AUTO}"')

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadKeywords, show_settings
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Capabilities, Target
 from slipstream.errors import ParameterError
-from slipstream.integrations.custom_generation import prompts_of
+from slipstream.integrations.custom_generation import read_prompts
 from slipstream.llm import LLM, LLMKeywords
 from slipstream.settings import AUTO
 from slipstream.targets.describe import as_target
 from slipstream.targets.pair_check import check_pair
 from slipstream.tokens.text import load_tokenizer
 from slipstream.tokens.tokenizer import Tokenizer
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,7 +73,7 @@ class SpeculativeDecoder:
             shape = tuple(input_ids.shape)
             raise ParameterError(f"input_ids are {input_ids.dtype} {shape}, expected integers [B, L]")
         whole = input_ids if input_ids.dim() == 2 else input_ids[None]
-        prompts = prompts_of(whole, None if attention_mask is None else attention_mask.reshape(whole.shape))
+        prompts = read_prompts(whole, None if attention_mask is None else attention_mask.reshape(whole.shape))
         done = self.llm.generate(prompts, SamplingParams(max_tokens=max_new_tokens, **sampling))
         self.stats = sum((completion.stats for completion in done), SpecStats())
         longest = max(len(completion.token_ids) for completion in done)
@@ -92,13 +92,13 @@ class GeneratingTarget:
     def __init__(self, target: Target):
         self.vocab_size, self.context, self.device = target.vocab_size, target.context, target.device
         self.run, self.commit, self.release = target.run, target.commit, target.release
-        self._target = target
+        self._prepare_target = target
         self.config = SimpleNamespace(vocab_size=target.vocab_size, max_position_embeddings=target.context)
         self._decoders: list[tuple[DraftArgument, SpeculativeDecoder]] = []  # with the draft model of each
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._target.capabilities
+        return self._prepare_target.capabilities
 
     def generate(
         self,
@@ -134,7 +134,7 @@ def load_model_pair(
     `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which has the
     arguments that transformers gives it.
     """
-    target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
+    target, draft = Checkpoint.open(target_id), Checkpoint.open(draft_id, "draft")
     check_pair(target, draft).require()
     running, drafting = (GeneratingTarget(as_target(path, **settings)) for path in (target, draft))
     return running, drafting, load_tokenizer(target)

@@ -169,8 +169,8 @@ async def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> N
 @in_a_loop
 async def test_a_form_that_is_compiled_for_long_keeps_no_other_request_waiting(monkeypatch) -> None:
     llm, compiling = LLM(ToyTarget()), threading.Event()
-    prepared = llm.prepared
-    monkeypatch.setattr(llm, "prepared", lambda ask: (ask.params.structured and compiling.wait(), prepared(ask))[1])
+    prepared = llm.prepare
+    monkeypatch.setattr(llm, "prepare", lambda spec: (spec.params.structured and compiling.wait(), prepared(spec))[1])
     async with AsyncLLM(llm) as engine:
         given = SamplingParams(max_tokens=2, structured=Structured(tokens=[1, 2]))
         slow = asyncio.ensure_future(completed(engine.generate([1, 2], given)))

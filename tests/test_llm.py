@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.kernels.processor import has_bfloat16_dots
-from slipstream.bench.provenance import engine_facts
+from slipstream.bench.provenance import describe_engine
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.drafters.guard import Guard
@@ -159,7 +159,7 @@ def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded
     assert [runtime.quantize for runtime in runtimes] == [target, draft]
     kv_dtype = settings.get("kv_dtype", "float32")
     assert {runtime.kv_dtype for runtime in runtimes} == {kv_dtype}
-    facts = engine_facts(llm)
+    facts = describe_engine(llm)
     assert (facts["executor"], facts["quantize"], facts["kv_dtype"]) == ("native", target, kv_dtype)
     assert len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))[0].token_ids) == 8
 
@@ -168,7 +168,7 @@ def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded
 def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
     native = dtype == "float32" or (dtype == "bfloat16" and has_bfloat16_dots())
     llm = LLM(tiny.target, dtype=dtype, device="cpu", draft_tokens=4)
-    assert (llm.target.capabilities.runtime.backend, engine_facts(llm)["dtype"]) == (
+    assert (llm.target.capabilities.runtime.backend, describe_engine(llm)["dtype"]) == (
         "native" if native else "torch",
         dtype,
     )

@@ -43,7 +43,7 @@ def decoded(llm: LLM, asks: list[RequestSpec], streams: Seq[Stream] = ()) -> lis
     """streams: instead of those of their seeds."""
     engine, seqs = llm.engine(), []
     for i, ask in enumerate(asks):
-        prepared = llm.prepared(ask)
+        prepared = llm.prepare(ask)
         if streams:
             streams[i].nonce, prepared.seq.random = prepared.seq.random.nonce, streams[i]
         seqs.append(prepared.seq)
@@ -137,12 +137,12 @@ def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> Non
     """Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
     ask = RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))
-    assert (llm.prepared(ask).draft_tokens, llm.prepared(ask).chosen) == (16, True)
+    assert (llm.prepare(ask).draft_tokens, llm.prepare(ask).chosen) == (16, True)
     assert llm.engine().draft_tokens == 0, "without a drafter, only predictions are drafted"
     given = replace(ask, params=replace(PARAMS, structured=Structured(tokens=(4, 3, 2))))
-    assert (llm.prepared(given).draft_tokens, llm.prepared(given).chosen) == (10, False)
+    assert (llm.prepare(given).draft_tokens, llm.prepare(given).chosen) == (10, False)
     llm.draft_tokens = 4
-    assert llm.prepared(ask).draft_tokens == 10
+    assert llm.prepare(ask).draft_tokens == 10
 
 
 def test_requests_with_and_without_predictions_draft_in_one_step() -> None:

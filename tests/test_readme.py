@@ -16,7 +16,7 @@ from slipstream.cli.options import SamplingOptions
 from slipstream.cli.verify import VerifyPrompts
 from slipstream.core.stats import SpecStats
 from slipstream.verify import verification
-from slipstream.verify.panel_requests import Request
+from slipstream.verify.panel_requests import PanelRequest
 from slipstream.verify.positions import Positions
 from slipstream.verify.verification import Checks, VerifyConfig
 from slipstream.zoo import draft_dir
@@ -73,10 +73,10 @@ def test_the_transcript_of_verify_has_the_numbers_of_todays_checks(monkeypatch: 
     checks.control()
     most = 0
 
-    def full(requests: Seq[Request]) -> list[SimpleNamespace]:
+    def full(requests: Seq[PanelRequest]) -> list[SimpleNamespace]:
         return [SimpleNamespace(output=[5] * each.params.max_tokens, stats=SpecStats()) for each in requests]
 
-    def counted(self: Positions, requests: Seq[Request], *_: object) -> list[list[int]]:
+    def counted(self: Positions, requests: Seq[PanelRequest], *_: object) -> list[list[int]]:
         nonlocal most
         most += sum(each.params.max_tokens for each in requests)
         return [seq.output for seq in full(requests)]

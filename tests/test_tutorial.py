@@ -15,7 +15,6 @@ from benchmarks.tutorial_kit import WIDTH, Kit
 from slipstream import LLM, SamplingParams
 from slipstream.bench import measure
 from slipstream.bench.measure import Arm
-from slipstream.checkpoints.checkpoint import resolve
 from slipstream.cli.main import canonical, main, parser
 
 ROOT = TUTORIAL.parents[1]
@@ -56,12 +55,7 @@ def test_a_command_is_accepted_up_to_loading(command, monkeypatch, tmp_path, cap
 
     monkeypatch.setattr("slipstream.llm.LLM.__init__", loaded)
     monkeypatch.setattr("slipstream.cli.train.start", loaded)
-
-    def local(checkpoint: str | Path, weights: bool = True) -> Path:
-        return resolve(checkpoint, weights) if Path(checkpoint).exists() else loaded()  # type: ignore[func-returns-value]
-
-    monkeypatch.setattr("slipstream.targets.describe.resolve", local)  # the hub is not asked
-    monkeypatch.setattr("slipstream.drafters.draft_plan.resolve", lambda *_, **__: tmp_path)
+    monkeypatch.setattr("slipstream.checkpoints.checkpoint._snapshot", loaded)  # the hub is not asked
     monkeypatch.chdir(tmp_path)
     words = canonical(shlex.split(command)[1:])
     try:

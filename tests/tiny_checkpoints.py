@@ -143,13 +143,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Path:
-    """Write the tiny checkpoint of `family` into `folder`, in shards of `shard_bytes` if given."""
+    """Write the tiny checkpoint of `family`, here or in `tiny_families`, into `folder`, in shards of `shard_bytes` if
+    given."""
     import transformers
 
-    torch.manual_seed(sorted(FAMILIES).index(family))
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+    from tests import tiny_families
+
+    known = FAMILIES if family in FAMILIES else tiny_families.FAMILIES
+    torch.manual_seed(sorted(known).index(family))
+    model = transformers.AutoModelForCausalLM.from_config(known[family]())
     with torch.no_grad():
-        for p in model.parameters():
+        corrections = [b for name, b in model.named_buffers() if "correction" in name]
+        for p in [*model.parameters(), *corrections]:
             if p.ndim == 1:  # biases start at 0 and norms at 1: a swapped or missing one would have no effect
                 p.add_(torch.randn_like(p) * 0.2)
     model.save_pretrained(folder, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))

@@ -38,7 +38,8 @@ HEADING = "\n## "
 
 
 def architectures() -> dict[str, Kind]:
-    return {**dict.fromkeys(sorted(FAMILIES), DECODER), **dict(sorted(ARCHITECTURES.items()))}
+    others = {name: kind for name, kind in sorted(ARCHITECTURES.items()) if name not in FAMILIES}
+    return {**dict.fromkeys(sorted(FAMILIES), DECODER), **others}
 
 
 def cell(kind: Kind, spec: DrafterSpec) -> str:

@@ -227,7 +227,7 @@ def _checked(part: Path, file: Path, reference: Any) -> Converted:
     if reference is None:
         return Converted(file, header.stored, 0, None)
     try:
-        tokenizer = GgufTokenizer(LlamaModel(part, vocab_only=True))
+        tokenizer = GgufTokenizer(LlamaModel(header, vocab_only=True))
     except LoadError:
         return Converted(file, header.stored, 0, None)
     for i in header.token_texts:

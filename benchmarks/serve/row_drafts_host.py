@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
-from slipstream.integrations.vllm import drafter_of
+from slipstream.integrations.vllm import make_lookup
 from slipstream.tokens.text import load_tokenizer
 
 ROWS, CONTEXT, STEPS, MOST = 64, 2000, 40, 16
@@ -46,7 +46,7 @@ def measure(drafter: str, vocabulary: str) -> dict[str, float]:
     """Microseconds a row: the median step, the slowest one but for the first, which reads all prompts, and the first.
     Lengths are full: each row drafts in each step. accepted: draft tokens a row and step."""
     rows = [Text(i, ids) for i, ids in enumerate(texts(vocabulary))]
-    drafts = RowDrafts(drafter_of(1 << 20, drafter), MOST, CONTEXT + 4000, timed=False)
+    drafts = RowDrafts(make_lookup(1 << 20, drafter), MOST, CONTEXT + 4000, timed=False)
     alive, spent, accepted = {row.id for row in rows}, [], 0
     for _ in range(STEPS):
         steps = [row.step() for row in rows]

@@ -15,7 +15,7 @@ from ray.serve import Application
 
 from slipstream import LLM, AsyncLLM
 from slipstream.server.app import create_app
-from slipstream.server.engine_process import engine_facts
+from slipstream.server.engine_process import describe_engine
 from slipstream.server.service import Service
 
 
@@ -28,7 +28,7 @@ def app(arguments: dict[str, str]) -> Application:
     def application() -> FastAPI:
         """Runs once in each replica."""
         llm = LLM(target, draft, max_batch=batch)
-        service = Service(arguments.get("name", target), engine_facts(llm), llm.tokenizer, AsyncLLM(llm).streams)
+        service = Service(arguments.get("name", target), describe_engine(llm), llm.tokenizer, AsyncLLM(llm).streams)
         server = create_app(service)
         server.state.service = service
         return server

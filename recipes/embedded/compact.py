@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.errors import ParameterError
-from slipstream.training.eagle3_objective import blocked_attention
+from slipstream.training.eagle3_objective import attend_in_blocks
 from slipstream.training.methods import DraftOptions
 from slipstream.training.objective import initialise
 
@@ -119,7 +119,7 @@ class Attention(nn.Module):
         q, k, v = heads.split((self.heads, self.groups, self.groups), 1)
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
         if x.device.type == "cpu":
-            out = blocked_attention(q, k, v)
+            out = attend_in_blocks(q, k, v)
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))

@@ -32,7 +32,7 @@ from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_i
 from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
-from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_objective import choose_layers_to_run, dropout_rates, exit_weights
 from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products, make_optimisers, update
 from slipstream.training.methods import LayerSkipOptions, check_budget
 from slipstream.training.resume_state import check_progress, load_checkpoint, save_checkpoint
@@ -250,7 +250,7 @@ class Trainer:
         skip = self.config.layerskip
         rates = dropout_rates(layers, skip.p_max, self.schedule.share)
         exits_of = exit_weights(layers, skip, self.progress.step)
-        kept = kept_layers(rates, self.config.seed, self.progress.step)
+        kept = choose_layers_to_run(rates, self.config.seed, self.progress.step)
         exits = [level for level in exits_of if level < layers - 1]
         states = self.model.hidden(inputs, kept, exits)
         losses = [self.next_token_loss(norm, weight, x, labels) for x in states]

@@ -24,8 +24,7 @@ import numpy as np
 
 from recipes.embedded.corpus import build_corpus, licence_of
 from slipstream.tokens.text import tokenizer_of
-from slipstream.training.regenerate import around_message
-from slipstream.zoo import checkpoint_of
+from slipstream.training.regenerate import split_template
 
 LONGEST = 480
 """Tokens of a request, template included."""
@@ -160,8 +159,8 @@ def main() -> None:
             texts.extend(paragraphs(each.doc))
     texts, sources = list(dict.fromkeys(texts)), list(code.values())
     print(f"{len(texts)} paragraphs, {len(sources)} functions", file=sys.stderr)
-    tokenizer: Any = tokenizer_of(checkpoint_of("smollm2", "target"))
-    before, after = around_message(tokenizer)
+    tokenizer: Any = tokenizer_of("smollm2")
+    before, after = split_template(tokenizer)
 
     rows, asked = list[list[int]](), set[str]()
     while len(rows) < given.count:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
 from slipstream.bench.configs import Contender
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.drafters.draft_plan import DraftPlan
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -159,16 +159,16 @@ def conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
 
 def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
     """The conditions of a measurement with this engine, as plain JSON values."""
-    return conditions(seed, **engine_facts(llm), **more)
+    return conditions(seed, **describe_engine(llm), **more)
 
 
 def drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
     """Name and digest of every checkpoint that these drafters load."""
     paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
-    return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
+    return {str(path): model(Checkpoint.open(path, "draft").source) for path in paths}
 
 
-def engine_facts(llm: LLM) -> dict[str, Any]:
+def describe_engine(llm: LLM) -> dict[str, Any]:
     """Target, executor, dtype, device, rule, and a digest of the chat template."""
     import torch
 

@@ -1,19 +1,29 @@
-"""Finds a checkpoint's files: local folders, hub ids and GGUF files, JSON, single or sharded safetensors.
+"""`Checkpoint`: a model or a draft head in files, opened once. Each file is read when it is first needed, and kept.
 
 Checkpoints are not trusted: weights are read only from safetensors (a pickle can run code), and a name inside the
-checkpoint cannot refer to a file outside its folder.
+checkpoint cannot refer to a file outside its folder. Importing this does not import torch.
 """
+
+from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from safetensors import safe_open
-
+from slipstream.checkpoints.gguf_keys import MAGIC
+from slipstream.checkpoints.tensor_file import StoredTensor, TensorFile
 from slipstream.core.strict import parse_json
 from slipstream.errors import CheckpointError, ConfigError, reading
+from slipstream.zoo import checkpoint_of
+
+if TYPE_CHECKING:
+    from slipstream.checkpoints.gguf_header import GgufHeader
+
+T = TypeVar("T")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -21,45 +31,195 @@ _UNWANTED = ["original/*", "onnx/*", "openvino/*", "consolidated*"]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-GGUF_MAGIC = b"GGUF"
-"""First bytes of a GGUF file."""
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
-def resolve(checkpoint: str | Path, weights: bool = True) -> Path:
-    """Where a checkpoint is: `checkpoint` itself if it is a folder or a GGUF file, else the hub repository of that id,
-    downloaded into the usual cache (safetensors and text files only; `weights=False`: text files only). What is not a
-    folder then is a GGUF file.
+class Checkpoint:
+    """A folder, a repository of the hub, or a GGUF file.
 
-    Raises CheckpointError if it is none of these, LoadError if the hub cannot be reached and nothing is cached.
+    source    the folder, the GGUF file or the hub id. `str(checkpoint)` shows it.
+    is_gguf   True for a GGUF file.
+    is_local  False for a hub id.
     """
-    path = Path(checkpoint).expanduser()
-    if path.is_dir() or is_gguf(path):
-        return path
-    name = str(checkpoint)
-    if path.is_file() or not _HUB_ID.fullmatch(name):
-        raise CheckpointError(
-            f"{name!r} is not a folder" + (" but a file" if path.is_file() else " and not a hub id"),
-            why="a checkpoint is a GGUF file, or a folder that holds config.json and safetensors",
-            fix="give the folder, or a hub id such as 'org/model'",
-        )
-    from huggingface_hub import snapshot_download
 
-    fix = "check the spelling and the network, log in if the model is gated, or give a local folder"
-    with reading(f"there is no folder {name!r}, and the hub did not provide {name!r}", fix):
-        patterns = _WANTED if weights else _WANTED[1:]
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=_UNWANTED))
+    def __init__(self, source: str | Path, local: Path | None, is_gguf: bool = False):
+        self.source, self.is_gguf, self.is_local = source, is_gguf, local is not None
+        self._place, self._is_complete = local, self.is_local
+        self._json: dict[str, dict[str, Any]] = {}
+        self._kept: dict[Any, Any] = {}
+
+    @staticmethod
+    def open(name: CheckpointName, role: str = "target") -> Checkpoint:
+        """Find a checkpoint by its name: a folder, a GGUF file, a hub id or the name of a model of the zoo. Return a
+        checkpoint that is open as it is. Nothing is downloaded yet.
+
+        role  which model "embedded" is (see `zoo.checkpoint_of`).
+
+        Raises CheckpointError if it is none of these, and what `zoo.checkpoint_of` raises.
+        """
+        if isinstance(name, Checkpoint):
+            return name
+        source = checkpoint_of(name, role)
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return Checkpoint(source, path)
+        if _is_gguf(path):
+            return Checkpoint(source, path, is_gguf=True)
+        if path.is_file() or not _HUB_ID.fullmatch(str(source)):
+            raise CheckpointError(
+                f"{str(source)!r} is not a folder" + (" but a file" if path.is_file() else " and not a hub id"),
+                why="a checkpoint is a GGUF file, or a folder that holds config.json and safetensors",
+                fix="give the folder, or a hub id such as 'org/model'",
+            )
+        return Checkpoint(source, None)
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    @property
+    def place(self) -> Path:
+        """The GGUF file, or the folder, which has the small files at least. Raises LoadError if the hub cannot be
+        reached and nothing is cached."""
+        if self._place is None:
+            self._place = _snapshot(str(self), _WANTED[1:], None)
+        return self._place
+
+    def download(self) -> Path:
+        """Return `place` after the weights of a hub id were downloaded, too. Raises as `place`."""
+        if not self._is_complete:
+            revision = None if self._place is None else self._place.name  # the one whose small files were read
+            self._place, self._is_complete = _snapshot(str(self), _WANTED, revision), True
+        return self.place
+
+    @cached_property
+    def header(self) -> GgufHeader:
+        """The header of a GGUF file. Raises as `read_header`."""
+        from slipstream.checkpoints.gguf_header import read_header  # NumPy, which `--help` must not wait for
+
+        return read_header(self.place)
+
+    def json(self, name: str) -> Mapping[str, Any]:
+        """Return the JSON object in a file of the folder; an empty one if the file is missing. Raises ConfigError."""
+        if name not in self._json:
+            self._json[name] = read_json(self.place / name, missing_ok=True)
+        return self._json[name]
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json of a folder. Raises ConfigError if it is missing, and for sizes that no model has: readers
+        make lists with an entry for each layer, expert or label before anything is compared with the weights."""
+        config = self.json(CONFIG) or read_json(self.place / CONFIG)  # which raises if it is missing
+        for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
+            for key, value in inner.items():
+                most = 10_000 if "layer" in key else 100_000 if "expert" in key or "num_labels" in key else math.inf
+                if isinstance(value, int) and value > most:
+                    raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
+        return config
+
+    @cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Name -> tensor of every weight file of a folder; values are not read.
+
+        Raises CheckpointError: no weights, only pickles, a missing shard, a shard name outside the folder, tensors that
+        the index promises and no shard holds, or a damaged file."""
+        shards = self._shards()
+        listed = {name for names in shards.values() for name in names or ()}
+        found: dict[str, StoredTensor] = {}
+        for file, promised in shards.items():
+            stored = TensorFile(self.place / file).tensors
+            if lost := sorted(set(promised or ()) - stored.keys()):
+                raise CheckpointError(
+                    f"{self.place / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
+                    fix="download the file and the index again",
+                )
+            elsewhere = listed.difference(promised or ())  # what no index names is read, too
+            found |= {name: tensor for name, tensor in stored.items() if name not in elsewhere}
+        return found
+
+    @property
+    def tensor_names(self) -> Collection[str]:
+        """Names of the tensors of a folder, of which shards may be missing. Raises CheckpointError."""
+        if not (self.place / SINGLE).exists() and isinstance(listed := self.json(INDEX).get("weight_map"), dict):
+            return listed.keys()
+        return self.tensors.keys()
+
+    def unmap(self) -> None:
+        """Unmap the weight files, because mapped pages count as memory. The next access maps them again."""
+        for file in {tensor.file for tensor in self.tensors.values()}:
+            file.unmap()
+
+    @property
+    def stored(self) -> Mapping[str, int]:
+        """Bytes of the weights by dtype, as safetensors or GGUF names it. Raises CheckpointError if files are missing
+        or damaged."""
+        if self.is_gguf:
+            return self.header.stored
+        total = Counter[str]()
+        for tensor in self.tensors.values():
+            total[tensor.dtype] += tensor.nbytes
+        return dict(total)
+
+    def _shards(self) -> dict[str, list[str] | None]:
+        """Weight file -> the tensor names that the index lists for it; None without an index."""
+        folder = self.place
+        if (folder / SINGLE).exists():
+            return {_inside(folder, SINGLE): None}
+        if (folder / INDEX).exists():
+            return self._in_index()
+        names = sorted(p.name for p in folder.iterdir() if p.is_file())
+        tensors = [n for n in names if n.endswith(".safetensors") and not n.startswith("consolidated")]
+        if len(tensors) == 1:
+            return {_inside(folder, tensors[0]): None}
+        if len(tensors) > 1:
+            raise CheckpointError(
+                f"{folder} holds {len(tensors)} safetensors files ({tensors[0]}, ...) but no {INDEX}",
+                why="it is unknown which of them make up the model",
+                fix=f"add {INDEX}, or keep one file only",
+            )
+        pickles = [n for n in names if n.endswith(_PICKLES)]
+        if pickles:
+            raise CheckpointError(
+                f"{folder} holds its weights as a pickle only ({pickles[0]})",
+                why="loading a pickle can run any code",
+                fix="convert it once, where you trust it: load it with transformers and call "
+                "save_pretrained(folder), which writes safetensors",
+            )
+        why = "there are no weights to load"
+        raise CheckpointError(f"{folder} holds no {SINGLE} and no {INDEX}", why=why, fix="download the weights")
+
+    def _in_index(self) -> dict[str, list[str] | None]:
+        folder, table = self.place, self.json(INDEX).get("weight_map")
+        if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
+            raise CheckpointError(f"{folder / INDEX} has no usable weight_map", fix="download or export it again")
+        shards: dict[str, list[str]] = {}
+        for tensor, shard in table.items():
+            shards.setdefault(shard, []).append(tensor)
+        missing = [shard for shard in shards if not (folder / _inside(folder, shard)).exists()]
+        if missing:
+            raise CheckpointError(
+                f"{folder} lacks {len(missing)} of {len(shards)} shards: {', '.join(sorted(missing)[:4])}",
+                why=f"{INDEX} names them",
+                fix="download the missing files",
+            )
+        return dict(shards)
 
 
-def is_gguf(checkpoint: str | Path) -> bool:
-    """Whether a name means a GGUF file: by its ending, or by the first bytes of the file."""
-    path = Path(checkpoint).expanduser()
-    if path.suffix.lower() == ".gguf":
-        return not path.is_dir()
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == GGUF_MAGIC
-    except OSError:
-        return False
+CheckpointName = str | Path | Checkpoint
+"""What `Checkpoint.open` takes."""
+
+
+def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
+    """Decorate a function of a checkpoint: the checkpoint keeps its result. The function also takes a name, which is
+    opened."""
+
+    @wraps(read)
+    def kept(checkpoint: CheckpointName) -> T:
+        results = (opened := Checkpoint.open(checkpoint))._kept
+        if read not in results:
+            results[read] = read(opened)
+        return results[read]  # type: ignore[no-any-return]
+
+    return kept
 
 
 def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
@@ -82,93 +242,30 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder. Raises ConfigError as `read_json`, and for sizes that no model has: readers make
-    lists with an entry for each layer, expert or label before anything is compared with the weights."""
-    config = read_json(folder / "config.json")
-    for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
-        for key, value in inner.items():
-            most = 10_000 if "layer" in key else 100_000 if "expert" in key or "num_labels" in key else math.inf
-            if isinstance(value, int) and value > most:
-                raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
-    return config
-
-
-def open_tensors(path: Path, framework: str = "pt") -> Any:
-    """A handle of a safetensors file. framework: "np" reserves no memory for the file, which may be larger than memory.
-    Raises CheckpointError for one that cannot be read."""
-    what = f"{path} is not a readable safetensors file but truncated or corrupt"
-    with reading(what, "download or export this file again", CheckpointError):
-        return safe_open(str(path), framework=framework)
-
-
-def tensor_names(folder: Path) -> list[str]:
-    """Names of all tensors of a checkpoint; does not read their values. Raises CheckpointError."""
-    return [name for file in weight_files(folder) for name in open_tensors(folder / file, "np").keys()]  # noqa: SIM118
-
-
-def tensor_shapes(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> (shape, dtype, as safetensors names it: "F16") of all tensors, as `tensor_names`."""
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-    for file in weight_files(folder):
-        handle = open_tensors(folder / file, "np")
-        parts = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 - a handle is not a mapping
-        shapes |= {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
-    return shapes
-
-
 def few(names: Iterable[str]) -> str:
     listed = list(dict.fromkeys(names))
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
-def weight_files(folder: Path) -> dict[str, list[str] | None]:
-    """Weight files of a checkpoint: file name -> the tensor names that the index lists for it, or None without an
-    index (the file's own header then lists them).
-
-    Raises CheckpointError: no weights, only pickles, a missing shard, or a shard name outside the folder.
-    """
-    if (folder / SINGLE).exists():
-        return {_inside(folder, SINGLE): None}
-    if (folder / INDEX).exists():
-        return _sharded(folder)
-    names = sorted(p.name for p in folder.iterdir() if p.is_file())
-    tensors = [n for n in names if n.endswith(".safetensors") and not n.startswith("consolidated")]
-    if len(tensors) == 1:
-        return {_inside(folder, tensors[0]): None}
-    if len(tensors) > 1:
-        raise CheckpointError(
-            f"{folder} holds {len(tensors)} safetensors files ({tensors[0]}, ...) but no {INDEX}",
-            why="it is unknown which of them make up the model",
-            fix=f"add {INDEX}, or keep one file only",
-        )
-    pickles = [n for n in names if n.endswith(_PICKLES)]
-    if pickles:
-        raise CheckpointError(
-            f"{folder} holds its weights as a pickle only ({pickles[0]})",
-            why="loading a pickle can run any code",
-            fix="convert it once, where you trust it: load it with transformers and call "
-            "save_pretrained(folder), which writes safetensors",
-        )
-    why = "there are no weights to load"
-    raise CheckpointError(f"{folder} holds no {SINGLE} and no {INDEX}", why=why, fix="download the weights")
+def _is_gguf(path: Path) -> bool:
+    """Return True for the path of a GGUF file, by its ending or by the first bytes of the file."""
+    if path.suffix.lower() == ".gguf":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
+        return False
 
 
-def _sharded(folder: Path) -> dict[str, list[str] | None]:
-    table = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
-        raise CheckpointError(f"{folder / INDEX} has no usable weight_map", fix="download or export it again")
-    shards: dict[str, list[str]] = {}
-    for tensor, shard in table.items():
-        shards.setdefault(shard, []).append(tensor)
-    missing = [shard for shard in shards if not (folder / _inside(folder, shard)).exists()]
-    if missing:
-        raise CheckpointError(
-            f"{folder} lacks {len(missing)} of {len(shards)} shards: {', '.join(sorted(missing)[:4])}",
-            why=f"{INDEX} names them",
-            fix="download the missing files",
-        )
-    return dict(shards)
+def _snapshot(name: str, patterns: list[str], revision: str | None) -> Path:
+    """Download files of a hub id into the usual cache."""
+    from huggingface_hub import snapshot_download
+
+    fix = "check the spelling and the network, log in if the model is gated, or give a local folder"
+    with reading(f"there is no folder {name!r}, and the hub did not provide {name!r}", fix):
+        folder = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED)
+        return Path(folder)
 
 
 def _inside(folder: Path, name: str) -> str:

@@ -10,16 +10,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from slipstream.checkpoints.checkpoint import few, read_config, read_json, resolve
+from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import object_of, unsupported
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import gguf_config
-from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
 from slipstream.checkpoints.recurrence import Recurrence
@@ -65,25 +64,25 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
 
     @staticmethod
-    def load(checkpoint: str | Path) -> DecoderConfig:
+    def load(checkpoint: CheckpointName) -> DecoderConfig:
         """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; of a GGUF file, its
         metadata.
 
         A warning names the keys that are not known here. Raises ConfigError or UnsupportedModelError, and what
-        `checkpoint.resolve` raises.
+        `Checkpoint.open` raises.
         """
-        folder = resolve(checkpoint)
-        if not folder.is_dir():
-            return DecoderConfig.from_dict(gguf_config(read_header(folder)))
-        config = ReadKeys(read_config(folder))
-        eos = read_json(folder / "generation_config.json", missing_ok=True).get("eos_token_id")
+        opened = Checkpoint.open(checkpoint)
+        if opened.is_gguf:
+            return DecoderConfig.from_dict(gguf_config(opened.header))
+        config = ReadKeys(opened.config)
+        eos = opened.json(GENERATION).get("eos_token_id")
         if eos is not None:
             config["eos_token_id"] = eos
         decoder = DecoderConfig.from_dict(config)
         if unread := config.unread():
             log.warning(
-                f"config.json of {folder} has {few(unread)}, unknown for a {decoder.model_type} model: left out. Texts "
-                "differ if that changes what the model computes"
+                f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: left out. "
+                "Texts differ if that changes what the model computes"
             )
         return decoder
 
@@ -99,8 +98,6 @@ class DecoderConfig(ModelShape):
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
-        from slipstream.checkpoints.families import FAMILIES
-
         config = config if isinstance(config, ReadKeys) else ReadKeys(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
@@ -123,7 +120,7 @@ class DecoderConfig(ModelShape):
             if config.get(key, plain) not in (plain, None):
                 raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
         with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
-            decoder = family.read(config)
+            decoder = DecoderConfig(**family.read(config))
             decoder._check()
         return decoder
 

@@ -76,6 +76,29 @@ def unsupported(what: str, why: str = "") -> UnsupportedModelError:
     return UnsupportedModelError(what, why=why, fix=fix)
 
 
+def cap_of(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """A soft cap: a positive number, or 0 where it is null."""
+    value = config.get(key, default)
+    return 0.0 if value is None else positive(config, key, default)
+
+
+def refuse(config: Mapping[str, Any], key: str, plain: Any) -> None:
+    """Raise UnsupportedModelError for a value that changes what the model computes."""
+    if config.get(key, plain) not in (plain, None):
+        raise unsupported(f"{key} is {config[key]!r}, only {plain!r} is supported")
+
+
+def flags_of(config: Mapping[str, Any], key: str, default: list[bool]) -> list[bool]:
+    """A list of true and false, or 1 and 0, with a value for each layer."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, list) or len(value) != len(default) or any(each not in (0, 1) for each in value):
+        what = f"{key} must say 0 or 1 for each of {len(default)} layers, got {value!r:.200}"
+        raise ConfigError(what, fix="correct config.json")
+    return [bool(each) for each in value]
+
+
 def layer_kinds(config: Mapping[str, Any], layers: int, pattern: int = 0, key: str = "layer_types") -> list[bool]:
     """For each layer, whether its attention has a window, as `layer_types` says. pattern: without that key, every
     pattern-th layer has none; 0: no layer has one. Raises ConfigError."""
@@ -123,12 +146,12 @@ def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float
 def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[dict[str, Any], ...]:
     """The rotary parameters of layers with a window, and of the others: an object for each, or keys of before."""
     given = object_of(config, "rope_parameters")
-    if any(isinstance(value, Mapping) for value in given.values()):
-        each = [ReadKeys(given.get(kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
-        for one, theta in zip(each, (sliding_theta, full_theta), strict=True):
-            one.setdefault("rope_theta", theta)
-        config["rope_parameters"] = ReadKeys({**given, SLIDING: each[0], FULL: each[1]})
-        return tuple(each)
-    full = rope_parameters(config, full_theta)
-    local = config.get("rope_local_base_freq", sliding_theta)
-    return {"rope_type": "default", "rope_theta": local}, full
+    if not any(isinstance(value, Mapping) for value in given.values()):
+        return {"rope_type": "default", "rope_theta": sliding_theta}, rope_parameters(config, full_theta)
+    each = [ReadKeys(given.get(kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
+    for one, theta in zip(each, (sliding_theta, full_theta), strict=True):
+        one.setdefault("rope_theta", theta)
+    each[1].update(object_of(config, "rope_scaling"))
+    both = ReadKeys({**given, SLIDING: each[0], FULL: each[1]})
+    config["rope_parameters"] = both
+    return both[SLIDING], both[FULL]

@@ -12,10 +12,9 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import read_json, resolve
+from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint
 from slipstream.checkpoints.gguf_keys import sampling_of
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.errors import ParameterError
@@ -23,7 +22,6 @@ from slipstream.settings import OFF
 
 log = logging.getLogger("slipstream")
 
-FILE = "generation_config.json"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _KNOWN = re.compile(
     "_.*|assistant_.*|bad_words_ids|(bos|eos|pad|decoder_start)_token_id|.*cache.*|compile_config|continuous_.*|"
@@ -71,7 +69,7 @@ class GenerationDefaults(Strict):
             defaults.fill(SamplingParams())
         except Exception as fault:  # the file is anyone's
             raise ParameterError(
-                f"the checkpoint's {FILE} cannot be honoured: {fault}",
+                f"the checkpoint's {GENERATION} cannot be honoured: {fault}",
                 fix=f'correct the file, or give generation_config="{OFF}"',
             ) from fault
         ignored = [name for name in given if name not in sampling]
@@ -82,8 +80,8 @@ class GenerationDefaults(Strict):
         ]
         if ignored:
             log.warning(
-                f"{FILE} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, which is "
-                "not honoured: texts may differ from those of `generate`"
+                f"{GENERATION} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, "
+                "which is not honoured: texts may differ from those of `generate`"
             )
         return defaults
 
@@ -124,25 +122,19 @@ def _out_of_range(name: str, value: Any) -> bool:
 def shown(sampling: Mapping[str, Any]) -> str:
     """One line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-    return f"defaults of the checkpoint's {FILE}: {values} (--generation-config none leaves them out)"
+    return f"defaults of the checkpoint's {GENERATION}: {values} (--generation-config none leaves them out)"
 
 
 def generation_defaults(
-    choice: str, module: Any, folder: Path | str | None, encoder_decoder: bool
+    choice: str, module: Any, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
     """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target) or "none".
-    folder: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
+    checkpoint: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
     if choice == OFF:
         return GenerationDefaults()
-    if folder is None:
+    if checkpoint is None:
         generation = getattr(module, "generation_config", None)
         settings = {} if generation is None else generation.to_dict()
     else:
-        place = resolve(folder)
-        if place.is_dir():
-            settings = read_json(place / FILE, missing_ok=True)
-        else:
-            from slipstream.checkpoints.gguf_header import read_header  # NumPy, which `--help` must not wait for
-
-            settings = sampling_of(read_header(place).metadata)
+        settings = sampling_of(checkpoint.header.metadata) if checkpoint.is_gguf else checkpoint.json(GENERATION)
     return GenerationDefaults.of(settings, encoder_decoder)

@@ -2,27 +2,32 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
+MODEL_TYPES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 """`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
 which has experts."""
 
-DIVISORS = "rope_freqs.weight"
-"""Name of the tensor with what divides each frequency of the rotary embedding (Llama 3.1)."""
+STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2")
+"""Architectures whose heads llama.cpp rotates as a whole."""
+
+DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+"""Names of tensors with what divides each frequency of the rotary embedding (Llama 3.1), of short and long texts."""
 _SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 
 
 def refusal(header: GgufHeader) -> str | None:
     """Why our decoder does not run a GGUF file; None if it does."""
-    if header.architecture not in FAMILIES:
-        return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
+    if header.architecture not in MODEL_TYPES:
+        return f"its architecture is {header.architecture!r}, not one of {', '.join(MODEL_TYPES)}"
     for tensor in header.tensors:
         if tensor.type not in READERS and tensor.type not in FLOATS:
             return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
@@ -35,14 +40,29 @@ def refusal(header: GgufHeader) -> str | None:
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         if isinstance(value := header.setting(key, 0), list) and len(set(value)) > 1:
             return f"its {key} differs between layers"
-    plain = {"rope.scaling.type": ("linear", "yarn", "none"), "attention.causal": (True,), "expert_group_count": (0, 1)}
-    for key, values in (plain | {"nextn_predict_layers": (0,)}).items():
+    plain: dict[str, tuple[Any, ...]] = {
+        "rope.scaling.type": ("linear", "yarn", "none"), "attention.causal": (True,), "nextn_predict_layers": (0,)
+    }  # fmt: skip
+    if header.architecture in STRICT:
+        plain["expert_group_count"] = (0, 1)
+    for key, values in plain.items():
+        if key.startswith("rope") and any(tensor.name == SHORT for tensor in header.tensors):
+            continue
         if (value := header.setting(key, values[0])) not in values:
             return f"its {key} is {value!r}"
-    epsilon = f"attention.layer_norm_{'' if header.architecture == 'gpt2' else 'rms_'}epsilon"
-    if header.setting(epsilon) is None:
-        return f"it has no {epsilon}"
+    if _epsilon(header) is None:
+        rms = "" if header.architecture == "gpt2" else "rms_"
+        return f"it has no attention.layer_norm_{rms}epsilon"
     return odd_heads(header)
+
+
+def _epsilon(header: GgufHeader) -> float | None:
+    """The epsilon of its norms, of either kind."""
+    plain: float | None = header.setting("attention.layer_norm_epsilon")
+    rms: float | None = header.setting("attention.layer_norm_rms_epsilon")
+    if header.architecture in STRICT:
+        return plain if header.architecture == "gpt2" else rms
+    return rms if plain is None else plain
 
 
 def odd_heads(header: GgufHeader) -> str | None:
@@ -51,7 +71,7 @@ def odd_heads(header: GgufHeader) -> str | None:
     dim = header.size("attention.key_length") or header.size("embedding_length") // heads
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     for key in keys[:2] if header.architecture == "gpt2" else keys:
-        if header.architecture in FAMILIES and (value := header.setting(key, dim)) != dim:
+        if header.architecture in STRICT and (value := header.setting(key, dim)) != dim:
             return f"its {key} is {value}, and its heads have {dim}"
     return None
 
@@ -77,7 +97,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             why=why,
             fix="leave executor at 'auto', or choose executor='llamacpp'",
         )
-    shape, family = gguf_shape(header), FAMILIES[header.architecture]
+    shape, family = gguf_shape(header), MODEL_TYPES[header.architecture]
     config: dict[str, Any] = {
         "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
         "tie_word_embeddings": shape.tie_embeddings,
@@ -93,20 +113,36 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
         width = header.size("feed_forward_length") // shape.experts.per_token  # llama.cpp's default
         config["moe_intermediate_size"] = header.size("expert_feed_forward_length") or width
-    rope, names = dict(shape.rope_parameters), {tensor.name for tensor in header.tensors}
-    for tensor in header.tensors if header.architecture == "llama" else ():
-        if tensor.name == DIVISORS:
+    rope, names = dict(header.rope), {tensor.name for tensor in header.tensors}
+    dimensions = header.size("rope.dimension_count") or shape.head_dim
+    for tensor in header.tensors:
+        if tensor.name == DIVISORS and header.architecture != "qwen2":
             rope["divisors"] = _divisors(header, tensor, shape.head_dim // 2)
-    return config | {
+        elif tensor.name == SHORT:
+            trained = header.size("rope.scaling.original_context_length")
+            rope |= {"rope_type": "longrope", "short_factor": _divisors(header, tensor, dimensions // 2)}
+            rope |= {"attention_factor": rope.pop("cos_sin_factor", None), "original_max_position_embeddings": trained}
+    config |= {
         "hidden_size": shape.hidden_size, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
         "num_hidden_layers": shape.layers, "head_dim": shape.head_dim, "max_position_embeddings": shape.context,
         "intermediate_size": header.size("feed_forward_length") or None,
-        "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
+        **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon"), _epsilon(header)),
         "attention_bias": any(name.endswith(".bias") and ".attn_" in name for name in names),
         "mlp_bias": any(name.endswith(".bias") and ".ffn_" in name for name in names),
         "rope_parameters": rope, "sliding_window": None,
         "pard_token": header.setting("pard_token"),
     }  # fmt: skip
+    if dimensions != shape.head_dim:
+        config["partial_rotary_factor"] = dimensions / shape.head_dim
+    further = FAMILIES[family].keys
+    return config if further is None else {**config, **further(header)}
+
+
+def keys_read(header: GgufHeader) -> set[str]:
+    """The keys of the architecture that decide what our decoder computes."""
+    fresh = replace(header, read=set())
+    gguf_config(fresh)
+    return fresh.read
 
 
 def _divisors(header: GgufHeader, tensor: GgufTensor, count: int) -> list[float]:

@@ -14,12 +14,11 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import GGUF_MAGIC
-from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, TEMPLATE, WHOLE, wrong_value
+from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, MAGIC, TEMPLATE, WHOLE, wrong_value
 from slipstream.checkpoints.module_shape import UNBOUNDED, Experts, ModelShape
 from slipstream.checkpoints.weight_blocks import TYPES
 from slipstream.errors import CheckpointError, UnsupportedModelError
@@ -59,12 +58,14 @@ class GgufTensor:
 
 @dataclass(frozen=True, eq=False)
 class GgufHeader:
-    """metadata: by key; arrays are lists. weights_at: where the weights begin."""
+    """metadata: by key; arrays are lists. weights_at: where the weights begin. read: the keys of the architecture that
+    were asked for."""
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: tuple[GgufTensor, ...]
     weights_at: int
+    read: set[str] = field(default_factory=set)
 
     @property
     def architecture(self) -> str:
@@ -73,12 +74,36 @@ class GgufHeader:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """The value of a key of the architecture, for example "context_length"."""
+        self.read.add(f"{self.architecture}.{key}")
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def size(self, key: str) -> int:
         """Return a setting that is a size. Of a list by layer, return the largest; 0 if there is none."""
         value = self.setting(key)
         return max(value, default=0) if isinstance(value, list) else value or 0
+
+    def layer_types(self, pattern: int) -> list[str]:
+        """`layer_types` of config.json: which layers have a window. pattern: all but every `pattern`-th one, where the
+        file does not say."""
+        given, layers = self.setting("attention.sliding_window_pattern", pattern), self.size("block_count")
+        slides = given if isinstance(given, list) else [bool(given and (i + 1) % given) for i in range(layers)]
+        return ["sliding_attention" if each else "full_attention" for each in slides]
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """Return the rotary parameters in the form of config.json. A factor without a type means linear scaling."""
+        kind = self.setting("rope.scaling.type", "linear")
+        factor = self.setting("rope.scaling.factor", self.setting("rope.scale_linear")) or 1.0
+        scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
+        rope = {
+            "rope_type": kind if scaled else "default", "factor": factor if scaled else None,
+            "rope_theta": self.setting("rope.freq_base", 1e4),
+            "original_max_position_embeddings": self.size("rope.scaling.original_context_length") or None,
+            "beta_fast": self.setting("rope.scaling.yarn_beta_fast"),
+            "beta_slow": self.setting("rope.scaling.yarn_beta_slow"),
+            "cos_sin_factor": self.setting("rope.scaling.attn_factor"),
+        }  # fmt: skip
+        return {name: value for name, value in rope.items() if value is not None}
 
     @property
     def file_type(self) -> str:
@@ -138,14 +163,9 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
     UnsupportedModelError for one that is a part of several."""
     path = Path(checkpoint).expanduser()
     try:
-        seen = path.stat()
+        size = path.stat().st_size
     except OSError as fault:
         raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
-    return _read(path, seen.st_mtime_ns, seen.st_size)
-
-
-@lru_cache(maxsize=4)  # facts, tokenizer and target read the same one
-def _read(path: Path, changed: int, size: int) -> GgufHeader:
     if size < 24:
         raise _damaged(path, f"it has {size} bytes")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -207,7 +227,7 @@ class _Reader:
 
 
 def _header(path: Path, reader: _Reader) -> GgufHeader:
-    if reader.take(4) != GGUF_MAGIC:
+    if reader.take(4) != MAGIC:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
     if version not in (2, 3):
@@ -297,26 +317,10 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
         model_type=header.architecture, vocab_size=tensors[_EMBEDDING][0], hidden_size=hidden, layers=layers,
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, windows=(None,) * layers,
         context=header.size("context_length") or UNBOUNDED,
-        position="learned" if learned else "rope", rope_parameters={} if learned else _rope(header),
+        position="learned" if learned else "rope", rope_parameters={} if learned else header.rope,
         experts=Experts(experts, picked, 0, True, (True,) * layers) if experts > 1 else None,
         tie_embeddings="output.weight" not in tensors, eos_ids=_ends(header), header=header,
     )  # fmt: skip
-
-
-def _rope(header: GgufHeader) -> dict[str, Any]:
-    """Return the rotary parameters in the form of config.json. A factor without a type means linear scaling."""
-    kind = header.setting("rope.scaling.type", "linear")
-    factor = header.setting("rope.scaling.factor", header.setting("rope.scale_linear")) or 1.0
-    scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
-    rope = {
-        "rope_type": kind if scaled else "default", "factor": factor if scaled else None,
-        "rope_theta": header.setting("rope.freq_base", 1e4),
-        "original_max_position_embeddings": header.size("rope.scaling.original_context_length") or None,
-        "beta_fast": header.setting("rope.scaling.yarn_beta_fast"),
-        "beta_slow": header.setting("rope.scaling.yarn_beta_slow"),
-        "cos_sin_factor": header.setting("rope.scaling.attn_factor"),
-    }  # fmt: skip
-    return {name: value for name, value in rope.items() if value is not None}
 
 
 def _ends(header: GgufHeader) -> tuple[int, ...]:

@@ -7,11 +7,13 @@ llama-vocab.cpp of github.com/ggml-org/llama.cpp).
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 log = logging.getLogger("slipstream")
 
+MAGIC = b"GGUF"
+"""First bytes of a GGUF file."""
 ENDS = "slipstream.eos_ids"
 """Key of the ids that end a text, as in "0 3" or "none", in files that Slipstream wrote: the format has
 places for three, and llama.cpp adds tokens by their texts."""
@@ -66,10 +68,24 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 llama.cpp's tokenizers."""
 
 
-def _check(key: str, architecture: str) -> Callable[[Any], bool] | None:
-    """Return the check of a key's value; None for an unknown key."""
+_FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    (r"\*\.(leading_dense_block_count|expert_shared_(count|feed_forward_length)|expert_gating_func|"
+     r"attention\.sliding_window)", _is_size),
+    (r"\*\.attention\.sliding_window_pattern",
+     lambda value: _is_size(value) or (isinstance(value, list) and all(each in (0, 1) for each in value))),
+    (r"\*\.(expert_weights_norm|use_parallel_residual)", lambda value: isinstance(value, bool)),
+    (r"\*\.((attn|final)_logit_softcapping|attention\.(scale|temperature_scale|temperature_length)|"
+     r"(embedding|residual|logit)_scale|expert_weights_scale|rope\.freq_base_swa|rope\.scaling\.yarn_log_multiplier)",
+     lambda value: type(value) in (int, float) and 0 <= value < math.inf),
+)  # fmt: skip
+"""Keys that have an effect in some families only."""
+
+
+def _check(key: str, architecture: str, more: bool = True) -> Callable[[Any], bool] | None:
+    """Return the check of a key's value; None for an unknown key. more: whether those of some families are known."""
     name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
-    return next((check for known, check in _KEYS if re.fullmatch(known, name)), None)
+    keys = _KEYS + _FURTHER if more else _KEYS
+    return next((check for known, check in keys if re.fullmatch(known, name)), None)
 
 
 def wrong_value(metadata: Mapping[str, Any]) -> str | None:
@@ -78,10 +94,12 @@ def wrong_value(metadata: Mapping[str, Any]) -> str | None:
     return next((key for key, check in checks.items() if check and not check(metadata[key])), None)
 
 
-def warn_of_keys(file: str, metadata: Mapping[str, Any], own: bool) -> None:
-    """Log the keys that have no effect. own: our own decoder runs the model, not llama.cpp, which reads more keys."""
+def warn_of_keys(file: str, metadata: Mapping[str, Any], read: Container[str] | None) -> None:
+    """Log the keys that have no effect. read: the keys of the architecture that our own decoder read; None: llama.cpp
+    runs the model, and reads more of them."""
     name = metadata["general.architecture"]
-    ignored = [key for key in metadata if not _check(key, name) and (own or not key.startswith(f"{name}."))]
+    own = [key for key in metadata if not key.startswith(f"{name}.") or (read is not None and key not in read)]
+    ignored = [key for key in own if not _check(key, name, more=False)]
     if ignored:
         log.warning("%s has metadata without an effect here: %s", file, ", ".join(map(repr, ignored)))
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from slipstream.checkpoints.checkpoint import few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
-from slipstream.checkpoints.gguf_config import DIVISORS, in_blocks, read_tensor
+from slipstream.checkpoints.gguf_config import DIVISORS, LONG, SHORT, in_blocks, read_tensor
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
-from slipstream.checkpoints.rotary import rows_of_halves
+from slipstream.checkpoints.head_rows import rows_of_halves
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
 from slipstream.errors import CheckpointError
 
@@ -51,8 +51,8 @@ class GgufTensors:
         self.quantised = header.file_type if in_blocks(header) else None
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
         by_name = {tensor.name: tensor for tensor in header.tensors}
-        if header.architecture == "llama":
-            by_name.pop(DIVISORS, None)  # it is in the configuration
+        for name in (DIVISORS, SHORT, LONG) if header.architecture != "qwen2" else ():
+            by_name.pop(name, None)  # it is in the configuration
         self._shapes, lost = config.shapes(), []
         self.readers: dict[str, tuple[str, Callable[[slice], Tensor]]] = {}
         for name, parts in names_in_file(config, by_name.keys()).items():

@@ -9,11 +9,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from slipstream.checkpoints.gguf_config import odd_heads, same_token
-from slipstream.checkpoints.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape, read_header
+from slipstream.checkpoints.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape
 from slipstream.checkpoints.gguf_keys import ENDS
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 
@@ -68,14 +67,14 @@ class LlamaModel:
     """
 
     def __init__(
-        self, checkpoint: str | Path, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
+        self, header: GgufHeader, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
     ):
         """vocab_only: without weights. progress: called with (bytes read, bytes in all).
 
         Raises LoadError without llama-cpp-python, CheckpointError for a damaged file, UnsupportedModelError for one
         that llama.cpp refuses.
         """
-        self.header, self.library = read_header(checkpoint), llama_cpp()
+        self.header, self.library = header, llama_cpp()
         _check_it_survives(self.header, vocab_only)
         library = self.library
         params = library.llama_model_default_params()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import few, read_json, resolve
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few, read_json
+from slipstream.checkpoints.tensor_file import TensorFile
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -35,10 +35,10 @@ _READ = frozenset(
 
 
 class Adapter:
-    """source: folder or hub id. Raises the family of `LoadError`, UnsupportedModelError for more than plain LoRA."""
+    """checkpoint: of the adapter. Raises the family of `LoadError`, UnsupportedModelError for more than plain LoRA."""
 
-    def __init__(self, checkpoint: str | Path):
-        self.folder = resolve(checkpoint)
+    def __init__(self, checkpoint: CheckpointName):
+        self.folder = Checkpoint.open(checkpoint).download()
         config = read_json(self.folder / CONFIG)
         _refuse(config, self.folder)
         self._full: dict[str, Tensor] = {}
@@ -65,7 +65,7 @@ class Adapter:
             why = "a pickle is not read, as it can run any code"
             raise CheckpointError(f"{self.folder} holds no {FILE}", why=why, fix="save it anew")
         with reading(f"{path} cannot be read", "download it again", CheckpointError):
-            tensors = load_file(path)
+            tensors = {name: tensor.read() for name, tensor in TensorFile(path).tensors.items()}
             wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
         if wrong or not tensors:
             what = f"NaN or infinity in {few(wrong)}" if wrong else "no tensor"

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import read_config
 from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
@@ -209,15 +208,14 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     )
 
 
-def shape_in(folder: Path) -> ModuleShape:
-    """The shape of the model in a folder, from its small files. Code in the folder is not run.
+def shape_in(folder: Path, kind: Any) -> ModuleShape:
+    """The shape of the model in a folder, from its small files. Code in the folder is not run. kind: its `model_type`.
 
     Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
     encoder-decoder of texts, ConfigError for a configuration that it refuses.
     """
     import transformers
 
-    kind = read_config(folder).get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise unknown_architecture(kind)
     with reading(f"transformers cannot read {folder / 'config.json'}", _FIX, ConfigError):

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.checkpoints.config_values import flag, positive, unsupported
 from slipstream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from slipstream.checkpoints.config import DecoderConfig
-
-_TURNED = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
 
 
 def frequencies(p: Mapping[str, Any], size: int, context: int) -> tuple[Tensor, float]:
@@ -46,7 +39,7 @@ def frequencies(p: Mapping[str, Any], size: int, context: int) -> tuple[Tensor, 
         inv_freq = _llama3(inv_freq, p, context)
     elif kind == "yarn":
         inv_freq, scale = _yarn(powers, theta, dim, p, context)
-    elif kind == "longrope":
+    elif kind == "longrope" and "max_position_embeddings" in p:  # of a family that ends the context there
         inv_freq, scale = _longrope(powers, p, context)
     elif kind == "proportional":
         inv_freq = inv_freq / positive(p, "factor", 1.0)
@@ -62,21 +55,6 @@ def frequencies(p: Mapping[str, Any], size: int, context: int) -> tuple[Tensor, 
     if not (inv_freq.isfinite().all() and math.isfinite(scale)):
         raise ConfigError(f"the rotary scaling {dict(p)} gives frequencies that are not finite", fix="correct it")
     return inv_freq.to(torch.float64), scale
-
-
-def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
-    """Where the rows of a query or key projection are in a tensor whose rotary embedding rotates neighbours, elements
-    2i and 2i + 1 of a head; ours rotates i and i + n / 2. None for tensors that are not rotated."""
-    found = _TURNED.fullmatch(name)
-    layer = config.described[int(found[1])] if found else None
-    if found is None or layer is None or layer.rotary is None:
-        return None
-    turned = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
-    head = np.concatenate([np.arange(turned).reshape(-1, 2).T.ravel(), np.arange(turned, layer.head_dim)])
-    heads = layer.heads if found[2] == "q" else layer.kv_heads
-    if found[3] == "norm" and layer.qk_norm == "head":
-        return head
-    return (np.arange(heads)[:, None] * layer.head_dim + head).ravel()
 
 
 def _longrope(powers: Tensor, p: Mapping[str, Any], context: int) -> tuple[Tensor, float]:

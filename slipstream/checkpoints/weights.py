@@ -19,23 +19,20 @@ before it reads the next, so a model is never in memory twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slipstream.checkpoints.checkpoint import few, open_tensors, resolve, weight_files
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
-from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
+from slipstream.checkpoints.head_rows import rows_of_halves
 from slipstream.checkpoints.lora import Adapter
-from slipstream.checkpoints.rotary import rows_of_halves
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -47,7 +44,7 @@ ReadRows = Callable[[slice], Tensor]
 Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert), or a vector plus 1."""
 
-_MAPPED, _PIECE = 2**23, 2**20
+_PIECE = 2**20
 
 
 def widened(name: str, tensor: Tensor) -> Tensor:
@@ -86,7 +83,7 @@ class Weights(Mapping[str, Tensor]):
         config: DecoderConfig,
         dtype: torch.dtype,
         progress: Progress | None = None,
-        files: Seq[_Shard] = (),
+        files: Checkpoint | None = None,
         gguf: GgufTensors | None = None,
     ):
         self.config = config
@@ -140,8 +137,8 @@ class Weights(Mapping[str, Tensor]):
 
     def unmap(self) -> None:
         """Unmap the files, because mapped pages count as memory. The next access maps them again."""
-        for file in self._files:
-            file.unmap()
+        if self._files is not None:
+            self._files.unmap()
 
     @property
     def head(self) -> str:
@@ -149,33 +146,8 @@ class Weights(Mapping[str, Tensor]):
         return HEAD if HEAD in self._readers else EMBEDDING
 
 
-class _Shard:
-    """One safetensors file. Pages that were read count as memory until the mapping is closed, so the file is mapped
-    again after every `_MAPPED` bytes. A mapping closes with the last tensor that views it."""
-
-    def __init__(self, path: Path):
-        self.path, self.mapped = path, 0
-        self._handle: Any = None
-
-    @property
-    def handle(self) -> Any:
-        if self._handle is None:
-            self._handle = open_tensors(self.path)
-        return self._handle
-
-    def unmap(self) -> None:
-        self._handle, self.mapped = None, 0
-
-    def read(self, name: str) -> Tensor:
-        if self.mapped > _MAPPED:
-            self.unmap()
-        tensor = self.handle.get_tensor(name)
-        self.mapped += tensor.nbytes
-        return tensor
-
-
 def load_weights(
-    checkpoint: str | Path,
+    checkpoint: CheckpointName,
     config: DecoderConfig,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
@@ -186,27 +158,14 @@ def load_weights(
 
     Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
-    folder = resolve(checkpoint)
-    if not folder.is_dir():
-        tensors = GgufTensors(read_header(folder), config)
+    opened = Checkpoint.open(checkpoint)
+    folder = opened.download()
+    if opened.is_gguf:
+        tensors = GgufTensors(opened.header, config)
         return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
-    readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
-    files: list[_Shard] = []
-    parts = weight_files(folder)
-    listed = {name for names in parts.values() for name in names or ()}
-    for file, promised in parts.items():
-        shard = _Shard(folder / file)
-        files.append(shard)
-        stored = set(shard.handle.keys())
-        for name in stored - listed.difference(promised or ()):  # also what no index names
-            shape = tuple(shard.handle.get_slice(name).get_shape())
-            readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
-        lost = [] if promised is None else sorted(set(promised) - stored)
-        if lost:
-            raise CheckpointError(
-                f"{folder / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
-                fix="download the file and the index again",
-            )
+    readers: dict[str, tuple[Read, tuple[int, ...]]] = {
+        name: (tensor.read, tensor.shape) for name, tensor in opened.tensors.items()
+    }
     if adapter is not None:
         plain = dict(readers)
         # It is read in pieces.
@@ -215,13 +174,15 @@ def load_weights(
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
                 readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
-    return _assemble(readers, config, dtype, progress, str(folder), files)
+    return _assemble(readers, config, dtype, progress, str(folder), opened)
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
     """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
     model's (the default)."""
-    readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
+    kept = model.state_dict().keys()  # without the buffers that are no weights
+    stored = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
+    readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in stored}
     dtype = dtype or next(model.parameters()).dtype
     return _assemble(readers, config or DecoderConfig.of_module(model), dtype, None, type(model).__name__)  # type: ignore[arg-type]
 
@@ -232,7 +193,7 @@ def _assemble(
     dtype: torch.dtype,
     progress: Progress | None,
     origin: str,
-    files: Seq[_Shard] = (),
+    files: Checkpoint | None = None,
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
 
@@ -340,14 +301,22 @@ def _canonical(
     ]
     spans, first = [], 0
     for each in family.fused.get(part, ()):
-        whole = f"{at}.{each}.{kind}"
+        whole = _of_mlp(f"{at}.{each}.{kind}", config)
         if whole not in expected:
             return None
         spans.append((whole, _span(first // groups, (first + expected[whole][0]) // groups, groups)))
         first += expected[whole][0]
     if spans:
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
-    return [(name, _plus_one if family.plus_one and "norm." in name and "recurrent" not in name else _whole)]
+    name = _of_mlp(name, config)
+    return [
+        (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
+    ]
+
+
+def _of_mlp(name: str, config: DecoderConfig) -> str:
+    """A shared expert beside no others is the layer's MLP."""
+    return name if config.experts else name.replace(".mlp.shared_expert.", ".mlp.")
 
 
 def _span(first: int, last: int, groups: int = 1) -> Cut:

@@ -9,7 +9,7 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ParameterError
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD, one_of
-from slipstream.zoo import EMBEDDED, checkpoint_of
+from slipstream.zoo import EMBEDDED
 
 FORMATS = (*HEAD_FORMATS, SMALL_HEAD)
 
@@ -39,9 +39,8 @@ def convert(
         raise ParameterError(f"{str(folder)!r} is there already", fix="choose another --out")
     from slipstream.heads.head_convert import convert_head
 
-    checkpoint = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
     target = target or (EMBEDDED if model == EMBEDDED else None)
-    written = convert_head(checkpoint, to, folder, target and str(checkpoint_of(target, "target")))
+    written = convert_head(model, to, folder, target)
     if as_json:
         print(json.dumps(asdict(written) | {"folder": str(written.folder)}))
         return

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from slipstream.bench.configs import DrafterChoice
 from slipstream.bench.vllm_server import LOADING, VllmServer, interpreter
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
@@ -19,7 +20,6 @@ from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, one_of
-from slipstream.zoo import checkpoint_of
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
@@ -86,8 +86,8 @@ def vllm_server(
     choice = DrafterChoice(
         name,
         _length(models),
-        str(checkpoint_of(models.target, "target")),
-        None if draft is None else str(checkpoint_of(draft, "draft")),
+        str(Checkpoint.open(models.target)),
+        None if draft is None else str(Checkpoint.open(draft, "draft")),
         dict(parse_options(models.drafter_option or ())),
     )
     defaults: dict[str, Any] = {"served_model_name": models.target, "dtype": models.dtype, **(more or {})}

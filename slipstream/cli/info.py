@@ -68,17 +68,17 @@ def fit(target: Described, *models: Described) -> MemoryPlan:
 def as_json_values(seen: Described, name: str) -> dict[str, Any]:
     """What is known of a model, by names; `rows` and a check of a pair show it."""
     from slipstream.checkpoints.config import DecoderConfig
-    from slipstream.targets.facts import has_chat_template
+    from slipstream.tokens.token_map import has_chat_template
 
     config, tokens, device, experts = seen.config, seen.token_map, seen.settings.device, seen.config.experts
-    ours = seen.runner == "native" and seen.place.is_dir() and isinstance(config, DecoderConfig)
+    ours = seen.runner == "native" and not seen.checkpoint.is_gguf and isinstance(config, DecoderConfig)
     windows = [w for w in config.windows if w is not None]
     return {
         "model": name,
-        "folder": str(seen.place),
+        "folder": str(seen.checkpoint.place),
         "architecture": config.model_type,
         **{name: getattr(config, name) for name in SHAPE},
-        "chat_template": has_chat_template(seen.place),
+        "chat_template": has_chat_template(seen.checkpoint),
         "stored_bytes": seen.stored,
         "loaded_dtype": str(seen.settings.dtype).removeprefix("torch."),
         "loaded_bytes": seen.weight_bytes,
@@ -216,7 +216,7 @@ def tokens_in_common(report: PairReport) -> str:
 
     width = report.target.config.vocab_size, report.draft.config.vocab_size
     try:
-        shared = vocabularies(tokenizer_of(report.target.place), tokenizer_of(report.draft.place), width)
+        shared = vocabularies(tokenizer_of(report.target.checkpoint), tokenizer_of(report.draft.checkpoint), width)
     except PairError as refused:
         return f"--draft-tokenizer does not help: {refused.what}"
     return f"with --draft-tokenizer {STRING} the draft model keeps its tokenizer: {shared}"

@@ -17,7 +17,6 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.target import Target
@@ -55,7 +54,7 @@ def tokenizer(models: ModelOptions) -> Any:
     """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
     from slipstream.tokens.text import load_tokenizer
 
-    return load_tokenizer(checkpoint_of(models.target, "target"))
+    return load_tokenizer(models.target)
 
 
 freeze_once = functools.cache(gc.freeze)

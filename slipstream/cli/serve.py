@@ -11,10 +11,10 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
@@ -25,7 +25,6 @@ from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.targets.described import Described
@@ -102,9 +101,9 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
     if missing:
         raise ParameterError(f"{', '.join(missing)} is not installed", fix="pip install 'slipstream[server]'")
     quieten()
-    from slipstream.server.serving import bound
+    from slipstream.server.serving import open_listener
 
-    with bound(server.host, server.port) as listening:  # before the model is loaded
+    with open_listener(server.host, server.port) as listening:  # before the model is loaded
         with uncollected():
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine
@@ -134,7 +133,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
                 render.line(shown(engine.facts.sampling))
             running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
-            engine.ended = running.end
+            engine.on_end = running.end
             if engine.over:
                 running.end()
             running.run(sockets=[listening])
@@ -176,7 +175,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
 def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
     """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
     it does not start, or ends by itself."""
-    from slipstream.server.serving import bound
+    from slipstream.server.serving import open_listener
 
     refuse_ignored(server, type(server), LISTENING)
     if len(server.keys) > 1:
@@ -188,7 +187,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     speculates = "speculative_config" in launched.values
     python = interpreter(engine.vllm_python)
     check_memory(models)
-    with bound(server.host, server.port) as probe:
+    with open_listener(server.host, server.port) as probe:
         port = probe.getsockname()[1]
     if speculates:
         render.line(BESIDE_SPECULATION)
@@ -217,8 +216,8 @@ def check_memory(models: ModelOptions) -> None:
     from slipstream.targets.describe import describe
     from slipstream.targets.described import check_memory
 
-    target = checkpoint_of(models.target, "target")
-    if torch.cuda.is_available() or not Path(target).exists():
+    target = Checkpoint.open(models.target)
+    if torch.cuda.is_available() or not target.is_local:
         return
     settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
     draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)

@@ -262,10 +262,6 @@ class Verdict:
         each = [place[b] for b in range(len(place))]
         return Verdict(*([getattr(verdict, part.name)[i] for verdict, i in each] for part in fields(Verdict)))
 
-    def part(self, members: Seq[int]) -> Verdict:
-        """The verdict of these sequences alone, in this order."""
-        return Verdict(*([part[b] for b in members] for part in vars(self).values()))
-
     def accepted(self, b: int) -> int:
         """How many draft tokens of sequence `b` are accepted."""
         return len(self.path[b]) + self.cut[b]

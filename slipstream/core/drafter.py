@@ -99,7 +99,8 @@ class Drafter(Protocol):
         ...
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Learn from a step. The sequences have already advanced by `verdict`."""
+        """Learn from a step. The sequences have already advanced by `verdict`. Draft, out and verdict may go on with
+        sequences that this drafter is not shown."""
         return
 
     def release(self, seq_id: int) -> None:

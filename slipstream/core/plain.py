@@ -48,18 +48,20 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
     with host_threads(capabilities.torch_threads), StepClock(seqs) as clock:
         sampling = step_sampling(seqs, rule, steps, target.vocab_size)
         try:
-            decoded = clock("target", capabilities.multi_step.decode_steps, seqs, steps, sampling)
+            with clock("target"):
+                decoded = capabilities.multi_step.decode_steps(seqs, steps, sampling)
         except TargetError:
             return False  # not finite somewhere, perhaps after a stop: single steps will tell, and name the sequence
         if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
-            clock("verify", _take_at_once, seqs, decoded.tokens.T.tolist())
+            with clock("verify"):
+                _take_at_once(seqs, decoded.tokens.T.tolist())
         else:
-            _take_one_by_one(seqs, decoded, drafter, clock)
+            _take_one_by_one(seqs, decoded, drafter, len(budgets), clock)
     return True
 
 
 def stride(
-    seqs: Seq[Sequence], multi_step: MultiStep | None, drafter: Drafter, rule: Rule, budgets: Seq[Budget]
+    seqs: Seq[Sequence], multi_step: MultiStep[Seq[Sequence]] | None, drafter: Drafter, rule: Rule, budgets: Seq[Budget]
 ) -> int:
     """How many steps may be run in one call: below 2 where a prompt or a draft waits, where a token depends on more
     than the target's logits and the temperature, or where hidden states are asked for. Never more than the shortest
@@ -101,17 +103,21 @@ def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> None:
         seq.take(run[:kept], reason)
 
 
-def _take_one_by_one(seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, clock: StepClock) -> None:
-    """One step at a time, each with its verdict, its logits and what the drafter observes."""
+def _take_one_by_one(
+    seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, shown: int, clock: StepClock
+) -> None:
+    """One step at a time, each with its verdict, its logits and what the drafter observes of the first `shown`."""
     rows = list(range(len(seqs)))  # of the sequences that go on
     for picks, logits in zip(decoded.tokens.tolist(), decoded.logits, strict=True):
         going = [seqs[b] for b in rows]
         draft = Draft.empty(len(rows), logits.device)
         out = TargetOut(logits if len(rows) == len(seqs) else logits[rows], splits=range(len(rows) + 1))
         picked = Verdict([[]] * len(rows), [picks[b] for b in rows], [None] * len(rows), [False] * len(rows))
-        verdict = clock("verify", stop, going, draft, picked)
+        with clock("verify"):
+            verdict = stop(going, draft, picked)
         record(going, draft, out, verdict)
-        clock("draft", drafter.observe, going, draft, out, verdict)
+        with clock("draft"):
+            drafter.observe(going[: sum(b < shown for b in rows)], draft, out, verdict)
         rows = [b for b in rows if not seqs[b].finish]
         if not rows:
             break

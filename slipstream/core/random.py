@@ -5,7 +5,7 @@ Every number is a function of (seed, nonce, purpose, position, index), computed 
 nothing global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the
 number that verification decides with. The nonce keeps requests of one seed independent where a drafter remembers
 something of one for the next, where draft lengths are chosen (see `engine`), and where there is a prediction (see
-`LLM.prepared`); elsewhere it is 0.
+`LLM.prepare`); elsewhere it is 0.
 """
 
 import threading

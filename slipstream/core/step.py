@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
-from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -22,9 +22,6 @@ from slipstream.core.warp import allowed_after, distributions, distributions_and
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 def step(
     seqs: Seq[Sequence],
@@ -33,6 +30,7 @@ def step(
     rule: Rule,
     budgets: int | Seq[Budget],
     prompts: Seq[Sequence] = (),
+    reading: int | None = None,
 ) -> tuple[Draft, Verdict]:
     """Advance every sequence by one step: at least one token each, at most its draft tokens + 1. Return the draft that
     was verified, and the verdict.
@@ -40,27 +38,35 @@ def step(
     Plain decoding is this function with a drafter that drafts nothing, and prefill is its first call: the prompt
     is pending and nothing is drafted.
 
-    budgets  what the draft of each sequence may cost; a number is the most draft tokens of all (see `budget`).
+    budgets  what the draft of each sequence may cost; a number is the most draft tokens of all (see `budget`). If there
+             are fewer than sequences, the drafter is not shown the last ones.
     prompts  sequences that read a chunk of their prompt (see `Sequence.chunk_end`) in the same forward. They draft
              nothing and gain no token.
+    reading  how many of these the drafter is shown, from the first on; None: all.
     """
     if isinstance(budgets, int):
         budgets = [budget(seq, budgets) for seq in seqs]
+    shown, read = seqs[: len(budgets)], prompts[:reading]
     with host_threads(target.capabilities.torch_threads), StepClock([*seqs, *prompts]) as clock:
-        draft = clock("draft", drafter.propose, seqs, budgets)
-        draft = clock("draft", prune, seqs, draft)
-        whole = draft.padded(len(prompts))
-        out = clock("target", target.run, [*seqs, *prompts], whole, drafter.traits.taps)
-        verdict = clock("verify", decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule, out.maxima)
-        verdict = clock("verify", stop, seqs, draft, verdict)
-        clock("target", target.commit, [*seqs, *prompts], verdict.path + [[] for _ in prompts])
+        with clock("draft"):
+            draft = drafter.propose(shown, budgets)
+            draft = prune(shown, draft).padded(len(seqs) - len(shown))
+        with clock("target"):
+            whole = draft.padded(len(prompts))
+            out = target.run([*seqs, *prompts], whole, drafter.traits.taps)
+        with clock("verify"):
+            verdict = decide(seqs, draft, out.logits[: len(seqs) + len(draft)], rule, out.maxima)
+            verdict = stop(seqs, draft, verdict)
+        with clock("target"):
+            target.commit([*seqs, *prompts], verdict.path + [[] for _ in prompts])
         record(seqs, draft, out, verdict)
         for seq in prompts:
             seq.read_chunk()
-        drafted = out.part(0, len(seqs), whole) if prompts else out
-        clock("draft", drafter.observe, seqs, draft, drafted, verdict)
-        if prompts:
-            clock("draft", read_prompts, drafter, prompts, out.part(len(seqs), whole.batch, whole))
+        with clock("draft"):
+            if shown:
+                drafter.observe(shown, draft, out, verdict)
+            if read:
+                read_prompts(drafter, read, out.part(len(seqs), len(seqs) + len(read), whole))
     return draft, verdict
 
 
@@ -194,10 +200,11 @@ def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob
 
 
 class StepClock:
-    """Times the calls of a step by phase (see `SpecStats.seconds`) and shares the whole among the sequences at the end:
+    """Times the phases of a step (see `SpecStats.seconds`) and shares the whole among the sequences at the end:
 
         with StepClock(seqs) as clock:
-            draft = clock("draft", drafter.propose, seqs, budgets)
+            with clock("draft"):
+                draft = drafter.propose(seqs, budgets)
 
     What is not timed as another phase is "host". A step that raises is not counted.
     """
@@ -206,11 +213,11 @@ class StepClock:
         self._seqs = seqs
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
-    def __call__(self, phase: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """call(*args), timed as this phase."""
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
         began = perf_counter()
         try:
-            return call(*args, **kwargs)
+            yield
         finally:
             self.seconds[phase] += perf_counter() - began
 

@@ -22,6 +22,7 @@ from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.errors import PairError
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", contravariant=True)
 Slice = tuple[int, int] | None
 """(a, b): the layers a..b-1; None: all of them."""
 
@@ -67,7 +68,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do beyond this protocol."""
+        """What it can do beyond this protocol; made once, when it is loaded."""
         ...
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
@@ -89,19 +90,18 @@ class Target(Protocol):
 # --- what a target may declare --------------------------------------------------------------------------------------
 
 
-class MultiStep(Protocol):
-    """Decodes several tokens of each sequence in one call: no host code runs between the forwards."""
+class MultiStep(Protocol[Rows]):
+    """Decodes several tokens of each sequence in one call: no host code runs between the forwards. A target declares
+    one for its sequences, an executor one for a `Batch`."""
 
     steps_per_call: int
     """Most steps of plain decoding that are worth one call; 1 where a single step is as fast."""
-    max_pending: int
-    """Most pending tokens of a sequence in such a call; longer prompts are run by `Target.run` first."""
 
     def decode_steps(
-        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self, rows: Rows, /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        """`steps` tokens of each sequence, picked by `sampling` from the same logits that `run` would return, bit for
-        bit. KV is written for the pending tokens and for all new ones but the last.
+        """Decode `steps` tokens after each sequence, picked by `sampling` from the same logits that a run would return,
+        bit for bit. KV is written for the pending tokens and for all new ones but the last.
 
         exit  run the first so many layers only (see `EarlyExit`); then KV is written for the last new token, too.
 
@@ -116,25 +116,24 @@ Fork = Callable[[int, int, int], None]
 the child holds any."""
 
 
-class EarlyExit(Target, Protocol):
-    """Can leave after its first layers: final norm and output head applied there (LayerSkip, Elhoushi et al.
+class EarlyExit(Protocol):
+    """Leaves a target after its first layers: final norm and output head are applied there (LayerSkip, Elhoushi et al.
     2404.16710)."""
 
     layers: int
     """How many layers it has; exits are 1..layers-1."""
-    max_pending: int
-    """Most pending tokens of a sequence in `run_first_layers`."""
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """Logits [B, V] of the first `exit` layers, after each sequence's pending tokens and its chain of draft tokens.
-        Each row is run once: later calls, and the `run` that verifies it, use what the first one computed."""
+        """Return logits [B, V] of the first `exit` layers, after each sequence's pending tokens and its chain of draft
+        tokens. Each row is run once: later calls, and the `Target.run` that verifies it, use what the first one
+        computed."""
         ...
 
-    def run(
-        self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = (), layers: Slice = None, hidden: Tensor | None = None
+    def run_layers(
+        self, seqs: Seq[Sequence], draft: Draft, layers: tuple[int, int], hidden: Tensor | None = None
     ) -> TargetOut:
-        """As `Target.run`; layers=(a, b) runs layers a..b-1 only, from `hidden` [M, d] if a > 0, and applies the head
-        there. `TargetOut.hidden[b]` is what the next slice starts from."""
+        """Run layers a..b-1 only, from `hidden` [M, d] if a > 0, and apply the head there. `TargetOut.hidden[b]` is
+        what the next slice of the same sequences and draft starts from."""
         ...
 
 
@@ -243,12 +242,14 @@ class Runtime:
 
 @dataclass(frozen=True, eq=False)
 class Capabilities:
-    """What a target can do beyond `Target`. None: it cannot.
+    """What a target can do beyond `Target`. None: it cannot. Nothing in it refers to the target, so that a target is
+    freed with its last name.
 
     eos_ids        ids that end a text.
     trees          whether siblings can be run in one forward; False: chains only.
     multi_step     several tokens in one call.
     early_exit     drafting with its own first layers.
+    max_pending    most pending tokens of a sequence in a call of these two; longer prompts are run by `Target.run`.
     head_host      hidden states and weights for draft heads.
     runtime        what runs it.
     memory         its KV cache in blocks; None: one that cannot be asked.
@@ -261,8 +262,9 @@ class Capabilities:
 
     eos_ids: frozenset[int] = frozenset()
     trees: bool = True
-    multi_step: MultiStep | None = None
+    multi_step: MultiStep[Seq[Sequence]] | None = None
     early_exit: EarlyExit | None = None
+    max_pending: int = 512
     head_host: HeadHost | None = None
     runtime: Runtime | None = None
     memory: Memory | None = None

@@ -9,13 +9,13 @@ the distributions q that verification is given. A short draft is the beginning o
 
 import copy
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.sequence import Sequence
@@ -54,7 +54,7 @@ class DFlashDrafter(HeadDrafter):
         behind = [seq for seq in seqs if self.rows[seq.id].pending]
         if behind:
             self.runtime.extend(*self.pending(behind))
-            self.ran(behind)
+            self.note_run(behind)
         c = self.runtime.config
         tokens = [[seq.tokens[-1], *[c.mask_token] * (c.block - 1)] for seq in seqs]
         first = [c.block * (r + 1) - c.depth for r in range(len(seqs))]
@@ -64,7 +64,7 @@ class DFlashDrafter(HeadDrafter):
 
 
 def make(
-    target: Target, *, head: str | Path | DFlashHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | DFlashHead | None = None, quantize: str | None = None, **options: Any
 ) -> DFlashDrafter:
     """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the one that ships
     for this target. quantize: as of the drafter `eagle`. It has no other options.

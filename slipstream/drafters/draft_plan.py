@@ -16,14 +16,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, checkpoint_of
+from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.checkpoint import CheckpointName
     from slipstream.checkpoints.weights import Progress
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
@@ -45,6 +46,10 @@ STACK = "hybrid"
 """The drafter that several others are stacked in."""
 
 
+_NAMES = (str, Path, Checkpoint)
+"""Types of a name that `Checkpoint.open` takes."""
+
+
 def names_of(text: str) -> tuple[str, ...]:
     """Names of drafters out of "suffix,eagle3". Raises ParameterError for a name that is not in the registry."""
     names = tuple(text.split(","))
@@ -59,9 +64,9 @@ def usual(target: str, draft_model: str | None) -> str:
     files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
-    from slipstream.heads.mtp_names import mtp_layer_count
+    from slipstream.heads.mtp_names import count_mtp_layers
 
-    return WITH_MTP if mtp_layer_count(target) else WITHOUT_DRAFT
+    return WITH_MTP if count_mtp_layers(target) else WITHOUT_DRAFT
 
 
 def asked(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
@@ -101,9 +106,9 @@ class DraftPlan:
     """A drafter before it is made.
 
     name     in the registry.
-    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory; a
-             model also as its `Described` (see `ready`). With `quantize`, a draft model or head in files is loaded
-             in that format (one of `DRAFT_QUANTISATIONS`).
+    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", its `Checkpoint`, or an
+             object in memory; a model also as its `Described` (see `ready`). With `quantize`, a draft model or head in
+             files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
     members  of a stack, in their order.
     drafter  an object that is used as it is.
     bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
@@ -140,7 +145,7 @@ class DraftPlan:
             return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)  # type: ignore
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
-        if isinstance(draft, (str, Path)):
+        if isinstance(draft, _NAMES):
             return DraftPlan(WITH_DRAFT, {**options, "model": draft}, bare=draft != EMBEDDED)
         if isinstance(draft, tuple) and len(draft) == 2 and isinstance(draft[1], Mapping):
             return DraftPlan.of(draft[0], {**draft[1], **options})
@@ -170,10 +175,10 @@ class DraftPlan:
         return str(self.options["model"]) if self.bare else self.name
 
     @property
-    def checkpoints(self) -> list[str | Path]:
+    def checkpoints(self) -> list[CheckpointName]:
         """Draft models and heads that are read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
-        return [path for path in named if isinstance(path, (str, Path))]
+        return [name for name in named if isinstance(name, _NAMES)]
 
     def has_model(self, loaded: bool) -> bool:
         """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
@@ -186,15 +191,17 @@ class DraftPlan:
         for a name that is nearly a known one."""
         if not self.bare:
             return self
-        path = self.options["model"]
-        refuse_misspelt(path)
+        refuse_misspelt(self.options["model"])
         from slipstream.heads.recognition import recognise
 
-        kind = recognise(resolve(checkpoint_of(path, "draft"), weights))
+        opened = Checkpoint.open(self.options["model"], "draft")
+        if weights:
+            opened.download()
+        kind = recognise(opened)
+        options = {**self.options, "model": opened}
         if kind is None:
-            return replace(self, bare=not weights and not _is_here(path))
-        options = {name: value for name, value in self.options.items() if name != "model"}
-        head = DraftPlan(kind, {"head": path, **options})
+            return replace(self, options=options, bare=not weights and not opened.is_local)
+        head = DraftPlan(kind, {"head": options.pop("model"), **options})
         return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
     def ready(self, target: Described | None, settings: LoadSettings, weights: bool = True) -> DraftPlan:
@@ -217,14 +224,22 @@ class DraftPlan:
             config(**{name: value for name, value in options.items() if name not in arguments})
         if plan.members:
             return replace(plan, members=tuple(member.ready(target, settings, weights) for member in plan.members))
-        model = options.get("model")
-        if not isinstance(model, (str, Path)) or (plan.bare and not _has_tokens(model)):
+        if spec.needs is Needs.DRAFT_HEAD and target is not None:
+            head = options.get("head", EMBEDDED)
+            if head == EMBEDDED:
+                head = head_dir(plan.name, target.checkpoint.place)
+            opened = Checkpoint.open(head) if isinstance(head, _NAMES) else head
+            return replace(plan, options=options | {"head": opened})
+        if not isinstance(options.get("model"), _NAMES):
             return plan
-        from slipstream.targets.describe import describe, describe_model
+        model = Checkpoint.open(options["model"], "draft")
+        if plan.bare and not _has_tokens(model):
+            return plan
+        from slipstream.targets.describe import describe
 
         if (quantize := options.pop("quantize", None)) is not None:
             settings = replace(settings, quantize=None if quantize == "none" else quantize)
-        files = (describe_model if self.bare else describe)(model, settings)  # it was recognised as no head
+        files = describe(model, settings)
         pair = plan.pair
         if pair is None and target is not None:
             from slipstream.targets.pair_check import check_pair
@@ -242,10 +257,9 @@ class DraftPlan:
         named = [one for one in self.each if one.drafter is None]
         models = [model for one in named if isinstance(model := one.options.get("model"), Described)]
         heads = [
-            (one.name, None if head == EMBEDDED else head, one.options.get("quantize"))
+            (one.name, head, one.options.get("quantize"))
             for one in named
-            if DRAFTERS[one.name].needs is Needs.DRAFT_HEAD
-            and isinstance(head := one.options.get("head", EMBEDDED), (str, Path))
+            if isinstance(head := one.options.get("head"), Checkpoint)
         ]
         return models, heads, any(one.name == WITH_MTP for one in named)
 
@@ -275,19 +289,13 @@ def options_of(name: str) -> Any:
     return min(configs, key=lambda each: each.__module__ != module.__name__)
 
 
-def _has_tokens(name: str | Path) -> bool:
-    """Whether the small files of a model are those of one with a tokenizer. Heads have none, and some look like models
-    until their weights are read."""
-    folder = resolve(checkpoint_of(name, "draft"), weights=False)
-    return (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+def _has_tokens(model: Checkpoint) -> bool:
+    """Return True if the small files of a model are those of one with a tokenizer. Heads have none, and some look like
+    models until their weights are read."""
+    return (model.place / "config.json").is_file() and (model.place / "tokenizer.json").is_file()
 
 
-def _is_here(name: str | Path) -> bool:
-    """Whether it is the name of a folder or file on this machine."""
-    return Path(checkpoint_of(name, "draft")).expanduser().exists()
-
-
-def refuse_misspelt(name: str | Path) -> None:
+def refuse_misspelt(name: CheckpointName) -> None:
     """Raise ParameterError for a name that is nearly a known one, before the hub is asked for it."""
     draft = str(name)
     if draft in NAMES or "/" in draft or Path(draft).expanduser().exists():
@@ -300,7 +308,7 @@ def refuse_misspelt(name: str | Path) -> None:
 
 
 def embedded_role(drafter: str) -> str:
-    """What "embedded" is for this drafter or stack, as a role of `zoo.checkpoint_of`."""
+    """What "embedded" is for this drafter or stack, as a role of `Checkpoint.open`."""
     heads = [name for name in drafter.split(",") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
     return heads[0] if heads else "draft"
 

@@ -17,7 +17,6 @@ import copy
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
@@ -37,7 +37,7 @@ from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_format import fit, load_eagle
-from slipstream.heads.eagle_head import EagleHead, scattered
+from slipstream.heads.eagle_head import EagleHead, scatter
 from slipstream.heads.eagle_rows import EagleRuntime, HeadDrafter
 from slipstream.zoo import head_dir
 
@@ -122,7 +122,7 @@ class EagleDrafter(HeadDrafter):
         if drafted == 0:
             batch, features = self.pending(seqs)
             hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
-            self.ran(seqs)
+            self.note_run(seqs)
         else:
             assert self._state is not None
             place = {id: r for r, id in enumerate(self._state[0])}
@@ -136,7 +136,7 @@ class EagleDrafter(HeadDrafter):
             )
             hidden, logits = self.runtime.extend(batch, before, from_head=True)
         self._state = [seq.id for seq in seqs], hidden
-        return self._scattered(logits)
+        return self._scatter(logits)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """See `chains.ChainModel`. Sampling with uniform numbers cumulates probabilities in the order of the
@@ -146,21 +146,21 @@ class EagleDrafter(HeadDrafter):
         if sampling.noise is not None and self._ids is not None:
             sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
         drawn = self.runtime.decode_steps(batch, features, steps, sampling)
-        self.ran(seqs)
-        probs = None if drawn.probs is None else self._scattered(drawn.probs, 0.0)
+        self.note_run(seqs)
+        probs = None if drawn.probs is None else self._scatter(drawn.probs, 0.0)
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
         # Logits of maxima are not read.
-        logits = drawn.logits if sampling.kind == "maximum" else self._scattered(drawn.logits)
+        logits = drawn.logits if sampling.kind == "maximum" else self._scatter(drawn.logits)
         return drawn._replace(tokens=tokens, logits=logits, probs=probs)
 
     def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
         batch, features = self.pending(seqs, masks=[d - 1 for d in depth])
         _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
-        self.ran(seqs)
-        return list(self._scattered(logits).split(list(depth)))
+        self.note_run(seqs)
+        return list(self._scatter(logits).split(list(depth)))
 
-    def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
-        return scattered(values, self._ids, self.vocab_size, elsewhere)
+    def _scatter(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
+        return scatter(values, self._ids, self.vocab_size, elsewhere)
 
     def _grow(self, trees: Seq[Tree]) -> None:
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
@@ -168,7 +168,7 @@ class EagleDrafter(HeadDrafter):
         seqs = [tree.seq for tree in trees]
         batch, features = self.pending(seqs)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
-        self.ran(seqs)
+        self.note_run(seqs)
         live, frontiers = list(trees), [[ROOT]] * len(trees)
         states = {(id(tree), ROOT): row for tree, row in zip(trees, hidden.clone(), strict=True)}  # outputs of nodes
         while live:
@@ -204,11 +204,11 @@ class EagleDrafter(HeadDrafter):
         scoring = {id(t): t.seq.params.unfiltered if t.seq.params.greedy else t.seq.params for t in trees}
         params = [scoring[id(tree)] for tree, _ in pairs]
         paths = [[tree.tokens[i] for i in tree.path(node)] for tree, node in pairs]
-        return possible(self._scattered(logits), seqs, paths, self.vocab_size, params)[0]
+        return possible(self._scatter(logits), seqs, paths, self.vocab_size, params)[0]
 
 
 def make(
-    target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
     ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
@@ -219,7 +219,7 @@ def make(
 
 
 def make_eagle3(
-    target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
     own drafts; a head of P-EAGLE (2602.01469) drafts in one pass.
@@ -229,7 +229,7 @@ def make_eagle3(
 
 
 def _make(
-    target: Target, head: str | Path | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
+    target: Target, head: CheckpointName | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
 ) -> EagleDrafter:
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")

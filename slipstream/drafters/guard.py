@@ -1,4 +1,4 @@
-"""`Guard`: a faulty drafter cannot change the text. `Attached`: a drafter of a part of the batch.
+"""`Guard`: a faulty drafter cannot change the text.
 
 Verification makes every *well-formed* draft lossless. The guard handles the rest: a drafter that raises, or returns an
 invalid draft, only costs speed.
@@ -120,32 +120,3 @@ def first_children(draft: Draft) -> Draft:
     nodes = [i for chain in kept for i in chain]
     parents = [n - 1 for chain in kept for n in range(len(chain))]
     return draft.only(nodes, parents, [0, *accumulate(map(len, kept))])
-
-
-class Attached:
-    """The drafter of a step in which some requests decode without it, as plain ones do. Those that it drafts for are
-    first in the batch, so that what the target returned for them is a part of its arrays, without copies.
-
-    drafter: what drafts. gaining, reading: how many of the requests that gain tokens, and of those that read a chunk
-    of their prompt, it drafts for."""
-
-    def __init__(self, drafter: Drafter, gaining: int, reading: int):
-        self._drafter, self._gaining, self._reading = drafter, gaining, reading
-        self.name, self.traits = drafter.name, drafter.traits
-
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        count = self._gaining
-        return self._drafter.propose(seqs[:count], budgets[:count]).padded(len(seqs) - count)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        members = range(self._gaining)
-        shown = draft.part(members), out.part(0, len(members), draft), verdict.part(members)
-        if members:
-            self._drafter.observe(seqs[: len(members)], *shown)
-
-    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        if self._reading:
-            read_prompts(self._drafter, seqs[: self._reading], out.part(0, self._reading, Draft.empty(len(seqs))))
-
-    def release(self, seq_id: int) -> None:
-        self._drafter.release(seq_id)

@@ -48,8 +48,9 @@ class LayerSkipDrafter(Drafter):
 
     def __init__(self, target: Target, config: LayerSkipConfig | None = None):
         self.config = config or LayerSkipConfig()
-        self.target = needed(target.capabilities.early_exit, target, EARLY_EXIT, "drafter 'layerskip'")
-        self._multi_step, layers = target.capabilities.multi_step, self.target.layers
+        self.target, can = target, target.capabilities
+        self._early = needed(can.early_exit, target, EARLY_EXIT, "drafter 'layerskip'")
+        self._multi_step, layers = can.multi_step, self._early.layers
         self.device, self.width = target.device, target.vocab_size
         self.multi_step = self._multi_step is not None
         self.exits: list[Any] = []
@@ -90,7 +91,7 @@ class LayerSkipDrafter(Drafter):
 
     def _depth(self, seq: Sequence, most: int) -> int:
         """Draft length for a budget `most`; 0 during chunked prefill, which runs no first layers in advance."""
-        if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.max_pending:
+        if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.capabilities.max_pending:
             return 0
         return min(most, self.traits.longest or most)
 
@@ -98,7 +99,7 @@ class LayerSkipDrafter(Drafter):
         return self.target.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        return self.target.run_first_layers(seqs, chains, self.exit)
+        return self._early.run_first_layers(seqs, chains, self.exit)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         assert self._multi_step is not None

@@ -12,13 +12,13 @@ verification is lossless at every temperature.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.params import Strict, check_integer, integer, number, option
@@ -167,7 +167,7 @@ class MedusaDrafter(PrefixKeeper):
 
 
 def make(
-    target: Target, *, head: str | Path | MedusaHeads | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | MedusaHeads | None = None, quantize: str | None = None, **options: Any
 ) -> MedusaDrafter:
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
     quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as

@@ -95,7 +95,7 @@ class ModelDrafter(PrefixKeeper):
         assert self._multi_step is not None
         shadows = [self._follow(seq, ()) for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
-            if len(shadow.pending) > self._multi_step.max_pending:  # prefill a long prompt in chunks first
+            if len(shadow.pending) > self.model.capabilities.max_pending:  # prefill a long prompt in chunks first
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
         return self._multi_step.decode_steps(shadows, steps, sampling)

@@ -14,7 +14,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.errors import ParameterError
-from slipstream.heads.mtp_names import TRANSFORMERS, are_built, without_layers
+from slipstream.heads.mtp_names import TRANSFORMERS, explain_no_layers, has_mtp_layers
 
 if TYPE_CHECKING:
     from slipstream.targets.huggingface.mtp_layers import MtpLayers
@@ -44,8 +44,8 @@ def make(target: Target, **options: Any) -> MtpDrafter:
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
     if host.module is None:
-        raise without_layers(host.family)
-    if not are_built():
+        raise explain_no_layers(host.family)
+    if not has_mtp_layers():
         raise ParameterError(
             f"drafter 'mtp' was asked of a transformers before {TRANSFORMERS}",
             why="it builds the MTP layers",

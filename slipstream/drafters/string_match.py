@@ -111,7 +111,7 @@ class StringDrafter(PrefixKeeper):
         """The draft model's next tokens for each of its sequences; each is followed by what is most likely."""
         if self._steps is not None:
             for seq in copies:
-                if len(seq.pending) > self._steps.max_pending:
+                if len(seq.pending) > self.model.capabilities.max_pending:
                     self._run([seq])
                     seq.kv_len -= 1
             written = self._steps.decode_steps(copies, steps, StepSampling()).tokens.T.tolist()  # [R][K]

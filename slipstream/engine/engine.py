@@ -29,7 +29,7 @@ from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
-from slipstream.drafters.guard import Attached, Guard
+from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import EngineStats
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
@@ -180,7 +180,7 @@ class Engine:
                 if timed is not None and not _prompt_rows(seqs, prompts) and not any(each.depth for each in budgets):
                     self._run_plainly(seqs)
                 else:
-                    draft = self._run(seqs, prompts, budgets, self._drafter_of(seqs, prompts))
+                    draft = self._run(seqs, prompts, budgets)
             except Exception as fault:
                 timed = None
                 self._run_alone([*seqs, *prompts], budgets, fault)
@@ -214,13 +214,22 @@ class Engine:
                 self.abort(seq)
 
     def _run(
-        self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], drafter: Drafter, several: bool = True
+        self,
+        seqs: Seq[Sequence],
+        prompts: Seq[Sequence],
+        budgets: Seq[Budget],
+        drafts: bool = True,
+        several: bool = True,
     ) -> Draft | None:
-        """Run a step, or several plain ones in one call. Return the draft of the former."""
-        first = [seq for seq in seqs if seq.unread > 1]
-        if not prompts and several and plain_steps(seqs, self.target, drafter, self.rule, budgets):
+        """Run a step, or several plain ones in one call. Return the draft of the former. drafts: whether the drafter is
+        shown the requests that it drafts for, which are first; if there are none, the target reads no hidden states."""
+        shown, reading = (sum(map(self._is_attached, each)) if drafts else 0 for each in (seqs, prompts))
+        drafter, budgets = (self.drafter, budgets[:shown]) if shown + reading else (NO_DRAFTER, budgets)
+        several = several and not prompts and not any(each.depth for each in budgets)
+        if several and plain_steps(seqs, self.target, drafter, self.rule, budgets):
             return None
-        draft, _ = step(seqs, self.target, drafter, self.rule, budgets, prompts)
+        first = [seq for seq in seqs if seq.unread > 1]
+        draft, _ = step(seqs, self.target, drafter, self.rule, budgets, prompts, reading)
         for seq in first:
             self.prefixes.keep(seq)
         return draft
@@ -229,7 +238,7 @@ class Engine:
         """Run a plain step that is timed. It reads no hidden states, as in plain decoding: if the drafter needs them,
         the tokens are read again with the next step."""
         again = [(seq, seq.kv_len) for seq in seqs if self.drafter.traits.taps and self._is_attached(seq)]
-        self._run(seqs, [], [Budget(0)] * len(seqs), NO_DRAFTER if again else self._drafter_of(seqs, []))
+        self._run(seqs, [], [Budget(0)] * len(seqs), drafts=not again)
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
@@ -276,7 +285,7 @@ class Engine:
                 if len(seqs) == 1:
                     raise fault
                 gains = [] if prompts else [seq]
-                self._run(gains, prompts, [each] * len(gains), self._drafter_of(gains, prompts), several=False)
+                self._run(gains, prompts, [each] * len(gains), several=False)
             except Exception as error_alone:
                 seq.finish, seq.error = "error", error_alone
                 self.stats.errors += 1
@@ -343,13 +352,6 @@ class Engine:
         """Requests with fixed lengths come first: they keep the drafter when the others begin to rest."""
         assert seq.rule is not None
         return not self._is_attached(seq), self._request(seq).chosen, seq.rule.name, seq.params.argmax_only
-
-    def _drafter_of(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> Drafter:
-        """The drafter of a step: for all these requests, for those among them that it drafts for, or none."""
-        gaining, reading = sum(map(self._is_attached, seqs)), sum(map(self._is_attached, prompts))
-        if gaining + reading == len(seqs) + len(prompts):
-            return self.drafter
-        return Attached(self.drafter, gaining, reading) if gaining + reading else NO_DRAFTER
 
     def _is_attached(self, seq: Sequence) -> bool:
         """Whether the drafter is shown a request in this step. While it rests it is not asked, and reads no hidden

@@ -70,14 +70,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, key: int, ask: RequestSpec) -> None:
+    def submit(self, key: int, spec: RequestSpec) -> None:
         """Queue a request under a key that no other has. Raises EngineError if the engine is dead; any other fault of
         the request is delivered."""
         with self._guard:
             if self.dead is not None:
                 raise self.dead
             self._wanted.add(key)
-            self._preparers[ask.params.structured is not None].submit(self._make, key, ask)
+            self._preparers[spec.params.structured is not None].submit(self._make, key, spec)
 
     def abort(self, key: int) -> None:
         """Forget a request; no update of it is delivered after the current step. Unknown keys are ignored."""
@@ -102,11 +102,11 @@ class EngineThread:
 
     # --- in the preparing thread ---------------------------------------------------------------------------------
 
-    def _make(self, key: int, ask: RequestSpec) -> None:
+    def _make(self, key: int, spec: RequestSpec) -> None:
         if key not in self._wanted:
             return
         try:
-            request = self._prepare(ask)
+            request = self._prepare(spec)
         except Exception as fault:
             self._commands.put(partial(self._refuse, key, _deliverable(fault)))
         else:

@@ -116,7 +116,7 @@ class Streams:
             with suppress(RuntimeError):  # the loop was closed, so nobody waits
                 self._loop.call_soon_threadsafe(self._take, report)
 
-    async def follow(self, ask: RequestSpec) -> AsyncGenerator[Update, None]:
+    async def follow(self, spec: RequestSpec) -> AsyncGenerator[Update, None]:
         """The updates of a request, to the last one. Closing the iterator aborts it. Raises what ended the request."""
         self._loop = asyncio.get_running_loop()
         if self.dead is not None:
@@ -125,7 +125,7 @@ class Streams:
         self._unread[key] = unread
         ended = False
         try:
-            self._submit(key, ask)
+            self._submit(key, spec)
             while not ended:
                 update = await unread.get()
                 ended = update.error is not None or update.finish is not None

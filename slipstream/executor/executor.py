@@ -4,6 +4,7 @@ an `Output`. It knows nothing of drafters, sampling or rules. `batch_of` makes a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,10 +13,9 @@ import torch
 from torch import Tensor
 
 from slipstream.checkpoints.module_shape import ModelShape
-from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, visible
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Runtime, Slice
+from slipstream.core.target import MultiStep, Runtime, Slice
 from slipstream.errors import TargetError
 from slipstream.kv.kv_memory import KVMemory
 
@@ -141,21 +141,6 @@ class Output:
     maxima: Seq[int] | None = None
 
 
-class MultiStepExecutor(Protocol):
-    """What an executor declares if it can decode several tokens of each sequence in one call."""
-
-    steps_per_call: int
-    """Best number of plain decoding steps per call."""
-
-    def decode_steps(
-        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
-    ) -> DecodedSteps:
-        """Decode `steps` tokens after each sequence of the batch. KV is written for the rows of the batch and for all
-        new tokens but the last. `exit` is the number of layers to run; with it, KV is also written for the last token.
-        Raises TargetError if hidden states are not finite."""
-        ...
-
-
 class Executor(Protocol):
     @property
     def config(self) -> ModelShape: ...
@@ -177,7 +162,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def multi_step(self) -> MultiStepExecutor | None:
+    def multi_step(self) -> MultiStep[Batch] | None:
         """Itself, if it can decode several tokens in one call; else None."""
         ...
 
@@ -262,3 +247,24 @@ def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
         raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
     if exit is not None and not 1 <= exit <= layers:
         raise TargetError(f"an exit after {exit} layers was asked of a model with {layers}")
+
+
+def check_finite(
+    logits: Tensor,
+    seqs: Seq[Sequence],
+    draft: Draft,
+    fix: str = "use dtype='float32' if the model overflows in float16, and check the weights",
+) -> None:
+    """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need not
+    be: plain decoding might never reach it (see `core.step.decide`)."""
+    # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
+    # is not finite). On CUDA this check would be a second synchronisation per step.
+    rows = [draft.splits[b] + b for b in range(len(seqs))]
+    if logits.device.type != "cpu" or all(map(math.isfinite, logits[rows, 0].tolist())):
+        return
+    bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not logits[row].isfinite().all()]
+    raise TargetError(
+        f"the target returned logits that are not finite for sequences {bad}",
+        why="no token can be drawn from them",
+        fix=fix,
+    )

@@ -21,7 +21,7 @@ import numpy as np
 
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
-from slipstream.grammar.json_schemas import DEFINITIONS, rebuilt, with_pattern_of_names
+from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, rebuild
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
 from slipstream.grammar.vocabulary import Vocabulary
 
@@ -64,7 +64,7 @@ class Grammars:
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made when first needed
         self._compiled = lru_cache(KEPT)(self._compile)
 
-    def constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
+    def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
         """The constraint of one request, whose text these ids end. Raises ParameterError if the form cannot be
         compiled, which says where."""
         if structured.tokens is not None:
@@ -74,48 +74,48 @@ class Grammars:
 
     def _compile(self, structured: Structured) -> tuple[LLMatcher, FreeText]:
         vocabulary = self._vocabulary()
-        matcher = compiled(vocabulary, structured)
+        matcher = compile_form(vocabulary, structured)
         return matcher, FreeText(vocabulary, matcher, structured)
 
 
 def check_structured(structured: Structured) -> None:
     """Raise ParameterError for a form that cannot be compiled, whatever the tokenizer."""
     if structured.tokens is None:
-        compiled(Vocabulary.of_bytes(), structured)
+        compile_form(Vocabulary.of_bytes(), structured)
 
 
-def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
+def compile_form(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
     """A matcher at the beginning of the form. Raises ParameterError."""
     from llguidance import LLMatcher
 
-    def matcher(grammar: str) -> LLMatcher:
-        return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_limits())
+    def make_matcher(grammar: str) -> LLMatcher:
+        return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_make_limits())
 
-    grammar = _grammar(structured)
-    schemas = list(_schemas(grammar)) if structured.kind in ("json_schema", "grammar") else []
+    grammar = _write_grammar(structured)
+    schemas = list(_find_schemas(grammar)) if structured.kind in ("json_schema", "grammar") else []
     for place, schema in reversed(schemas):
         check_multiples(schema)
-        if (strict := _strict(schema)) != json.dumps(schema):
+        if (strict := _write_strict(schema)) != json.dumps(schema):
             grammar = grammar[: place.start] + strict + grammar[place.stop :]
-    state = matcher(grammar + NOT_FORCED)
+    state = make_matcher(grammar + NOT_FORCED)
     if reason := fault_of(state):
-        faults = (fault for _, schema in schemas if (fault := _schema_fault(schema, matcher)))
-        raise _refused(structured, next(faults, reason))
+        faults = (fault for _, schema in schemas if (fault := _find_fault(schema, make_matcher)))
+        raise _explain_refusal(structured, next(faults, reason))
     probe = state.deep_copy()
     for n in range(PROBED):
         mask = probe.compute_bitmask()
         if reason := fault_of(probe):
-            raise _refused(structured, f"{reason}, after {n} tokens")
+            raise _explain_refusal(structured, f"{reason}, after {n} tokens")
         allowed = np.flatnonzero(vocabulary.row(mask))
         if not len(allowed):
             break
         probe.consume_token(int(allowed[0]))
     if not n:
-        raise _refused(structured, "no text has this form except the empty one")
+        raise _explain_refusal(structured, "no text has this form except the empty one")
     return state
 
 
-def _grammar(structured: Structured) -> str:
+def _write_grammar(structured: Structured) -> str:
     """The grammar in Lark. Raises ParameterError for EBNF that cannot be read."""
     from llguidance import grammar_from, regex_to_lark
 
@@ -132,10 +132,10 @@ def _grammar(structured: Structured) -> str:
     try:
         return grammar_from("grammar", str(structured.grammar))
     except ValueError as fault:
-        raise _refused(structured, str(fault)) from fault
+        raise _explain_refusal(structured, str(fault)) from fault
 
 
-def _schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
+def _find_schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
     """Place and value of each JSON schema in a grammar. llguidance refuses text that is not JSON."""
     end = 0
     for match in _INLINE.finditer(grammar):
@@ -148,11 +148,11 @@ def _schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
 _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
-def _strict(schema: Any) -> str:
+def _write_strict(schema: Any) -> str:
     """The schema as JSON, less what asks for nothing. It can ask llguidance to ignore keywords that it does not know;
     not here."""
 
-    def enforced(part: dict[str, Any]) -> dict[str, Any]:
+    def enforce(part: dict[str, Any]) -> dict[str, Any]:
         if isinstance(part.get("x-guidance"), dict):
             part = {**part, "x-guidance": {**part["x-guidance"], "lenient": False}}
         kind = part.get("format")
@@ -160,9 +160,9 @@ def _strict(schema: Any) -> str:
             "format": isinstance(kind, str) and not _has_format(kind),
             "uniqueItems": not part.get("uniqueItems"),
         }
-        return with_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
+        return add_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
 
-    return json.dumps(rebuilt(schema, enforced))
+    return json.dumps(rebuild(schema, enforce))
 
 
 @lru_cache(KEPT)
@@ -177,24 +177,24 @@ def _has_format(name: str) -> bool:
     return known
 
 
-def _schema_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
+def _find_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
     """What is wrong with a schema, and where; "" if nothing is."""
     from llguidance import LLMatcher
 
-    def fault(part: Any) -> str:
-        return fault_of(matcher(LLMatcher.grammar_from_json_schema(_strict(part))))
+    def find_fault(part: Any) -> str:
+        return fault_of(matcher(LLMatcher.grammar_from_json_schema(_write_strict(part))))
 
     try:
-        message = fault(schema)
+        message = find_fault(schema)
     except ValueError as deep:  # nested too deeply
         return str(deep)
-    return message and f"{message}, at {place_of(schema, message, fault)}"
+    return message and f"{message}, at {find_place(schema, message, find_fault)}"
 
 
 def check_multiples(schema: Any) -> None:
     """Raise ParameterError if all `multipleOf` together have more remainders than `LARGEST_MULTIPLE`. Several that
     apply to one number become one of their least common multiple, and `$ref` can join any two."""
-    multiples = [(place, value) for place, value in _keywords(schema, "multipleOf", "#") if _is_positive(value)]
+    multiples = [(place, value) for place, value in _find_keywords(schema, "multipleOf", "#") if _is_positive(value)]
     values = [Decimal(repr(value)) for _, value in multiples]
     digits = max((-int(value.as_tuple().exponent) for value in values), default=0)
     if max((value.adjusted() for value in values), default=0) + max(digits, 0) > 20:
@@ -214,15 +214,15 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
-def _keywords(part: Any, keyword: str, place: str) -> Iterator[tuple[str, Any]]:
+def _find_keywords(part: Any, keyword: str, place: str) -> Iterator[tuple[str, Any]]:
     """Place and value of every entry of that name, also where it is no keyword: it is not worth telling apart."""
     if isinstance(part, dict) and keyword in part:
         yield place, part[keyword]
-    for name, child in _children(part):
-        yield from _keywords(child, keyword, f"{place}/{name}")
+    for name, child in _list_children(part):
+        yield from _find_keywords(child, keyword, f"{place}/{name}")
 
 
-def _children(part: Any) -> Iterator[tuple[str, Any]]:
+def _list_children(part: Any) -> Iterator[tuple[str, Any]]:
     """Entries of a mapping or a list, by the names that a JSON pointer has for them (RFC 6901)."""
     if isinstance(part, dict):
         for name, child in part.items():
@@ -232,7 +232,7 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:
             yield str(index), child
 
 
-def place_of(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
+def find_place(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
     """JSON pointer of the innermost part of `schema` that has the fault `message` by itself; "#" if none has, or if it
     is not among the first `MOST_PARTS`.
 
@@ -241,23 +241,24 @@ def place_of(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
     shared = {name: schema[name] for name in DEFINITIONS if isinstance(schema, dict) and name in schema}
     left = MOST_PARTS
 
-    def inside(part: Any, place: str) -> str:
+    def search(part: Any, place: str) -> str:
         nonlocal left
-        children = sorted(_children(part), key=lambda child: child[0] not in DEFINITIONS)  # rather there than at a $ref
+        # Rather there than at a $ref.
+        children = sorted(_list_children(part), key=lambda child: child[0] not in DEFINITIONS)
         for name, child in children:
             here, left = f"{place}/{name}", left - 1
             if left > 0 and isinstance(child, (dict, list)):
                 if isinstance(child, dict) and fault({**shared, **child}) == message:
-                    return inside(child, here)
-                deeper = inside(child, here)
+                    return search(child, here)
+                deeper = search(child, here)
                 if deeper != here:
                     return deeper
         return place
 
-    return inside(schema, "#")
+    return search(schema, "#")
 
 
-def _limits() -> LLParserLimits:
+def _make_limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -268,7 +269,7 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _refused(structured: Structured, message: str) -> ParameterError:
+def _explain_refusal(structured: Structured, message: str) -> ParameterError:
     if structured.kind != "grammar":
         message = PLACE.sub("", message)  # in a grammar that was made of it
     return ParameterError(

@@ -16,22 +16,22 @@ _NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
 _MOST_REFERENCES = 20
 
 
-def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
+def rebuild(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
     """Return the schema with `change` applied to each of its parts. None leaves a part, and all within it, as it is."""
     if isinstance(schema, list):
-        return [rebuilt(each, change) for each in schema]
+        return [rebuild(each, change) for each in schema]
     if not isinstance(schema, dict) or (changed := change(schema)) is None:
         return schema
     inner: dict[str, Any] = {}
     for key, each in changed.items():
         if key in _NAMED and isinstance(each, dict):
-            inner[key] = {name: rebuilt(one, change) for name, one in each.items()}
+            inner[key] = {name: rebuild(one, change) for name, one in each.items()}
         else:
-            inner[key] = each if key in _VALUES else rebuilt(each, change)
+            inner[key] = each if key in _VALUES else rebuild(each, change)
     return inner
 
 
-def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
+def add_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
     """Express `propertyNames` by other keywords, if it asks for text, a pattern, or one of several names."""
     names = {} if part.get("propertyNames") is True else part.get("propertyNames")
     if not isinstance(names, dict):
@@ -55,17 +55,17 @@ def is_kind(value: Any, kinds: Collection[str]) -> bool:
     return any(isinstance(value, KINDS[kind]) for kind in kinds if isinstance(value, bool) == (kind == "boolean"))
 
 
-def value_kinds(schema: Any, key: str | None) -> set[str]:
+def find_kinds(schema: Any, key: str | None) -> set[str]:
     """Return the kinds that a member of an object may have. key: None for a member that the schema does not name."""
-    named = followed(schema, schema)
+    named = follow(schema, schema)
     named = named if isinstance(named, Mapping) else {}
     properties, more = named.get("properties"), named.get("additionalProperties")
-    return _kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, {})
+    return _find_kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, {})
 
 
-def _kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
+def _find_kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
     """Return the kinds of a part. known: kinds of parts by their `id`, so that each part is read once."""
-    part = followed(part, root)
+    part = follow(part, root)
     if not isinstance(part, Mapping):
         return set(KINDS)
     if id(part) not in known:
@@ -76,13 +76,13 @@ def _kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
             kinds = {kind for kind in kinds if any(is_kind(value, (kind,)) for value in values)}
         for several in ("anyOf", "oneOf", "allOf"):
             if isinstance(choices := part.get(several), list) and choices:
-                each = [_kinds(choice, root, known) for choice in choices]
+                each = [_find_kinds(choice, root, known) for choice in choices]
                 kinds = kinds & (each[0].intersection(*each) if several == "allOf" else each[0].union(*each))
         known[id(part)] = kinds or set(KINDS)
     return known[id(part)]
 
 
-def followed(part: Any, root: Any) -> Any:
+def follow(part: Any, root: Any) -> Any:
     """Return the part to which the references of a part lead within the document."""
     for _ in range(_MOST_REFERENCES):
         reference = part.get("$ref") if isinstance(part, Mapping) else None

@@ -75,7 +75,7 @@ class FreeText:
         if place.begin is not None:
             return place
         stage, waiting, possible = self._read(place.stage, place.partial + self._written[token])
-        return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokens(possible))
+        return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokenise(possible))
 
     def allowed(self, place: Place) -> NDArray[np.bool_]:
         """Which tokens may follow in a free part: [V]."""
@@ -85,7 +85,7 @@ class FreeText:
             for token in self._may_end:
                 possible = self._read(place.stage, place.partial + self._written[token])[2]
                 if possible is not None and possible not in begins:
-                    begins[possible] = self._begins(possible)
+                    begins[possible] = self._can_begin(possible)
                 row[token] = possible is None or begins[possible]
             self._rows[key] = row
         return self._rows[key]
@@ -94,8 +94,8 @@ class FreeText:
         """Stage and held bytes after a free part that ends with `text`; and what there is of the form, if it has
         begun."""
         if stage == OPENING:
-            text = _stripped(text)
-            if _undecided(text, [self._opening]):
+            text = _strip(text)
+            if _is_undecided(text, [self._opening]):
                 return OPENING, text, None
             stage = SEARCHING
             if text.startswith(self._opening):
@@ -103,45 +103,45 @@ class FreeText:
         if stage == REASONING:
             _, closing, rest = text.partition(self._closing)
             if not closing:
-                return REASONING, _partial(text, [self._closing]), None
+                return REASONING, _find_partial(text, [self._closing]), None
             stage, text = SEARCHING, rest
         if stage == SEARCHING and self._first:
-            text = _stripped(text)
+            text = _strip(text)
             if any(text.startswith(mark) for mark in self._marks):
                 return SEARCHING, b"", text
-            return (SEARCHING, text, None) if _undecided(text, self._marks) else (UNBOUND, b"", None)
+            return (SEARCHING, text, None) if _is_undecided(text, self._marks) else (UNBOUND, b"", None)
         if stage == SEARCHING:
             places = [(at, mark) for mark in self._marks if (at := text.find(mark)) >= 0]
             if places:
                 at, mark = min(places)
                 return SEARCHING, b"", text[at if self._included else at + len(mark) :]
-            return SEARCHING, _partial(text, self._marks), None
+            return SEARCHING, _find_partial(text, self._marks), None
         return UNBOUND, b"", None
 
-    def _tokens(self, beginning: bytes) -> tuple[int, ...]:
+    def _tokenise(self, beginning: bytes) -> tuple[int, ...]:
         return tuple(self._vocabulary.tokens.greedy_tokenize(beginning.decode("utf-8"))) if beginning else ()
 
-    def _begins(self, beginning: bytes) -> bool:
+    def _can_begin(self, beginning: bytes) -> bool:
         try:
-            tokens = self._tokens(beginning)
+            tokens = self._tokenise(beginning)
         except UnicodeDecodeError:  # the beginning of a character, which no tokens of whole text write
             return False
         return self._grammar.deep_copy().validate_tokens(list(tokens)) == len(tokens)
 
 
-def _stripped(text: bytes) -> bytes:
+def _strip(text: bytes) -> bytes:
     """Without the white space at its beginning."""
     while space := next((each for each in SPACES if text.startswith(each)), b""):
         text = text[len(space) :]
     return text
 
 
-def _undecided(text: bytes, marks: list[bytes]) -> bool:
+def _is_undecided(text: bytes, marks: list[bytes]) -> bool:
     """Whether a text without white space before it may become one that begins with a mark."""
     return any(len(text) < len(each) and each.startswith(text) for each in (*marks, *SPACES))
 
 
-def _partial(text: bytes, marks: list[bytes]) -> bytes:
+def _find_partial(text: bytes, marks: list[bytes]) -> bytes:
     """The longest end of a text that is a beginning of a mark, and not all of it."""
     longest = max(map(len, marks)) - 1
     ends = (text[at:] for at in range(max(0, len(text) - longest), len(text)))
@@ -215,25 +215,25 @@ class TextConstraint:
 
     def _state(self, tail: Tail) -> ConstraintState:
         if tail not in self._states:
-            self._states[tail] = self._below(tail) if tail else self._at_output()
+            self._states[tail] = self._state_below(tail) if tail else self._state_at_output()
         return self._states[tail]
 
-    def _at_output(self) -> ConstraintState:
+    def _state_at_output(self) -> ConstraintState:
         place = self._free.start
         for index, token in enumerate(self._output):
             place = self._free.advance(place, token, index)
             if place.begin is not None and self._free.repeats:
-                place = self._advanced(place, self._output[: index + 1]).place
-        return self._advanced(place, self._output)
+                place = self._advance(place, self._output[: index + 1]).place
+        return self._advance(place, self._output)
 
-    def _below(self, tail: Tail) -> ConstraintState:
+    def _state_below(self, tail: Tail) -> ConstraintState:
         before, token = self._state(tail[:-1]), tail[-1]
         if before.over or token in self._stops or not before.allowed[token]:
             return ConstraintState(before.place, self._all, over=True)
         text = [*self._output, *tail]
-        return self._advanced(self._free.advance(before.place, token, len(text) - 1), text)
+        return self._advance(self._free.advance(before.place, token, len(text) - 1), text)
 
-    def _advanced(self, place: Place, text: list[int]) -> ConstraintState:
+    def _advance(self, place: Place, text: list[int]) -> ConstraintState:
         if place.begin is None:
             return ConstraintState(place, self._free.allowed(place))
         mask, accepting, fault = self._walk.after([*place.lead, *text[place.begin :]])
@@ -261,19 +261,19 @@ class GivenTokens:
         outside = next((token for token in tokens if token >= vocab_size), None)
         if outside is not None:
             raise ParameterError(f"structured.tokens holds id {outside}, the vocabulary is 0..{vocab_size - 1}")
-        self._tokens, self._vocab_size = tuple(tokens), vocab_size
+        self._tokenise, self._vocab_size = tuple(tokens), vocab_size
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         rows = np.ones((len(tails), self._vocab_size), np.bool_)
         for row, tail in zip(rows, tails, strict=True):
             at = len(output) + len(tail)
-            if at < len(self._tokens) and tuple(tail) == self._tokens[len(output) : at]:
+            if at < len(self._tokenise) and tuple(tail) == self._tokenise[len(output) : at]:
                 row[:] = False
-                row[self._tokens[at]] = True
+                row[self._tokenise[at]] = True
         return rows
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        return len(output) + len(tail) >= len(self._tokens)
+        return len(output) + len(tail) >= len(self._tokenise)
 
 
 class Walk:

@@ -34,10 +34,14 @@ class Vocabulary:
         """From a fast tokenizer of transformers, or of a folder. Raises ParameterError for others, and if llguidance is
         not installed."""
         if tokenizer is None:
-            raise _impossible("the target brings no tokenizer", "give token ids of your own in logit_bias or bad_words")
+            raise _explain_impossible(
+                "the target brings no tokenizer", "give token ids of your own in logit_bias or bad_words"
+            )
         backend = backend_of(tokenizer)
         if backend is None:
-            raise _impossible(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
+            raise _explain_impossible(
+                f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers"
+            )
         from tokenizers import AddedToken, Tokenizer
 
         copied = Tokenizer.from_str(backend.to_str())
@@ -45,14 +49,16 @@ class Vocabulary:
         copied.no_truncation()
         copied.add_special_tokens([AddedToken(END, special=True)])
         try:
-            return Vocabulary(_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
+            return Vocabulary(_make_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
         except ValueError as fault:  # what bytes its tokens write is unknown
-            raise _impossible(f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes") from fault
+            raise _explain_impossible(
+                f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes"
+            ) from fault
 
     @staticmethod
     def of_bytes() -> Vocabulary:
         """One id for each byte, of no model. Raises ParameterError if llguidance is not installed."""
-        tokens = _tokens("byte")
+        tokens = _make_tokens("byte")
         return Vocabulary(tokens, tokens.vocab_size)
 
     def row(self, mask: bytes) -> NDArray[np.bool_]:
@@ -75,15 +81,15 @@ class Vocabulary:
         return frozenset(token for token in range(known) if self.tokens.is_special_token(token))
 
 
-def _tokens(*given: Any, **named: Any) -> LLTokenizer:
+def _make_tokens(*given: Any, **named: Any) -> LLTokenizer:
     try:
         from llguidance import LLTokenizer
     except ImportError as fault:
-        raise _impossible("llguidance is not installed", "pip install 'slipstream[grammar]'") from fault
+        raise _explain_impossible("llguidance is not installed", "pip install 'slipstream[grammar]'") from fault
     return LLTokenizer(*given, **named)
 
 
-def _impossible(what: str, fix: str) -> ParameterError:
+def _explain_impossible(what: str, fix: str) -> ParameterError:
     return ParameterError(
         f"structured output is not possible here: {what}",
         why="which tokens may follow is worked out from the bytes that each token writes",

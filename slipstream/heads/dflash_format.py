@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_values import count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
-from slipstream.heads.eagle_format import complete_maps, fill, layer_config
-from slipstream.heads.recognition import check_host, opened, write
+from slipstream.heads.eagle_format import complete_maps, describe_layers, fill
+from slipstream.heads.recognition import check_host, read_head, write
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*|verifier_.*")
 """Buffers, copies of the target's weights, and the head that predicts acceptance: it drafts nothing."""
@@ -33,14 +34,15 @@ _READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor", "b
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
-def load_dflash(checkpoint: str | Path) -> DFlashHead:
+def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.
 
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; settings that are missing or that change the computation.
     """
-    folder, kind, config, tensors = opened(checkpoint, _IGNORED)
+    opened, kind, tensors = read_head(checkpoint, _IGNORED)
+    folder, config = opened.place, opened.config
     if kind != "dflash" or tensors.get("fc.weight", torch.empty(0)).ndim != 2:
         raise CheckpointError(
             f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
@@ -48,15 +50,15 @@ def load_dflash(checkpoint: str | Path) -> DFlashHead:
         )
     if "t2d" in tensors and bool(tensors["t2d"].all()):  # every id can be drafted
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-    head_config = _config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
+    head_config = _read_config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
     head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.draft_vocab is not None:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
-    fill(head, tensors, folder, "DFlash")
+    fill(head, tensors, opened, "DFlash")
     return head.eval().requires_grad_(False)
 
 
-def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
+def _read_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
     nested, markov = object_of(config, "dflash_config"), tensors.get("markov_head.markov_w1.weight")
     _refuse_variants(config, nested, tensors, folder)
     said: Any = {**config, **nested}
@@ -138,7 +140,7 @@ def save_dflash(
     nested |= {} if c.causal_windows else {"causal": c.causal}
     config = {
         "architectures": ["Qwen3DSparkModel" if c.markov_rank else "DFlashDraftModel"],
-        **layer_config(c.decoder),
+        **describe_layers(c.decoder),
         "model_type": "qwen3",
         "target_hidden_size": c.target_hidden,
         "block_size": c.block,

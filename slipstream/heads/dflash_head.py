@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.params import Strict
-from slipstream.heads.eagle_head import Attend, Norm, PlainLayer, Rotary, scattered
+from slipstream.heads.eagle_head import Attend, Norm, PlainLayer, Rotary, scatter
 
 
 @dataclass(frozen=True)
@@ -148,4 +148,4 @@ class DFlashHead(nn.Module):
         if self.config.markov_rank:
             markov = self.markov_head
             logits = logits + markov["markov_w2"](markov["markov_w1"](before))[..., : logits.shape[-1]]  # type: ignore
-        return scattered(logits, self.target_ids, self.width)
+        return scatter(logits, self.target_ids, self.width)

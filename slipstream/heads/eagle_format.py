@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.checkpoints.checkpoint import few, tensor_names
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_values import count_of, object_of
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, opened, write
+from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, read_head, write
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's weights; not loaded."""
@@ -33,7 +33,7 @@ Layout = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
-def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
+def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.
 
@@ -42,7 +42,8 @@ def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; an unsupported variant.
     """
-    folder, kind, config, tensors = opened(checkpoint, _IGNORED)
+    opened, kind, tensors = read_head(checkpoint, _IGNORED)
+    folder, config = opened.place, opened.config
     if kind not in ("eagle", "eagle3"):
         raise CheckpointError(
             f"{folder} holds {f'a {kind} head' if kind else 'no EAGLE head'}",
@@ -55,15 +56,15 @@ def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
         tensors = {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items()}
         if "mask_hidden" in tensors:
             tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
-    head_config = _config(kind, config, tensors, layers, folder)
+    head_config = _read_config(kind, config, tensors, layers, folder)
     head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.version == 3:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
-    fill(head, tensors, folder, "EAGLE")
+    fill(head, tensors, opened, "EAGLE")
     return head.eval().requires_grad_(False)
 
 
-def _config(
+def _read_config(
     kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: int | None, folder: Path
 ) -> EagleConfig:
     """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
@@ -85,15 +86,15 @@ def _config(
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
     if len(fc) != 2 or fc[0] != d:
-        raise _mixed(f"fc.weight in {folder} has the shape {fc}, config.json gives hidden_size {d}")
+        raise _explain_mismatch(f"fc.weight in {folder} has the shape {fc}, config.json gives hidden_size {d}")
     own_embedding = "embed_tokens.weight" in tensors
     if kind == "eagle":
         return EagleConfig(
             version=1, decoder=decoder, taps=(-1,), target_hidden=fc[1] - d, draft_vocab=decoder.vocab_size,
             fc_bias="fc.bias" in tensors, own_embedding=own_embedding,
         )  # fmt: skip
-    taps, width = _taps(config, nested, fc[1], d, layers, folder)
-    mask_token, depths = _parallel(config, tensors, folder)
+    taps, width = _read_taps(config, nested, fc[1], d, layers, folder)
+    mask_token, depths = _read_parallel(config, tensors, folder)
     said = {**nested, **config}
     return EagleConfig(
         version=3,
@@ -111,7 +112,7 @@ def _config(
     )
 
 
-def _parallel(
+def _read_parallel(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
 ) -> tuple[int, int | None] | tuple[None, None]:
     """(mask token, most draft tokens that it was trained for) of a parallel head (P-EAGLE)."""
@@ -133,7 +134,7 @@ def _parallel(
     return token, None if where.get(key) is None else count_of(where, key, 1)
 
 
-def _taps(
+def _read_taps(
     config: Mapping[str, Any], nested: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
 ) -> tuple[tuple[int, ...], int]:
     """(tapped layers, width of each) of a head whose fc reads `joined` values."""
@@ -144,7 +145,7 @@ def _taps(
     count = len(named) if named else count_of(config, "num_aux_hidden_states", 3)
     width = count_of(config, "target_hidden_size", joined // count)
     if count * width != joined:
-        raise _mixed(
+        raise _explain_mismatch(
             f"fc.weight in {folder} reads {joined} values, config.json gives {count} taps of width {width}",
             fix="correct num_aux_hidden_states, target_hidden_size or eagle_aux_hidden_state_layer_ids",
         )
@@ -209,9 +210,9 @@ def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Pa
         )
 
 
-def fill(head: Any, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> None:
+def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind: str) -> None:
     """Load the tensors into an EAGLE or DFlash head; none may be missing, unknown or of another shape."""
-    wanted = head.state_dict()
+    wanted, folder = head.state_dict(), checkpoint.place
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
         parts = [f"lacks {len(missing)} tensors ({few(sorted(missing))})"] if missing else []
@@ -224,12 +225,12 @@ def fill(head: Any, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> N
     for name, to in wanted.items():
         if to.shape != tensors[name].shape:
             shape = tuple(tensors[name].shape)
-            raise _mixed(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
+            raise _explain_mismatch(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
     head.load_state_dict(dict(tensors))
-    head.in_8_bits = any(name.endswith(SCALE) for name in tensor_names(folder))
+    head.in_8_bits = any(name.endswith(SCALE) for name in checkpoint.tensors)
 
 
-def _mixed(what: str, fix: str = "take both from the same checkpoint") -> CheckpointError:
+def _explain_mismatch(what: str, fix: str = "take both from the same checkpoint") -> CheckpointError:
     return CheckpointError(what, why="weights and configuration belong to different heads", fix=fix)
 
 
@@ -250,10 +251,10 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
     if c.version == 1:
         tied = embedding is not None and host.tied
         return head.borrow(embedding, embedding if tied else host.lm_head())
-    return _within(head, host.vocab_size).borrow(embedding)
+    return _drop_padding(head, host.vocab_size).borrow(embedding)
 
 
-def _within(head: EagleHead, vocab_size: int) -> EagleHead:
+def _drop_padding(head: EagleHead, vocab_size: int) -> EagleHead:
     """The head without draft ids that the target does not have (padding)."""
     keep = head.target_ids < vocab_size  # [draft_vocab]
     if not bool(keep.all()):
@@ -269,10 +270,10 @@ def save_eagle(
     head: EagleHead, folder: str | Path, dtype: torch.dtype = torch.float16, target: str | None = None
 ) -> None:
     """Write `head` in the native layout. dtype: of the stored floats; target: name of the target model."""
-    write(folder, *native(head, target), dtype)
+    write(folder, *lay_out_native(head, target), dtype)
 
 
-def native(head: EagleHead, target: str | None = None, maps: bool = False) -> Layout:
+def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = False) -> Layout:
     """The layout of the EAGLE authors' releases.
 
     maps  write d2t and t2d even for a full vocabulary; vLLM refuses them there.
@@ -284,7 +285,7 @@ def native(head: EagleHead, target: str | None = None, maps: bool = False) -> La
     qwen3 = c.version == 3 and c.decoder.qk_norm
     config: dict[str, Any] = {
         "architectures": ["Eagle3Qwen3ForCausalLM" if qwen3 else f"LlamaForCausalLMEagle{'3' * (c.version == 3)}"],
-        **layer_config(c.decoder),
+        **describe_layers(c.decoder),
     }
     if target is not None:
         config["target_model"] = target
@@ -301,10 +302,10 @@ def native(head: EagleHead, target: str | None = None, maps: bool = False) -> La
     }
     if c.mask_token is not None:
         config |= {"ptd_token_id": c.mask_token, "para_depths": c.depths}
-    return config | {name: True for name, on in _variants(c).items() if on}, _tensors(head, maps)
+    return config | {name: True for name, on in _list_variants(c).items() if on}, _tensors(head, maps)
 
 
-def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout:
+def lay_out_speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout:
     """The layout of the package `speculators` for EAGLE-3 and P-EAGLE; target: folder or hub id."""
     c = head.config
     kind, name, length = ("eagle3", "Eagle3", 4) if c.mask_token is None else ("peagle", "PEagle", c.depths or 8)
@@ -317,18 +318,18 @@ def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": length}],
             "verifier": {"name_or_path": target, "architectures": list(architectures)},
         },
-        "transformer_layer_config": layer_config(c.decoder) | {"num_aux_hidden_states": len(c.taps)},
+        "transformer_layer_config": describe_layers(c.decoder) | {"num_aux_hidden_states": len(c.taps)},
         "draft_vocab_size": c.draft_vocab,
         "target_hidden_size": c.target_hidden,
         TAPS: list(c.taps),
-        **_variants(c),
+        **_list_variants(c),
     }
     if c.mask_token is not None:
         config["mask_token_id"] = c.mask_token
     return config, {name.replace("midlayer.", "layers.0."): t for name, t in _tensors(head).items()}
 
 
-def _variants(c: EagleConfig) -> dict[str, bool]:
+def _list_variants(c: EagleConfig) -> dict[str, bool]:
     return {name: getattr(c, name) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
 
 
@@ -337,7 +338,7 @@ def _tensors(head: EagleHead, maps: bool = False) -> dict[str, Tensor]:
     return {name: t for name, t in head.state_dict().items() if not (full and name in ("d2t", "t2d"))}
 
 
-def layer_config(d: DecoderConfig) -> dict[str, Any]:
+def describe_layers(d: DecoderConfig) -> dict[str, Any]:
     """The head's own decoder layers as a model of Llama's or Qwen3's kind, for transformers 4 and 5."""
     rope: Mapping[str, Any] = d.rope_parameters
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
@@ -348,10 +349,10 @@ def layer_config(d: DecoderConfig) -> dict[str, Any]:
         "rms_norm_eps": d.norm_eps, "hidden_act": d.activation, "attention_bias": d.qkv_bias, "mlp_bias": d.mlp_bias,
         "rope_theta": rope.get("rope_theta", 1e4), "rope_parameters": dict(rope),
         "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"} if scaled else None,
-        "tie_word_embeddings": False, **(_windows(d.windows) if any(d.windows) else {}),
+        "tie_word_embeddings": False, **(_describe_windows(d.windows) if any(d.windows) else {}),
     }  # fmt: skip
 
 
-def _windows(windows: Seq[int | None]) -> dict[str, Any]:
+def _describe_windows(windows: Seq[int | None]) -> dict[str, Any]:
     types = ["sliding_attention" if window else "full_attention" for window in windows]
     return {"layer_types": types, "sliding_window": max(window or 0 for window in windows), "use_sliding_window": True}

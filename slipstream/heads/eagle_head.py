@@ -276,7 +276,7 @@ class EagleHead(nn.Module):
         return self.lm_head(x)  # type: ignore[no-any-return]
 
 
-def scattered(values: Tensor, ids: Tensor | None, vocab: int, elsewhere: float = -torch.inf) -> Tensor:
+def scatter(values: Tensor, ids: Tensor | None, vocab: int, elsewhere: float = -torch.inf) -> Tensor:
     """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in those
     that the head cannot draft. ids: target id of each draft id; None: they are the same."""
     if ids is None:

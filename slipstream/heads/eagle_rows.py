@@ -109,7 +109,7 @@ class Rows:
 
     begin  position of the first row; 0 unless the sequence was first observed in its middle.
     done   rows whose keys and values are in the head's cache.
-    todo   features of the others, [n, taps * target_hidden] each; used only by `add`, `joined` and `ran`.
+    todo   features of the others, [n, taps * target_hidden] each; used only by `add`, `join` and `note_run`.
     """
 
     begin: int
@@ -125,15 +125,15 @@ class Rows:
         self.todo.append(features)
         self.pending += features.shape[0]
 
-    def joined(self) -> Tensor:
+    def join(self) -> Tensor:
         """Features of all pending rows, [pending, taps * target_hidden]."""
         if len(self.todo) > 1:
             self.todo = [torch.cat(self.todo)]
         return self.todo[0]
 
-    def ran(self, count: int) -> None:
+    def note_run(self, count: int) -> None:
         """Note that the first `count` pending rows are in the cache now."""
-        rest = self.joined()[count:].clone() if count < self.pending else None
+        rest = self.join()[count:].clone() if count < self.pending else None
         self.done, self.pending, self.todo = self.done + count, self.pending - count, [] if rest is None else [rest]
 
 
@@ -174,7 +174,7 @@ class HeadDrafter:
         states = [self.rows[seq.id] for seq in seqs]
         for seq, rows, masked in zip(seqs, states, masks or [0] * len(seqs), strict=True):
             first, count = rows.begin + rows.done, rows.pending
-            joined = rows.joined()
+            joined = rows.join()
             if most is not None and most < count:
                 joined, count = joined[:most], most
             features.append(joined)
@@ -213,11 +213,11 @@ class HeadDrafter:
             select=select,
         )
 
-    def ran(self, seqs: Iterable[Sequence]) -> None:
+    def note_run(self, seqs: Iterable[Sequence]) -> None:
         """Note that the pending rows of these sequences are in the head's cache now."""
         for seq in seqs:
             rows = self.rows[seq.id]
-            rows.ran(rows.pending)
+            rows.note_run(rows.pending)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Keep copies of the true features of every accepted token."""
@@ -282,7 +282,7 @@ class HeadDrafter:
             count = min(CHUNK, rows.pending)
             batch, features = self.pending([seq], count)
             self._head.extend(batch, features)
-            rows.ran(count)
+            rows.note_run(count)
 
     def release(self, seq_id: int) -> None:
         self.rows.pop(seq_id, None)

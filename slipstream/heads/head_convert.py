@@ -5,6 +5,7 @@
 holds DFlash heads, too.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -12,18 +13,17 @@ from typing import Any
 
 import torch
 
-from slipstream.checkpoints.checkpoint import read_config, resolve
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
-from slipstream.heads.eagle_format import load_eagle, native, speculators
+from slipstream.heads.eagle_format import lay_out_native, lay_out_speculators, load_eagle
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaHeads
-from slipstream.heads.recognition import recognise, stored, write
+from slipstream.heads.recognition import read_tensors, recognise, write
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD
-from slipstream.zoo import checkpoint_of
 
 _FORMATS = {"eagle3": ", ".join(name for name in HEAD_FORMATS if name != "medusa"), "medusa": "medusa"}
 _KINDS = {
@@ -47,7 +47,9 @@ class ConvertedHead:
     parallel: bool
 
 
-def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
+def convert_head(
+    checkpoint: CheckpointName, to: str, folder: Path, target: CheckpointName | None = None
+) -> ConvertedHead:
     """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in;
     "int8": matrices in 8 bits.
 
@@ -57,13 +59,13 @@ def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Pa
     Raises the family of `LoadError`, UnsupportedModelError for what the format cannot hold, and ParameterError if the
     target is needed and not known.
     """
-    place = resolve(checkpoint)
-    kind, config = recognise(place), read_config(place)
-    if kind == "dflash" and to == SMALL_HEAD:
-        dflash = load_dflash(place)
-        save_dflash(dflash, folder, torch.int8, config.get("target_model"))
-        return _converted(folder, place, kind, dflash.config.depth)
     wanted = "medusa" if to == "medusa" else "eagle3"
+    source = Checkpoint.open(checkpoint, wanted)
+    place, kind, config = source.download(), recognise(source), source.config
+    if kind == "dflash" and to == SMALL_HEAD:
+        dflash = load_dflash(source)
+        save_dflash(dflash, folder, torch.int8, config.get("target_model"))
+        return _describe_result(folder, source, kind, dflash.config.depth)
     if kind is not None and kind != wanted:
         raise UnsupportedModelError(
             f"{place} holds {_KINDS[kind]}, the format {to!r} holds {_KINDS[wanted]}",
@@ -71,40 +73,41 @@ def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Pa
             fix=f"choose {_FORMATS[kind]}" if kind in _FORMATS else "train one: slipstream train eagle3",
         )
     named = target or config.get("target_model") or config.get("base_model_name_or_path")
-    name = None if named is None else str(checkpoint_of(named, "target"))
+    base = None if named is None else Checkpoint.open(named)
+    name = None if base is None else str(base)
     if wanted == "medusa":
-        heads = _self_contained(load_medusa(place), place, name)
-        save_medusa(heads, folder, _dtype(place), target=name, file="medusa_lm_head.safetensors")
-        return _converted(folder, place, "medusa", heads.config.heads)
+        heads = _add_lm_head(load_medusa(source), place, base)
+        save_medusa(heads, folder, _find_dtype(source), target=name, file="medusa_lm_head.safetensors")
+        return _describe_result(folder, source, "medusa", heads.config.heads)
     needed = target is not None or to == "speculators"
-    about = _about(resolve(name, weights=False)) if name and needed else {}
-    head = load_eagle(place, about.get("num_hidden_layers"))
+    about = _read_target(base) if base and needed else {}
+    head = load_eagle(source, about.get("num_hidden_layers"))
     _check(head.config, to, place)
     if to != "speculators":
-        layout = native(head, name, maps=to == "specforge")
+        layout = lay_out_native(head, name, maps=to == "specforge")
     elif name:
-        layout = speculators(head, name, about.get("architectures") or ())
+        layout = lay_out_speculators(head, name, about.get("architectures") or ())
     else:
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
-    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _dtype(place))
-    return _converted(folder, place, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
+    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _find_dtype(source))
+    return _describe_result(folder, source, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
 
 
-def _about(target: Path) -> dict[str, Any]:
+def _read_target(target: Checkpoint) -> Mapping[str, Any]:
     """What a head may need of the config.json of its target, a folder or a GGUF file."""
-    if target.is_dir():
-        return read_config(target)
-    return {"num_hidden_layers": DecoderConfig.load(target).layers}
+    return {"num_hidden_layers": DecoderConfig.load(target).layers} if target.is_gguf else target.config
 
 
-def _dtype(place: Path) -> torch.dtype:
+def _find_dtype(source: Checkpoint) -> torch.dtype:
     """The narrowest dtype that holds every stored float."""
-    return reduce(torch.promote_types, {t.dtype for t in stored(place).values() if t.is_floating_point()})
+    return reduce(torch.promote_types, {t.dtype for t in read_tensors(source).values() if t.is_floating_point()})
 
 
-def _converted(folder: Path, place: Path, method: str, draft_tokens: int, parallel: bool = False) -> ConvertedHead:
+def _describe_result(
+    folder: Path, source: Checkpoint, method: str, draft_tokens: int, parallel: bool = False
+) -> ConvertedHead:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return ConvertedHead(folder, str(_dtype(place)).removeprefix("torch."), size, method, draft_tokens, parallel)
+    return ConvertedHead(folder, str(_find_dtype(source)).removeprefix("torch."), size, method, draft_tokens, parallel)
 
 
 def _check(c: EagleConfig, to: str, place: Path) -> None:
@@ -136,7 +139,7 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
             )  # fmt: skip
 
 
-def _self_contained(heads: MedusaHeads, place: Path, target: str | None) -> MedusaHeads:
+def _add_lm_head(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> MedusaHeads:
     """The same heads as in the authors' releases: each has an lm_head of its own and biases."""
     c = heads.config
     if c.draft_vocab is not None:

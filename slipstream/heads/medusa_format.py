@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import SINGLE, few, read_config, resolve
+from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, reading
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
-from slipstream.heads.recognition import check_host, stored, write
+from slipstream.heads.recognition import check_host, read_tensors, write
 
 log = logging.getLogger("slipstream")
 
@@ -33,22 +33,22 @@ _HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
-def load_medusa(checkpoint: str | Path) -> MedusaHeads:
+def load_medusa(checkpoint: CheckpointName) -> MedusaHeads:
     """The heads in a folder or hub id, float32, on the CPU. If they use the target's lm_head and the file has no copy
     of it, `borrow` must be called before use.
 
     Raises CheckpointError (files missing, corrupt or pickled; tensors missing, unknown or of another shape) and
     ConfigError (config.json contradicts the tensors).
     """
-    folder = resolve(checkpoint)
-    config = read_config(folder)
-    tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in stored(folder).items()}
+    opened = Checkpoint.open(checkpoint)
+    folder, config = opened.download(), opened.config
+    tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in read_tensors(opened).items()}
     token_map, shared = tensors.pop("token_map", None), tensors.pop("lm_head.weight", None)
     heads = sorted(name for name in tensors if _HEAD.fullmatch(name))
     if config.get("original_lm_head") and len(heads) == 1:  # vLLM also accepts the shared head under this name
         shared = tensors.pop(heads.pop())
     _refuse_unknown(folder, [name for name in tensors if name not in heads and not _BLOCK.fullmatch(name)])
-    c = _config(folder, config, tensors, tensors[heads[0]] if heads else shared, bool(heads), token_map)
+    c = _read_config(folder, config, tensors, tensors[heads[0]] if heads else shared, bool(heads), token_map)
     tensors = {re.sub(r"^lm_heads\.(\d+)", rf"\1.{c.layers}", name): tensor for name, tensor in tensors.items()}
     with torch.device("meta"):  # before memory is taken
         wanted = _tensors(MedusaHeads(c)).keys()
@@ -57,7 +57,7 @@ def load_medusa(checkpoint: str | Path) -> MedusaHeads:
     _refuse_unknown(folder, tensors.keys() - wanted)
     sizes = {"hidden_size": c.hidden_size, "medusa_num_layers": c.layers, "truncated_vocab_size": c.width}
     for key, size in sizes.items():
-        if (said := _said(folder, config, key)) not in (None, size):
+        if (said := _read_count(folder, config, key)) not in (None, size):
             raise ConfigError(
                 f"{folder / 'config.json'} says {key} {said}, the tensors say {size}",
                 why="one of the two belongs to another checkpoint",
@@ -66,14 +66,14 @@ def load_medusa(checkpoint: str | Path) -> MedusaHeads:
     loaded = MedusaHeads(c)
     with torch.no_grad():
         if token_map is not None:
-            loaded.select_vocabulary(_checked(folder, token_map, c))
+            loaded.select_vocabulary(_check_map(folder, token_map, c))
         for name, to in _tensors(loaded).items():
             tensor = tensors[name]
             if name.endswith(f".{c.layers}.weight") and len(tensor) == c.vocab_size != c.width:
                 tensor = tensor[loaded.token_map]
-            to.copy_(_shaped(folder, name, tensor, to.shape))
+            to.copy_(_check_shape(folder, name, tensor, to.shape))
         if shared is not None:
-            loaded.borrow(_shaped(folder, "lm_head.weight", shared, (len(shared), c.hidden_size)))
+            loaded.borrow(_check_shape(folder, "lm_head.weight", shared, (len(shared), c.hidden_size)))
     return loaded.requires_grad_(False).eval()
 
 
@@ -123,12 +123,12 @@ def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
     check_host(host, "Medusa", c.hidden_size, c.vocab_size)
     known = torch.nonzero(heads.token_map < host.vocab_size)[:, 0]
     if len(known) < c.width:  # the heads' vocabulary is padded wider than the target's
-        heads = _only(heads, known)
+        heads = _keep_rows(heads, known)
     heads = heads.to(host.device, host.dtype)
     return heads if heads.has_lm_head else heads.borrow(host.lm_head())
 
 
-def _only(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
+def _keep_rows(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
     """The same heads with only these of their draft ids."""
     cut = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
     state = heads.state_dict()
@@ -150,7 +150,7 @@ def _refuse_unknown(folder: Path, names: Collection[str]) -> None:
         )
 
 
-def _config(
+def _read_config(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
@@ -167,11 +167,11 @@ def _config(
     layers = 1 + max(int(block[2]) for block in blocks.values())
     numbers = [match[1] or match[2] for name in tensors if (match := _HEAD.fullmatch(name))]
     count = 1 + max(map(int, [*numbers, *(block[1] for block in blocks.values())]))
-    said = _said(folder, config, "medusa_num_heads", "num_heads") or count
+    said = _read_count(folder, config, "medusa_num_heads", "num_heads") or count
     if said < count:
         log.warning("%s names %d heads, the file holds %d: all of them are used", folder / "config.json", said, count)
     hidden = (1, *tensors[next(iter(blocks))].shape)[-1]  # a scalar is refused later, by its shape
-    vocab = _said(folder, config, "vocab_size")
+    vocab = _read_count(folder, config, "vocab_size")
     if vocab is None and any_head is not None and token_map is None:
         vocab = len(any_head)
     if vocab is None:
@@ -192,17 +192,17 @@ def _config(
         draft_vocab=None if token_map is None else width,
         own_lm_head=own_lm_head,
         bias=any(block[3] == "bias" for block in blocks.values()),
-        accuracies=None if measured is None else _accuracies(folder, measured),
+        accuracies=None if measured is None else _read_accuracies(folder, measured),
     )
 
 
-def _accuracies(folder: Path, measured: Any) -> Accuracies:
+def _read_accuracies(folder: Path, measured: Any) -> Accuracies:
     what = f"medusa_head_accuracies in {folder / 'config.json'} is not a table of numbers"
     with reading(what, "write one list of shares per head, or remove the key", ConfigError):
         return tuple(tuple(float(value) for value in row) for row in measured)
 
 
-def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
+def _read_count(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
     """The value of the first of these keys that config.json has; None if it has none."""
     for key in keys:
         value = config.get(key)
@@ -213,7 +213,7 @@ def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
     return None
 
 
-def _checked(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
+def _check_map(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
     ids = token_map.long()
     if ids.dim() != 1 or len(set(ids.tolist())) < len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < (
         config.vocab_size
@@ -226,7 +226,7 @@ def _checked(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
     return ids
 
 
-def _shaped(folder: Path, name: str, tensor: Tensor, shape: Seq[int]) -> Tensor:
+def _check_shape(folder: Path, name: str, tensor: Tensor, shape: Seq[int]) -> Tensor:
     if tensor.shape != tuple(shape):
         raise CheckpointError(
             f"{name} in {folder} is {tuple(tensor.shape)}, expected {tuple(shape)}",

@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import INDEX, read_config, read_json, resolve, tensor_names
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.errors import PairError
-from slipstream.zoo import checkpoint_of
 
 log = logging.getLogger("slipstream")
 
@@ -43,7 +41,7 @@ class MtpFamily:
     config: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def stored(self, names: Iterable[str], layers: int) -> int:
+    def count_layers(self, names: Iterable[str], layers: int) -> int:
         """How many MTP layers there are among the tensors of a target with this many layers."""
         numbers = {int(match[1]) for name in names if (match := re.search(self.index, name))}
         return sum(n >= layers for n in numbers) if self.numbered else len(numbers)
@@ -79,13 +77,13 @@ FAMILIES: dict[str, MtpFamily] = {
 """`model_type` of a target's (text) configuration -> its MTP layers."""
 
 
-def are_built() -> bool:
+def has_mtp_layers() -> bool:
     """Whether the installed transformers builds MTP layers."""
     installed, first = version("transformers").split("."), TRANSFORMERS.split(".")
     return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
-def without_layers(family: str) -> PairError:
+def explain_no_layers(family: str) -> PairError:
     """What is said of a target whose family is not in `FAMILIES`."""
     return PairError(
         f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
@@ -94,30 +92,22 @@ def without_layers(family: str) -> PairError:
     )
 
 
-def mtp_layer_count(target: str | Path) -> int:
+def count_mtp_layers(target: CheckpointName) -> int:
     """Number of MTP layers of a checkpoint that can be used. 0 if transformers cannot run them, if the files cannot be
     read, or (with a warning) if some layers are missing. Of a checkpoint on the hub, the small files are downloaded."""
-    if not are_built():
+    if not has_mtp_layers():
         return 0
     try:
-        folder = resolve(checkpoint_of(target, "target"), weights=False)
-        config = read_config(folder)
+        opened = Checkpoint.open(target)
+        config = opened.config
         text_config = config.get("text_config") or config
         family = FAMILIES.get(text_config.get("model_type", ""))
         if family is None or config.get("quantization_config"):
             return 0
-        stored = family.stored(tensors(folder), int(text_config["num_hidden_layers"]))
+        stored = family.count_layers(opened.tensor_names, int(text_config["num_hidden_layers"]))
         promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except Exception:  # loading says why
         return 0
     if stored < promised:
         log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)
     return 0 if stored < promised else stored
-
-
-def tensors(folder: Path) -> Iterable[str]:
-    """Names of the tensors of a checkpoint, of which shards may be missing. Raises LoadError."""
-    if (folder / INDEX).exists():
-        listed: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
-        return listed
-    return tensor_names(folder)

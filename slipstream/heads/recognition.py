@@ -15,15 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import (
-    SINGLE,
-    few,
-    open_tensors,
-    read_config,
-    resolve,
-    tensor_names,
-    weight_files,
-)
+from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.module_shape import differ
 from slipstream.checkpoints.weights import check_finite, widened
 from slipstream.core.target import HeadHost
@@ -44,15 +36,17 @@ SCALE = ".scale"
 HeadKind = Literal["medusa", "dflash", "eagle3", "eagle"]
 
 
-def recognise(checkpoint: str | Path) -> HeadKind | None:
+def recognise(checkpoint: CheckpointName) -> HeadKind | None:
     """The kind of head; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
     try:
-        folder = resolve(checkpoint)
-        config = read_config(folder)
+        opened = Checkpoint.open(checkpoint, "draft")
+        if opened.is_gguf:
+            return None
+        config = opened.config
     except LoadError:
         return None
     try:
-        names = frozenset(n.removeprefix("model.") for n in tensor_names(folder))
+        names = frozenset(n.removeprefix("model.") for n in opened.tensor_names)
     except LoadError:  # for example only pickles: config.json may suffice, and loading refuses them
         names = frozenset()
     if "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names):
@@ -71,15 +65,14 @@ def recognise(checkpoint: str | Path) -> HeadKind | None:
     return "eagle" if "eagle" in declared or family == "eagle" else None
 
 
-def opened(
-    checkpoint: str | Path, ignored: re.Pattern[str]
-) -> tuple[Path, HeadKind | None, dict[str, Any], dict[str, Tensor]]:
-    """(folder, kind, config.json, tensors) of a head; names without the prefix "model.", none that match `ignored`.
-    Raises the family of `LoadError`."""
-    folder = resolve(checkpoint)
-    kind, config = recognise(folder), read_config(folder)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in stored(folder).items()}
-    return folder, kind, config, {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}
+def read_head(
+    checkpoint: CheckpointName, ignored: re.Pattern[str]
+) -> tuple[Checkpoint, HeadKind | None, dict[str, Tensor]]:
+    """(checkpoint, kind, tensors) of a head; names without the prefix "model.", none that match `ignored`. Raises the
+    family of `LoadError`."""
+    opened = Checkpoint.open(checkpoint)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(opened).items()}
+    return opened, recognise(opened), {n: tensor for n, tensor in tensors.items() if not ignored.fullmatch(n)}
 
 
 def check_host(
@@ -101,20 +94,18 @@ def check_host(
             )
 
 
-def stored(folder: Path) -> dict[str, Tensor]:
+def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Every tensor of a (small) checkpoint by its stored name, in its stored dtype; matrices in 8 bits in float32.
 
     Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
     """
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        handle = open_tensors(folder / file)
-        for name in handle.keys():  # noqa: SIM118 no mapping
-            tensor = handle.get_tensor(name)
-            if tensor.is_floating_point():
-                tensor = widened(f"{name} in {folder}", tensor)
-                check_finite(f"{name} in {folder}", tensor)
-            tensors[name] = tensor
+    folder, tensors = checkpoint.download(), dict[str, Tensor]()
+    for name, each in checkpoint.tensors.items():
+        tensor = each.read()
+        if tensor.is_floating_point():
+            tensor = widened(f"{name} in {folder}", tensor)
+            check_finite(f"{name} in {folder}", tensor)
+        tensors[name] = tensor
     for name in [name for name in tensors if name + SCALE in tensors]:
         tensors[name] = tensors[name].float() * tensors.pop(name + SCALE)[:, None]
     return tensors

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -30,7 +31,6 @@ from slipstream.heads.recognition import recognise
 from slipstream.llm import LLM
 from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.describe import as_target
-from slipstream.zoo import checkpoint_of
 
 _log = logging.getLogger("slipstream")
 
@@ -94,19 +94,19 @@ class custom_generate:
 
         Raises ParameterError, which names the argument, for what it cannot honour, and the errors of `LLM`."""
         _refuse(model, input_ids, generation_config, model_kwargs, self.streamer)
-        prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"))
-        target = self._target(model)
-        criteria, eos = _criteria(stopping_criteria)
+        prompts = read_prompts(input_ids, model_kwargs.get("attention_mask"))
+        target = self._prepare_target(model)
+        criteria, eos = _split_criteria(stopping_criteria)
         room = generation_config.max_length - input_ids.shape[1]
         params = SamplingParams(
             max_tokens=max(1, room),
             ignore_eos=True,
             stop_token_ids=[token for token in eos or () if 0 <= token < target.vocab_size],  # -1 never comes
-            **sampling_of(logits_processor, generation_config.do_sample, input_ids.shape[1], target.vocab_size),
+            **read_sampling(logits_processor, generation_config.do_sample, input_ids.shape[1], target.vocab_size),
         )
         llm = LLM(
             target,
-            self._drafter(),
+            self._prepare_draft(),
             draft_tokens=self.draft_tokens,
             rule=self.rule,
             max_batch=len(prompts),
@@ -120,9 +120,9 @@ class custom_generate:
         if any(seq.finish == "length" and len(seq.output) < room for seq in seqs):
             _log.warning("a text is cut at the context of %d tokens, where transformers goes on", target.context)
         self.stats = [seq.stats for seq in seqs]
-        return _result(input_ids, outputs, generation_config)
+        return _make_result(input_ids, outputs, generation_config)
 
-    def _target(self, model: Any) -> Target:
+    def _prepare_target(self, model: Any) -> Target:
         """The target around a model; made anew when the model has been moved."""
         first = next(model.parameters())
         state = (first.device, first.dtype)
@@ -130,7 +130,7 @@ class custom_generate:
             self._prepared = model, state, as_target(model, executor=self.executor)
         return self._prepared[2]
 
-    def _drafter(self) -> Any:
+    def _prepare_draft(self) -> Any:
         """What `LLM` takes as draft. A draft model is loaded once."""
         draft = self.draft
         known = draft is None or isinstance(draft, (list, tuple)) or hasattr(draft, "propose")
@@ -138,7 +138,7 @@ class custom_generate:
             return draft
         if self._draft_model is None:
             if not isinstance(draft, (Target, torch.nn.Module)):
-                draft = checkpoint_of(draft, "draft")
+                draft = Checkpoint.open(draft, "draft")
                 if recognise(draft) is not None:
                     return self.draft  # a draft head
             self._draft_model = as_target(draft)
@@ -162,7 +162,7 @@ class custom_generate:
                         shown[b] += 1
                         if self.streamer is not None:
                             self.streamer.put(torch.tensor(seq.output[shown[b] - 1 : shown[b]]))
-                        if _ended(criteria, input_ids[b], seq.output[: shown[b]]):
+                        if _has_ended(criteria, input_ids[b], seq.output[: shown[b]]):
                             lengths[b] = shown[b]
                 if not together or len(lengths) == len(seqs):
                     cut = {b: max(lengths.values()) if together else end for b, end in lengths.items()}
@@ -179,37 +179,41 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any]
     from transformers import Cache
 
     if model.config.is_encoder_decoder:
-        raise _no(
+        raise _explain_refusal(
             f"a {type(model).__name__}",
             "transformers has encoded the source already, and does not hand over its tokens, which drafters read",
             "LLM(model, draft=...).generate(sources)",
         )
-    if _streamer_of_caller() is not None:
-        raise _no(
+    if _find_streamer() is not None:
+        raise _explain_refusal(
             "streamer", "transformers does not hand its streamer over", "write custom_generate(..., streamer=streamer)"
         )
     for name, nothing in _NOT_OFFERED.items():
         value = getattr(config, name, nothing)
         if value not in (nothing, None):
-            raise _no(f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate")
+            raise _explain_refusal(
+                f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate"
+            )
     for name, value in given.items():
         if isinstance(value, Cache):
-            if _length(value):
+            if _count_cached(value):
                 why = "the KV cache is our own"
-                raise _no(f"{name} of an earlier call", why, "leave it out: the prompt is read again")
+                raise _explain_refusal(f"{name} of an earlier call", why, "leave it out: the prompt is read again")
         elif name not in _READ and value is not None:
-            raise _no(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
+            raise _explain_refusal(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
     if streamer is not None and len(input_ids) > 1:
-        raise _no(f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time")
+        raise _explain_refusal(
+            f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time"
+        )
     if not input_ids.shape[1]:
-        raise _no("an empty prompt", "there is nothing to continue", "give at least one token")
+        raise _explain_refusal("an empty prompt", "there is nothing to continue", "give at least one token")
 
 
-def _no(what: str, why: str, fix: str) -> ParameterError:
+def _explain_refusal(what: str, why: str, fix: str) -> ParameterError:
     return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
 
 
-def _length(cache: Any) -> int:
+def _count_cached(cache: Any) -> int:
     """Tokens in a cache of transformers. Of a recurrent one only this is known: 0 if it has no state, else 1."""
     try:
         return int(cache.get_seq_length())
@@ -217,7 +221,7 @@ def _length(cache: Any) -> int:
         return int(bool(cache.has_previous_state()))
 
 
-def _streamer_of_caller() -> Any:
+def _find_streamer() -> Any:
     """The streamer that `generate` was given. It is not handed over, so it would be ignored in silence."""
     frame: Any = sys._getframe(1)
     for _ in range(6):  # this module and torch's decorator are in between
@@ -229,7 +233,7 @@ def _streamer_of_caller() -> Any:
     return None
 
 
-def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+def read_prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     """The prompts without their padding on the left. Raises ParameterError for other masks."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]
@@ -246,7 +250,7 @@ def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return prompts
 
 
-def _criteria(given: Seq[Any]) -> tuple[list[Any], list[int] | None]:
+def _split_criteria(given: Seq[Any]) -> tuple[list[Any], list[int] | None]:
     """(criteria to ask after each token, ids that end a text or None); the length is known from the configuration."""
     from transformers import MaxLengthCriteria
     from transformers.generation import EosTokenCriteria
@@ -261,7 +265,7 @@ def _criteria(given: Seq[Any]) -> tuple[list[Any], list[int] | None]:
     return rest, eos
 
 
-def sampling_of(processors: Seq[Any], sampled: bool, read: int, vocab_size: int) -> dict[str, Any]:
+def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: int) -> dict[str, Any]:
     """Sampling parameters that do what transformers' logits processors do. sampled: whether tokens are drawn; read: ids
     of the prompt, padding included. The repetition penalty counts the tokens of the text, without padding.
 
@@ -288,18 +292,18 @@ def sampling_of(processors: Seq[Any], sampled: bool, read: int, vocab_size: int)
         elif name != "LogitNormalization":  # which changes no distribution
             what = f"the logits processor {type(one).__name__}"
             why = "none of our sampling parameters does the same"
-            raise _no(what, why, "leave it out, or generate without custom_generate")
+            raise _explain_refusal(what, why, "leave it out, or generate without custom_generate")
     return fields | {"logit_bias": biases or None}
 
 
-def _ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
+def _has_ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
     if not criteria:
         return False
     ids = torch.cat((prompt, torch.tensor(list(output), device=prompt.device)))[None]  # [1, L]
     return any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria)
 
 
-def _result(input_ids: Tensor, outputs: Seq[Seq[int]], config: Any) -> Any:
+def _make_result(input_ids: Tensor, outputs: Seq[Seq[int]], config: Any) -> Any:
     """What `generate` returns: texts of the same length, padded on the right."""
     longest = max(map(len, outputs))
     pad = config._pad_token_tensor

@@ -92,13 +92,13 @@ class RowDrafts:
         """Draft tokens for each row, none for prompts that are still being read. alive: ids of all requests that have
         not ended; what is known of others is freed."""
         begin = self.clock()
-        seqs = [self._grown(row) for row in rows]
+        seqs = [self._grow(row) for row in rows]
         self._learn(rows, seqs, begin)
         for gone in [key for key in self._seqs if key not in alive]:
             self._free(gone)
         decoding = [i for i, row in enumerate(rows) if row.gained]
         decoded = [seqs[i] for i in decoding]
-        cost = self._row_cost(len(decoded))
+        cost = self._price_row(len(decoded))
         most = FIRST if self.timed and not cost else self.most
         budgets = [Budget(max(0, min(most, seq.room - 1)), (cost,) if cost else ()) for seq in decoded]
         drafts: list[list[int]] = [[] for _ in rows]
@@ -111,7 +111,7 @@ class RowDrafts:
         self._ended = self.clock()
         return drafts
 
-    def _row_cost(self, requests: int) -> float:
+    def _price_row(self, requests: int) -> float:
         """What a further row costs a step of so many requests, in tokens gained in that time; 0 if it is not known."""
         if not self.timed or len(self._forward) < KNOWN:
             return 0.0
@@ -121,7 +121,7 @@ class RowDrafts:
         self._cost = min(DEAREST, max(now, FORGET * self._cost, CHEAPEST))
         return self._cost
 
-    def _grown(self, row: Row) -> Sequence:
+    def _grow(self, row: Row) -> Sequence:
         """The sequence of a row, with its new tokens. A text that is not longer than before is one that the engine has
         begun anew."""
         seq = self._seqs.get(row.id)

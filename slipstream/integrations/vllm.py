@@ -26,7 +26,7 @@ MOST_FAULTS = 8
 PREDICTION = "prediction"
 
 
-def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, Any] | None = None) -> Drafter:
+def make_lookup(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, Any] | None = None) -> Drafter:
     """The lookup, or the stack of lookups, of these settings. Raises ParameterError for what cannot run in vLLM."""
     members = drafter.split(",") if isinstance(drafter, str) else list(drafter)
     pairs = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in members]
@@ -106,11 +106,11 @@ class Proposer:
                     Row(
                         key,
                         int(num_tokens_no_spec[i]),
-                        functools.partial(_tokens, token_ids_cpu[i]),
+                        functools.partial(_read_tokens, token_ids_cpu[i]),
                         len(sampled),
                         len(verified.get(key, ())),
                         scheduled.num_scheduled_tokens[key],
-                        functools.partial(self._request, key, int(batch.num_prompt_tokens[i])),
+                        functools.partial(self._read_request, key, int(batch.num_prompt_tokens[i])),
                     )
                 )
             return self._drafts.propose(rows, self._runner.requests)
@@ -121,16 +121,16 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
 
     def _new_drafts(self) -> RowDrafts:
-        drafter = drafter_of(self._vocab, **self._settings)
+        drafter = make_lookup(self._vocab, **self._settings)
         return RowDrafts(drafter, self._most, self._model.max_model_len, self._timed)
 
-    def _request(self, key: str, prompt: int) -> RowRequest:
+    def _read_request(self, key: str, prompt: int) -> RowRequest:
         """What vLLM knows of a request."""
         params = self._runner.requests[key].sampling_params
         most = self._model.max_model_len if params.max_tokens is None else prompt + params.max_tokens
-        return RowRequest(prompt, most, self._predicted((params.extra_args or {}).get(PREDICTION)))
+        return RowRequest(prompt, most, self._read_prediction((params.extra_args or {}).get(PREDICTION)))
 
-    def _predicted(self, given: Any) -> Seq[int]:
+    def _read_prediction(self, given: Any) -> Seq[int]:
         """Token ids of a prediction, which is a text or a list of ids; one that is neither is ignored."""
         if given is None:
             return ()
@@ -154,7 +154,7 @@ class Proposer:
             self._log.error("a fault in a Slipstream drafter; decoding goes on without this draft", exc_info=fault)
 
 
-def _tokens(row: Any, begin: int, end: int) -> list[int]:
+def _read_tokens(row: Any, begin: int, end: int) -> list[int]:
     tokens: list[int] = row[begin:end].tolist()
     return tokens
 
@@ -177,12 +177,12 @@ def _watch_runners() -> None:
     _mend_sampling_on_cpus()
 
     @functools.wraps(plain)
-    def watched(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def propose_draft_token_ids(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.drafter, Proposer):
             self.drafter.see(self, scheduler_output)
         return plain(self, scheduler_output, *args, **kwargs)
 
-    GPUModelRunner.propose_draft_token_ids = watched
+    GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
 
 
 def _mend_sampling_on_cpus() -> None:
@@ -226,7 +226,7 @@ def _read_predictions(kind: Any) -> None:
         return
 
     @functools.wraps(plain)
-    def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             text = predicted_text((self.model_extra or {}).get(PREDICTION))
         except PromptError as fault:
@@ -235,4 +235,4 @@ def _read_predictions(kind: Any) -> None:
             self.vllm_xargs = {PREDICTION: text, **(self.vllm_xargs or {})}
         return plain(self, *args, **kwargs)
 
-    kind.to_sampling_params = reading
+    kind.to_sampling_params = to_sampling_params

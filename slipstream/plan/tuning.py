@@ -22,12 +22,12 @@ from slipstream.bench.measured_steps import CountingArm, Measured, measured, tar
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
 from slipstream.plan.diagnosis import diagnose
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.zoo import checkpoint_of
 
 SHORT = 2
 """Draft length of the second recording."""
@@ -226,7 +226,7 @@ class _Tuning:
 
 def configurations(picked: DrafterChoice) -> dict[str, Any]:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
-    folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
+    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, embedded_role(picked.drafter)))
     return {"slipstream": slipstream(picked), "vllm": dict(vars(vllm(replace(picked, draft=folder))))}
 
 

@@ -62,7 +62,7 @@ class ApiError(Exception):
         return JSONResponse(body, self.status, headers=self.headers)
 
 
-def api_error(fault: Exception) -> ApiError:
+def as_api_error(fault: Exception) -> ApiError:
     """The answer to a fault. Details of what is not the request's fault stay in the log."""
     if isinstance(fault, ApiError):
         return fault
@@ -83,7 +83,7 @@ def has_no_effect(what: str) -> None:
     log.warning("%s of a request has no effect here; this is said once", what)
 
 
-def without(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
+def drop_members(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
     """Remove members that have no effect from an object of a request, and log them once."""
     for name in names:
         if given.pop(name, None) is not None:

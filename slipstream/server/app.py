@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream import __version__
 from slipstream.errors import SlipstreamError
-from slipstream.server.api_error import ApiError, api_error
-from slipstream.server.chat_requests import conversation
-from slipstream.server.completions import chat, completion
-from slipstream.server.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Field, body_schema, fields_of, flag
-from slipstream.server.messages_api import COUNTED, message, token_count
-from slipstream.server.response_writer import ClientGone, endpoint, given_key, request_fields
-from slipstream.server.responses_api import response
+from slipstream.server.api_error import ApiError, as_api_error
+from slipstream.server.chat_requests import read_conversation
+from slipstream.server.completions import prepare_chat, prepare_completion
+from slipstream.server.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Field, describe_body, fields_of, read_flag
+from slipstream.server.messages_api import COUNTED, count_prompt_tokens, prepare_message
+from slipstream.server.response_writer import ClientGone, add_endpoint, read_fields, read_key
+from slipstream.server.responses_api import prepare_response
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
@@ -47,10 +47,10 @@ HEADERS = {
 """Nothing from elsewhere is loaded or asked. No text can become a script: Trusted Types refuse it as HTML."""
 
 ENDPOINTS = (
-    (COMPLETIONS, "/v1/completions", "Complete a text", completion),
-    (CHAT, "/v1/chat/completions", "Answer a conversation", chat),
-    (RESPONSES, "/v1/responses", "Answer in the form of OpenAI's Responses", response),
-    (MESSAGES, "/v1/messages", "Answer in the form of Anthropic's Messages", message),
+    (COMPLETIONS, "/v1/completions", "Complete a text", prepare_completion),
+    (CHAT, "/v1/chat/completions", "Answer a conversation", prepare_chat),
+    (RESPONSES, "/v1/responses", "Answer in the form of OpenAI's Responses", prepare_response),
+    (MESSAGES, "/v1/messages", "Answer in the form of Anthropic's Messages", prepare_message),
 )
 _OF_CHATS = {name: fields_of(CHAT)[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
 TOKENIZE = {
@@ -67,32 +67,32 @@ DETOKENIZE = {
 def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
     """The application; it needs no lifespan. origins: of pages elsewhere that may ask; "*": any page."""
     app = FastAPI(title="Slipstream", version=__version__, redoc_url=None)
-    router = routes(service)
-    for where, path, summary, script in ENDPOINTS:
-        endpoint(router, service, where, path, summary, script)
+    router = make_router(service)
+    for where, path, summary, prepare in ENDPOINTS:
+        add_endpoint(router, service, where, path, summary, prepare)
     app.include_router(router)
-    app.include_router(web_page())
+    app.include_router(make_page_router())
     app.add_middleware(HeadAsGet)
 
-    async def answered(request: Request, fault: Exception) -> Response:
-        error = api_error(fault)
+    async def answer_fault(request: Request, fault: Exception) -> Response:
+        error = as_api_error(fault)
         if error.status >= 500 and error.status != 503:  # the end of the engine is logged once, where it is noticed
             log.warning("%s %s: %s", request.method, request.url.path, fault, exc_info=error.code == "internal_error")
         return error.answer(request.url.path)
 
-    async def routed(request: Request, fault: Exception) -> Response:
+    async def answer_routing_fault(request: Request, fault: Exception) -> Response:
         assert isinstance(fault, HTTPException)
         error = ApiError(fault.status_code, f"{request.method} {request.url.path}: {fault.detail}")
         error.headers |= fault.headers or {}
         return error.answer(request.url.path)
 
-    async def left(request: Request, fault: Exception) -> Response:
+    async def answer_nobody(request: Request, fault: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
-    app.add_exception_handler(HTTPException, routed)
-    app.add_exception_handler(ClientGone, left)
+    app.add_exception_handler(HTTPException, answer_routing_fault)
+    app.add_exception_handler(ClientGone, answer_nobody)
     for kind in (ApiError, SlipstreamError, Exception):
-        app.add_exception_handler(kind, answered)
+        app.add_exception_handler(kind, answer_fault)
     if service.keys:
         app.add_middleware(KeyCheck, keys=service.keys)
     if origins:  # outermost: browsers ask without a key whether they may
@@ -121,14 +121,14 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in ("/", *OPEN) or scope["path"].startswith("/page/"):
             return await self.app(scope, receive, send)
-        key = given_key(scope)
+        key = read_key(scope)
         if any(hmac.compare_digest(key, each) for each in self.keys):
             return await self.app(scope, receive, send)
         error = ApiError(401, "no valid API key was given: send Authorization: Bearer KEY", code="invalid_api_key")
         await error.answer(scope["path"])(scope, receive, send)
 
 
-def web_page() -> APIRouter:
+def make_page_router() -> APIRouter:
     """The page, which asks the API of this server. The files are read once; no path of a request reaches the file
     system."""
     router = APIRouter(include_in_schema=False)
@@ -150,7 +150,7 @@ def web_page() -> APIRouter:
     return router
 
 
-def routes(service: Service) -> APIRouter:
+def make_router(service: Service) -> APIRouter:
     router = APIRouter()
     facts = service.facts
     described = {
@@ -171,36 +171,36 @@ def routes(service: Service) -> APIRouter:
         service.check_model(name)
         return JSONResponse(described)
 
-    @router.post("/tokenize", openapi_extra=body_schema(TOKENIZE, []), summary="Token ids of a prompt or of messages")
+    @router.post("/tokenize", openapi_extra=describe_body(TOKENIZE, []), summary="Token ids of a prompt or of messages")
     async def tokenize(request: Request) -> Response:
-        body = await request_fields(request, service, TOKENIZE)
+        body = await read_fields(request, service, TOKENIZE)
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "give either prompt or messages", "prompt")
         if "messages" in body:
-            ids = (await asyncio.to_thread(conversation, service, body)).ids
+            ids = (await asyncio.to_thread(read_conversation, service, body)).ids
         elif not isinstance(body["prompt"], str):
             raise ApiError(400, "prompt must be text", "prompt")
         else:
             ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
-        if flag(body, "return_token_strs"):
+        if read_flag(body, "return_token_strs"):
             answer["token_strs"] = await asyncio.to_thread(lambda: [*map(service.token_text, ids)])
         return JSONResponse(answer)
 
-    @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
+    @router.post("/detokenize", openapi_extra=describe_body(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:
-        body = await request_fields(request, service, DETOKENIZE)
+        body = await read_fields(request, service, DETOKENIZE)
         ids = body.get("tokens")
         if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
             raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
         return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
 
-    counted = body_schema(COUNTED, ["messages"])
+    counted = describe_body(COUNTED, ["messages"])
 
     @router.post("/v1/messages/count_tokens", openapi_extra=counted, summary="Number of tokens of a conversation")
     async def count_tokens(request: Request) -> Response:
-        body = await request_fields(request, service, COUNTED)
-        return JSONResponse({"input_tokens": await asyncio.to_thread(token_count, service, body)})
+        body = await read_fields(request, service, COUNTED)
+        return JSONResponse({"input_tokens": await asyncio.to_thread(count_prompt_tokens, service, body)})
 
     @router.get("/health", summary="200 while the engine lives")
     async def health() -> Response:
@@ -215,6 +215,6 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.compiler import check_structured
-from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, followed, is_kind, value_kinds
+from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, find_kinds, follow, is_kind
 from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, loaded
 from slipstream.server.tools import SPACING
 
@@ -53,7 +53,7 @@ class Pairs:
             key, after = yield from reply.text(*self.text[0], *self.other[0], most=MOST_NAME)
             if self.lines and (char := (yield from reply.next())) != "\n":
                 reply.unread(char)
-            kinds = value_kinds(reply.functions[name], key := key.strip())
+            kinds = find_kinds(reply.functions[name], key := key.strip())
             if self.text != self.other:
                 kinds = TEXT if after in self.text[0] else kinds
             end = self.text[1] if kinds == TEXT else self.other[1]
@@ -80,7 +80,7 @@ class Pairs:
         if self.separator:
             _only((key for key in properties if key is not None and not key.isidentifier()), (), "names")
         for key, value in sorted(properties.items()) if self.sorts else properties.items():
-            kinds, value = value_kinds(schema, key), followed(value, schema)
+            kinds, value = find_kinds(schema, key), follow(value, schema)
             value, rule = value if isinstance(value, Mapping) else {}, f"{name}_{len(parts)}"
             is_text = self.text[1] != "" and (kinds == TEXT or (key is None and kinds == set(KINDS)))
             after, end = self.text if is_text else self.other

@@ -12,12 +12,21 @@ from jinja2 import TemplateError
 
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
-from slipstream.server.api_error import ApiError, has_no_effect, without
-from slipstream.server.fields import CHAT, REQUIRED, count, list_of, members, object_of, plain_text, sampling_params
-from slipstream.server.generation import Generation, generation_of
+from slipstream.server.api_error import ApiError, drop_members, has_no_effect
+from slipstream.server.fields import (
+    CHAT,
+    REQUIRED,
+    read_count,
+    read_list,
+    read_members,
+    read_object,
+    read_sampling_params,
+    read_text,
+)
+from slipstream.server.generation import Generation, make_generation
 from slipstream.server.response_writer import Object, ResponseWriter
 from slipstream.server.service import Service
-from slipstream.server.tools import ToolUse, tool_use
+from slipstream.server.tools import ToolUse, read_tool_use
 from slipstream.tokens.chat_template import chosen_template, names_read
 
 MEMBERS = {
@@ -42,27 +51,27 @@ class Conversation:
     use: ToolUse
 
 
-def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
+def start_chat(service: Service, given: Mapping[str, Any]) -> Generation:
     """The choices of a chat, from the fields that are set. Raises ApiError 400."""
-    talk = conversation(service, given)
-    n = count(given, "n", 1, service.limits.choices, 1)
+    talk = read_conversation(service, given)
+    n = read_count(given, "n", 1, service.limits.choices, 1)
     params = service.checks.params(
-        sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling)
+        read_sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling)
     )
-    params = replace(params, structured=_structured(service, talk, params.structured))
+    params = replace(params, structured=_choose_form(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
-    return generation_of(service, [talk.ids], params, n, given, reply=reply)
+    return make_generation(service, [talk.ids], params, n, given, reply=reply)
 
 
-def translated(
+def translate_request(
     service: Service,
     given: Object,
     where: str,
     chat_of: Callable[[Object], Object],
-    script: Callable[[Generation, Object], ResponseWriter],
+    writer: Callable[[Generation, Object], ResponseWriter],
     names: Mapping[str, str],
 ) -> ResponseWriter:
-    """The script of a request whose fields are translated to those of a chat.
+    """Make the writer of a request whose fields are translated to those of a chat.
 
     chat_of  its fields -> those of a chat. names: field of a chat -> the one that it comes from, for errors.
     """
@@ -70,12 +79,12 @@ def translated(
         if name not in given:
             raise ApiError(400, f"{name} is missing", name)
     try:
-        return script(chat_generation(service, chat_of(given)), given)
+        return writer(start_chat(service, chat_of(given)), given)
     except ApiError as fault:
-        raise renamed(fault, names) from fault
+        raise rename_fields(fault, names) from fault
 
 
-def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
+def rename_fields(fault: ApiError, names: Mapping[str, str]) -> ApiError:
     """The error with the names of the endpoint's own fields."""
     if fault.param is None or fault.param.split(".")[0].split("[")[0] not in names:
         return fault
@@ -84,25 +93,25 @@ def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
     return ApiError(fault.status, message, param, fault.code)
 
 
-def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
+def read_conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
     """The prompt of a chat. Raises ApiError 400."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
     joins = service.replies.joins_arguments
-    messages = [_message(message, f"messages[{i}]", joins) for i, message in enumerate(messages)]
-    use = tool_use(given)
-    names = _template_names(service, given, use)
+    messages = [_read_message(message, f"messages[{i}]", joins) for i, message in enumerate(messages)]
+    use = read_tool_use(given)
+    names = _read_template_names(service, given, use)
     try:
         if service.replies.alternates:
-            messages = _alternating(messages)
+            messages = _join_turns(messages)
         text = service.checks.chat_text(messages, **names)
         return Conversation(text, service.checks.prompt(service.checks.chat_ids(text)), use)
     except PromptError as fault:
-        raise service.prompt_error(fault, "messages") from fault
+        raise service.describe_prompt_error(fault, "messages") from fault
 
 
-def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join the texts of the system at the beginning, and neighbouring texts of the user."""
     joined: list[dict[str, Any]] = []
     for each in sorted(messages, key=lambda message: message["role"] != "system"):
@@ -113,7 +122,7 @@ def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
+def _read_template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
     """Collect the values that the chat template reads besides the messages. It gets only the `hints` that it reads."""
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
@@ -133,7 +142,7 @@ def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) ->
             )
         names["tools"] = list(use.tools)
     kwargs = given.get("chat_template_kwargs", {})
-    object_of(kwargs, "chat_template_kwargs")
+    read_object(kwargs, "chat_template_kwargs")
     asked = {f"chat_template_kwargs.{name}": (name, value) for name, value in kwargs.items()}
     if "reasoning_effort" in given:
         asked["reasoning_effort"] = ("reasoning_effort", given["reasoning_effort"])
@@ -149,7 +158,7 @@ def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) ->
     return names
 
 
-def _structured(service: Service, talk: Conversation, structured: Structured | None) -> Structured | None:
+def _choose_form(service: Service, talk: Conversation, structured: Structured | None) -> Structured | None:
     """The form of the text: that of its calls, or the one that the request names; after the reasoning."""
     called = talk.use.structured
     if called is not None and structured is not None:
@@ -163,10 +172,10 @@ def _structured(service: Service, talk: Conversation, structured: Structured | N
     return structured if structured is None or end is None else replace(structured, after=end)
 
 
-def _message(message: Any, where: str, joins: bool) -> dict[str, Any]:
+def _read_message(message: Any, where: str, joins: bool) -> dict[str, Any]:
     """A message: parts of text are joined, arguments of calls are read, unless the template `joins` their text, and the
     role "developer" is the system's newer name."""
-    given = {name: value for name, value in object_of(message, where).items() if value != []}
+    given = {name: value for name, value in read_object(message, where).items() if value != []}
     role = given.pop("role", None)
     if not isinstance(role, str) or role not in MEMBERS:
         raise ApiError(400, f"{where}.role is {role!r}, must be one of {', '.join(MEMBERS)}", f"{where}.role")
@@ -177,39 +186,39 @@ def _message(message: Any, where: str, joins: bool) -> dict[str, Any]:
                 400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
             )
     if role != "tool":
-        without(given, "messages", "name")
+        drop_members(given, "messages", "name")
     converted: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    converted["content"] = plain_text(given.get("content", ""), f"{where}.content")
+    converted["content"] = read_text(given.get("content", ""), f"{where}.content")
     for name in ("tool_call_id", "name"):
         if name in given:
-            converted[name] = plain_text(given[name], f"{where}.{name}")
+            converted[name] = read_text(given[name], f"{where}.{name}")
     if role == "tool" and "tool_call_id" not in converted:
         raise ApiError(400, f"{where}.tool_call_id is missing: it says which call is answered", f"{where}.tool_call_id")
     reasoning = given.get("reasoning_content", given.get("reasoning"))
     if reasoning is not None:
-        converted["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
+        converted["reasoning_content"] = read_text(reasoning, f"{where}.reasoning")
     if "tool_calls" in given:
-        calls = list_of(given["tool_calls"], f"{where}.tool_calls")
-        converted["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]", joins) for i, call in enumerate(calls)]
+        calls = read_list(given["tool_calls"], f"{where}.tool_calls")
+        converted["tool_calls"] = [_read_call(call, f"{where}.tool_calls[{i}]", joins) for i, call in enumerate(calls)]
     return converted
 
 
-def _call(call: Any, where: str, joins: bool) -> dict[str, Any]:
-    asked = object_of(call, where, ("id", "type", "function", "index"))
-    function = members(asked, "function", ("name", "arguments"))
+def _read_call(call: Any, where: str, joins: bool) -> dict[str, Any]:
+    asked = read_object(call, where, ("id", "type", "function", "index"))
+    function = read_members(asked, "function", ("name", "arguments"))
     name = function.get("name")
     if asked.get("type", "function") != "function" or not isinstance(name, str) or not name:
         raise ApiError(400, f"{where} must be a call of a function with a name", where)
-    arguments: Any = _arguments(function, where)
+    arguments: Any = _read_arguments(function, where)
     if joins:
         arguments = json.dumps(arguments, ensure_ascii=False)
     converted = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if "id" in asked:
-        converted["id"] = plain_text(asked["id"], f"{where}.id", where)
+        converted["id"] = read_text(asked["id"], f"{where}.id", where)
     return converted
 
 
-def _arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _read_arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
     text = function.get("arguments", "{}")
     try:
         read = json.loads(text or "{}")

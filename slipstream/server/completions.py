@@ -10,9 +10,9 @@ from uuid import uuid4
 from slipstream.core.stats import TokenLogprob
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
-from slipstream.server.chat_requests import chat_generation
-from slipstream.server.fields import COMPLETIONS, count, flag, members, sampling_params
-from slipstream.server.generation import Choice, Generation, Part, generation_of
+from slipstream.server.chat_requests import start_chat
+from slipstream.server.fields import COMPLETIONS, read_count, read_flag, read_members, read_sampling_params
+from slipstream.server.generation import Choice, Generation, Part, make_generation
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
 from slipstream.server.response_writer import DONE, Event, Object, ResponseWriter, stop_text
 from slipstream.server.service import Service
@@ -31,63 +31,63 @@ class ChoicesWriter(ResponseWriter):
         super().__init__(generation)
         service = generation.service
         self._head = {"id": f"{self.prefix}-{uuid4().hex}", "created": service.now(), "model": service.name}
-        self._statistics = flag(given, "statistics")
-        options = members(given, "stream_options", ("include_usage", "continuous_usage_stats"))
-        self._usage = flag(options, "include_usage")
-        self._continuous = flag(options, "continuous_usage_stats") and self._usage
+        self._statistics = read_flag(given, "statistics")
+        options = read_members(given, "stream_options", ("include_usage", "continuous_usage_stats"))
+        self._usage = read_flag(options, "include_usage")
+        self._continuous = read_flag(options, "continuous_usage_stats") and self._usage
 
     @abstractmethod
-    def choice(self, choice: Choice) -> Object:
+    def write_choice(self, choice: Choice) -> Object:
         """A choice of a whole answer."""
 
     @abstractmethod
-    def first(self, choice: Choice) -> Object | None:
+    def write_first(self, choice: Choice) -> Object | None:
         """What comes before the first part of a choice in a stream, if anything does."""
 
     @abstractmethod
-    def part(self, part: Part) -> Object:
+    def write_delta(self, part: Part) -> Object:
         """A part of a choice in a stream."""
 
-    def common(self, choice: Choice, logprobs: Object | None, finish: str | None) -> Object:
+    def write_common(self, choice: Choice, logprobs: Object | None, finish: str | None) -> Object:
         """What a choice, or a part of one, has at both endpoints."""
         stop = stop_text(choice, finish)
         return {"index": choice.index, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
-    def hear(self, part: Part) -> None:
+    def take(self, part: Part) -> None:
         """Nothing: the choices themselves hold what a whole answer needs."""
 
-    def begun(self) -> Iterator[Event]:
+    def write_start(self) -> Iterator[Event]:
         for choice in self.generation.choices:
-            if (before := self.first(choice)) is not None:
-                yield self._chunk([before])
+            if (before := self.write_first(choice)) is not None:
+                yield self._make_chunk([before])
 
-    def added(self, part: Part) -> Iterator[Event]:
+    def write_part(self, part: Part) -> Iterator[Event]:
         if part.text or part.deltas or part.logprobs or part.finish or (self._statistics and part.tokens):
-            written = self.part(part)
+            written = self.write_delta(part)
             if self._statistics:
                 written["tokens"] = [{"text": text, "drafter": drafter} for text, drafter in part.tokens]
             if part.finish is not None:
-                written |= self._of_choice(part.choice)
-            yield self._chunk([written])
+                written |= self._write_statistics(part.choice)
+            yield self._make_chunk([written])
 
-    def ended(self) -> Iterator[Event]:
+    def write_end(self) -> Iterator[Event]:
         if self._usage:
-            yield self._chunk([], last=True)
+            yield self._make_chunk([], last=True)
 
-    def failed(self, fault: ApiError) -> Iterator[Event]:
+    def write_error(self, fault: ApiError) -> Iterator[Event]:
         yield "", fault.body
 
-    def whole(self) -> Object:
-        choices = [self.choice(choice) | self._of_choice(choice) for choice in self.generation.choices]
+    def write_whole(self) -> Object:
+        choices = [self.write_choice(choice) | self._write_statistics(choice) for choice in self.generation.choices]
         return self._head | {"object": self.name, "choices": choices, "usage": self.generation.usage}
 
-    def _chunk(self, choices: list[Object], last: bool = False) -> Event:
+    def _make_chunk(self, choices: list[Object], last: bool = False) -> Event:
         body = self._head | {"object": self.chunk_name, "choices": choices}
         if self._usage:
             body["usage"] = self.generation.usage if last or self._continuous else None
         return "", body
 
-    def _of_choice(self, choice: Choice) -> Object:
+    def _write_statistics(self, choice: Choice) -> Object:
         """The statistics of a choice that has ended, if they were asked for."""
         if not self._statistics or choice.stats is None:
             return {}
@@ -106,29 +106,29 @@ class CompletionsWriter(ChoicesWriter):
         super().__init__(generation, given)
         self.echo = echo
 
-    def choice(self, choice: Choice) -> Object:
-        before = self._before(choice)
-        logprobs = self._logprobs(choice.logprobs, choice.pieces, len(before))
+    def write_choice(self, choice: Choice) -> Object:
+        before = self._find_echo(choice)
+        logprobs = self._write_logprobs(choice.logprobs, choice.pieces, len(before))
         if self.echo and logprobs is not None:
             of_prompt = self._of_prompts[choice.prompt]
             logprobs = {name: of_prompt[name] + each for name, each in logprobs.items()}
-        return self.common(choice, logprobs, choice.finish) | {"text": before + choice.text}
+        return self.write_common(choice, logprobs, choice.finish) | {"text": before + choice.text}
 
-    def first(self, choice: Choice) -> Object | None:
+    def write_first(self, choice: Choice) -> Object | None:
         if not self.echo:
             return None
         logprobs = None if self.generation.params.logprobs is None else self._of_prompts[choice.prompt]
-        return self.common(choice, logprobs, None) | {"text": self.echo[choice.prompt]}
+        return self.write_common(choice, logprobs, None) | {"text": self.echo[choice.prompt]}
 
-    def part(self, part: Part) -> Object:
-        offset = len(self._before(part.choice)) + part.offset
-        logprobs = self._logprobs(part.logprobs, [text for text, _ in part.tokens], offset)
-        return self.common(part.choice, logprobs, part.finish) | {"text": part.text}
+    def write_delta(self, part: Part) -> Object:
+        offset = len(self._find_echo(part.choice)) + part.offset
+        logprobs = self._write_logprobs(part.logprobs, [text for text, _ in part.tokens], offset)
+        return self.write_common(part.choice, logprobs, part.finish) | {"text": part.text}
 
-    def _before(self, choice: Choice) -> str:
+    def _find_echo(self, choice: Choice) -> str:
         return self.echo[choice.prompt] if self.echo else ""
 
-    def _logprobs(self, scores: list[TokenLogprob], pieces: Seq[str], offset: int) -> Object | None:
+    def _write_logprobs(self, scores: list[TokenLogprob], pieces: Seq[str], offset: int) -> Object | None:
         """pieces: the text that each token added; of a character that several write, the last one adds all of it.
         offset: where the first one begins."""
         if self.generation.params.logprobs is None:
@@ -145,40 +145,43 @@ class CompletionsWriter(ChoicesWriter):
     def _of_prompts(self) -> list[Object]:
         """Log-probabilities of the tokens of each prompt. The first token has none."""
         assert self.generation.scores is not None
-        return [self._of_prompt(*each) for each in zip(self.generation.prompts, self.generation.scores, strict=True)]
+        return [
+            self._write_prompt_logprobs(*each)
+            for each in zip(self.generation.prompts, self.generation.scores, strict=True)
+        ]
 
-    def _of_prompt(self, prompt: list[int], scores: list[TokenLogprob]) -> Object:
+    def _write_prompt_logprobs(self, prompt: list[int], scores: list[TokenLogprob]) -> Object:
         service = self.generation.service
         added = service.text_stream(()).add(prompt, [False] * len(prompt), last=True)
         pieces = [piece.text for piece in added]
-        logprobs = self._logprobs(scores, pieces[1:], len(pieces[0]))
+        logprobs = self._write_logprobs(scores, pieces[1:], len(pieces[0]))
         assert logprobs is not None
         first = service.token_text(prompt[0])
         before = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
         return {name: before[name] + each for name, each in logprobs.items()}
 
 
-def completion(service: Service, given: Object) -> ResponseWriter:
-    prompts = _prompts(service, given.get("prompt"))
-    n = count(given, "n", 1, service.limits.choices, 1)
+def prepare_completion(service: Service, given: Object) -> ResponseWriter:
+    prompts = _read_prompts(service, given.get("prompt"))
+    n = read_count(given, "n", 1, service.limits.choices, 1)
     if n * len(prompts) > service.limits.choices:
         raise ApiError(400, f"{len(prompts)} prompts times n={n} are more than {service.limits.choices} choices", "n")
-    echo = flag(given, "echo")
+    echo = read_flag(given, "echo")
     if echo and service.facts.encoder is not None:
         raise ApiError(400, "echo: an encoder-decoder answers its prompt, which is no part of the text", "echo")
     nothing = any(type(given.get(name)) is int and given[name] == 0 for name in LENGTHS)
     if nothing:  # the specification allows it
         given = {name: value for name, value in given.items() if name not in LENGTHS}
     room = service.checks.room(max(map(len, prompts)))
-    params = service.checks.params(sampling_params(given, COMPLETIONS, room, service.facts.sampling))
+    params = service.checks.params(read_sampling_params(given, COMPLETIONS, room, service.facts.sampling))
     scored = echo and params.logprobs is not None
-    generation = generation_of(service, prompts, params, n, given, scored=scored)
+    generation = make_generation(service, prompts, params, n, given, scored=scored)
     for choice in generation.choices if nothing else ():
         choice.finish = "length"
     return CompletionsWriter(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
 
 
-def _prompts(service: Service, prompt: Any) -> list[list[int]]:
+def _read_prompts(service: Service, prompt: Any) -> list[list[int]]:
     """The ids of each prompt: text, ids, or a list of either. Raises ApiError 400."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list))):
         prompt = [prompt]
@@ -189,7 +192,7 @@ def _prompts(service: Service, prompt: Any) -> list[list[int]]:
     try:
         return [service.checks.prompt(each) for each in prompt]
     except PromptError as fault:
-        raise service.prompt_error(fault, "prompt") from fault
+        raise service.describe_prompt_error(fault, "prompt") from fault
 
 
 class ChatWriter(ChoicesWriter):
@@ -197,32 +200,32 @@ class ChatWriter(ChoicesWriter):
 
     name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, choice: Choice) -> Object:
+    def write_choice(self, choice: Choice) -> Object:
         reply = choice.reply
         message: Object = {"role": "assistant", "content": reply.content or None, "refusal": None}
         if not (reply.calls or reply.reasoning):
             message["content"] = reply.content
         if reply.reasoning:
-            message |= _reasoning(reply.reasoning)
+            message |= _write_reasoning(reply.reasoning)
         if reply.calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in reply.calls
             ]
-        return self._choice(choice, choice.logprobs, choice.finish) | {"message": message}
+        return self._write_chat_common(choice, choice.logprobs, choice.finish) | {"message": message}
 
-    def first(self, choice: Choice) -> Object | None:
+    def write_first(self, choice: Choice) -> Object | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def part(self, part: Part) -> Object:
+    def write_delta(self, part: Part) -> Object:
         delta: Object = {}
         calls: dict[int, Object] = {}
         for each in part.deltas:
             if each.kind == CONTENT:
                 delta["content"] = delta.get("content", "") + each.text
             elif each.kind == REASONING:
-                delta |= _reasoning(each.text)
+                delta |= _write_reasoning(each.text)
             elif each.kind == CALL:
                 call = {"id": part.choice.reply.calls[each.index].id, "type": "function"}
                 calls[each.index] = {"index": each.index, **call, "function": {"name": each.text, "arguments": ""}}
@@ -231,32 +234,33 @@ class ChatWriter(ChoicesWriter):
                 calls[each.index]["function"]["arguments"] += each.text
         if calls:
             delta["tool_calls"] = list(calls.values())
-        return self._choice(part.choice, part.logprobs, part.finish) | {"delta": delta}
+        return self._write_chat_common(part.choice, part.logprobs, part.finish) | {"delta": delta}
 
-    def _choice(self, choice: Choice, logprobs: list[TokenLogprob], finish: str | None) -> Object:
-        written = self.common(choice, self._logprobs(logprobs), finish)
+    def _write_chat_common(self, choice: Choice, logprobs: list[TokenLogprob], finish: str | None) -> Object:
+        written = self.write_common(choice, self._write_logprobs(logprobs), finish)
         return written | ({"finish_reason": "tool_calls"} if finish == "stop" and choice.reply.calls else {})
 
-    def _logprobs(self, scores: list[TokenLogprob]) -> Object | None:
+    def _write_logprobs(self, scores: list[TokenLogprob]) -> Object | None:
         if self.generation.params.logprobs is None:
             return None
 
-        def token(token_id: int, logprob: float) -> Object:
+        def write_token(token_id: int, logprob: float) -> Object:
             service = self.generation.service
             text = service.token_text(token_id)
             part = part_of_character(service.tokenizer, token_id) if "\ufffd" in text else text.encode()
             return {"token": text, "logprob": logprob, "bytes": None if part is None else list(part)}
 
         content = [
-            token(each.id, each.logprob) | {"top_logprobs": [token(*top) for top in each.top]} for each in scores
+            write_token(each.id, each.logprob) | {"top_logprobs": [write_token(*top) for top in each.top]}
+            for each in scores
         ]
         return {"content": content, "refusal": None}
 
 
-def _reasoning(text: str) -> Object:
+def _write_reasoning(text: str) -> Object:
     """Under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
 
 
-def chat(service: Service, given: Object) -> ResponseWriter:
-    return ChatWriter(chat_generation(service, given), given)
+def prepare_chat(service: Service, given: Object) -> ResponseWriter:
+    return ChatWriter(start_chat(service, given), given)

@@ -50,7 +50,7 @@ class RemoteEngine:
         self._stopped = False
         self.over = False
         """Whether the process has died."""
-        self.ended: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
         """Called in a thread when that happens."""
         self.streams = Streams(partial(self._send, "submit"), partial(self._send, "abort"))
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
@@ -60,10 +60,10 @@ class RemoteEngine:
         )
         self.process.start()
         child_end.close()  # so that the pipe ends with the process
-        self.facts = self._loaded()
-        threading.Thread(target=self._live, name="slipstream-reports", daemon=True).start()
+        self.facts = self._wait_until_loaded()
+        threading.Thread(target=self._hand_out_reports, name="slipstream-reports", daemon=True).start()
 
-    def _loaded(self) -> EngineFacts:
+    def _wait_until_loaded(self) -> EngineFacts:
         try:
             message = self._pipe.recv()
         except EOFError:
@@ -94,7 +94,7 @@ class RemoteEngine:
         except OSError as fault:
             raise EngineError("the engine's process has ended", fix=ENDED) from fault
 
-    def _live(self) -> None:
+    def _hand_out_reports(self) -> None:
         """Hand out reports until the process ends, then the reason. It is killed if its engine has stopped or does not
         answer."""
         what = "the engine's process has ended"
@@ -117,7 +117,7 @@ class RemoteEngine:
             fault = EngineError(f"{what} (exit code {self.process.exitcode})", fix=ENDED)
             self.streams.deliver(Report([], EngineStats(), fault))
             self.over = True
-            self.ended()
+            self.on_end()
 
 
 def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
@@ -136,10 +136,10 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
         pipe.send(fault if known else LoadError(f"the model could not be loaded ({type(fault).__name__}: {fault})"))
         return
     try:
-        pipe.send(engine_facts(llm))
+        pipe.send(describe_engine(llm))
     except OSError:
         os._exit(0)  # the other process ended meanwhile
-    engine = EngineThread(llm.engine(), llm.prepared, pipe.send)
+    engine = EngineThread(llm.engine(), llm.prepare, pipe.send)
     calls: dict[str, Callable[..., None]] = {"submit": engine.submit, "abort": engine.abort}
     while True:
         try:
@@ -151,7 +151,7 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
             os._exit(0)  # the other process has ended or wants this one to: nothing is left to save
 
 
-def engine_facts(llm: Any) -> EngineFacts:
+def describe_engine(llm: Any) -> EngineFacts:
     """What a process without weights knows of an `LLM`."""
     from slipstream.engine.engine_thread import kv_blocks
 

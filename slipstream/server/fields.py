@@ -59,17 +59,15 @@ _OBJECT = {"type": "object"}
 _OBJECTS = {"type": "array", "items": _OBJECT}
 
 
-def _sampling(
-    name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, **more: Any
-) -> Field:
+def _declare(name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, **more: Any) -> Field:
     return Field(name, text, schema, where, sampling=name, **more)
 
 
-def _refused(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
+def _refuse(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
     return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
 
 
-def _ignored(names: str, *where: str) -> list[Field]:
+def _ignore(names: str, *where: str) -> list[Field]:
     return [Field(name, "Has no effect.", where=where, ignored=True) for name in names.split()]
 
 
@@ -94,23 +92,23 @@ FIELDS = (
     Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, BOTH, unset=(1,)),
     Field("echo", "Put the prompt before the text, and its logprobs if they are asked for. Refused for "
           "encoder-decoders, whose prompt is a source.", _BOOLEAN, (COMPLETIONS,), unset=(False,)),
-    _sampling("temperature", "0 is greedy. Default: as the checkpoint says, else 1.", _NUMBER),
-    _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, unset=(-1,)),
-    *(_sampling(name, known.help, _NUMBER) for name, known in declared(SamplingParams).items()
+    _declare("temperature", "0 is greedy. Default: as the checkpoint says, else 1.", _NUMBER),
+    _declare("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, unset=(-1,)),
+    *(_declare(name, known.help, _NUMBER) for name, known in declared(SamplingParams).items()
       if known.effect in DISTRIBUTION and known.help and name not in ("temperature", "top_k", "min_tokens")),
-    _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
-    _sampling("bad_words", f"Up to {MOST_WORDS:,} texts or lists of token ids that may not appear, each of up to "
+    _declare("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
+    _declare("bad_words", f"Up to {MOST_WORDS:,} texts or lists of token ids that may not appear, each of up to "
               f"{LONGEST_WORD} characters or ids.", {"type": "array"}, most=MOST_WORDS, longest=LONGEST_WORD),
-    _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
-    _sampling("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER, BOTH),
+    _declare("min_tokens", "No stop before so many tokens.", _INTEGER),
+    _declare("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER, BOTH),
     Field("max_completion_tokens", "The same, under its newer name.", _INTEGER, BOTH, sampling="max_tokens"),
     Field("max_output_tokens", "Most output tokens. Default: the rest of the context.", _INTEGER, (RESPONSES,)),
     Field("max_tokens", "Most output tokens. Required.", _INTEGER, (MESSAGES,)),
-    _sampling("stop", _STOPS, {"anyOf": [_STRING, _STRINGS]}, (*BOTH, RESPONSES), **_STOP_SIZES),
+    _declare("stop", _STOPS, {"anyOf": [_STRING, _STRINGS]}, (*BOTH, RESPONSES), **_STOP_SIZES),
     Field("stop_sequences", _STOPS, _STRINGS, (MESSAGES,), unset=([],), **_STOP_SIZES),
-    _sampling("stop_token_ids", f"Up to {MOST_STOP_IDS:,} ids that end the text.", _IDS, most=MOST_STOP_IDS),
-    _sampling("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
-    _sampling("seed", "Draws the same random numbers again, under `coupled` or with fixed draft lengths.", _INTEGER),
+    _declare("stop_token_ids", f"Up to {MOST_STOP_IDS:,} ids that end the text.", _IDS, most=MOST_STOP_IDS),
+    _declare("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
+    _declare("seed", "Draws the same random numbers again, under `coupled` or with fixed draft lengths.", _INTEGER),
     Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}, BOTH),
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
     Field("response_format", "text, json_object or json_schema.", _OBJECT, BOTH, unset=({"type": "text"},)),
@@ -139,39 +137,39 @@ FIELDS = (
     Field("thinking", "enabled or disabled: a value of enable_thinking, where the model's chat template reads it.",
           _OBJECT, (MESSAGES,)),
     Field("metadata", "Has no effect.", _OBJECT),
-    *_ignored("user safety_identifier prompt_cache_key prompt_cache_retention", *BOTH, RESPONSES),
-    *_ignored("verbosity", CHAT),
-    *_ignored("include client_metadata", RESPONSES),
-    *_ignored("context_management", RESPONSES, MESSAGES),
-    *_ignored("cache_control", MESSAGES),
-    *_refused("best_of", "choices are not ranked: use n", (COMPLETIONS,), (1,)),
-    *_refused("suffix", "the model continues a text, it does not fill gaps", (COMPLETIONS,), ("",)),
-    *_refused("use_beam_search", "the server does not search beams: see LLM.beam_search", BOTH, (False,)),
-    *_refused("length_penalty", "the server does not search beams: see LLM.beam_search", BOTH, (1,)),
-    *_refused("prompt_logprobs", "in /v1/completions, echo with logprobs gives those of prompts", BOTH, (False,)),
-    *_refused("truncate_prompt_tokens", "prompts are not cut: shorten the prompt", BOTH),
-    *_refused("add_special_tokens skip_special_tokens", "this cannot be changed", BOTH, (True,)),
-    *_refused("spaces_between_special_tokens", "this cannot be changed", BOTH, (True,)),
-    *_refused("include_stop_str_in_output", "texts end before stop strings", BOTH, (False,)),
-    *_refused("allowed_token_ids", "use structured_outputs or logit_bias", BOTH),
-    *_refused("priority", "requests run in the order in which they arrive", BOTH, (0,)),
-    *_refused("store", "nothing is stored", (*BOTH, RESPONSES), (False,)),
-    *_refused("service_tier", "there is one tier", (*BOTH, RESPONSES), ("auto", "default")),
-    *_refused("functions", "use tools", (CHAT,), ([],)),
-    *_refused("function_call", "use tool_choice", (CHAT,), ("none", "auto")),
-    *_refused("add_generation_prompt", "the assistant speaks next", (CHAT,), (True,)),
-    *_refused("continue_final_message", "the assistant speaks next", (CHAT,), (False,)),
-    *_refused("chat_template", "the template is that of the model", (CHAT,)),
-    *_refused("modalities", "the model reads and writes text", (CHAT,), (["text"],)),
-    *_refused("audio web_search_options", "the model reads and writes text", (CHAT,)),
-    *_refused("previous_response_id conversation prompt", "nothing is stored: send the whole input", (RESPONSES,)),
-    *_refused("background", "nothing is stored", (RESPONSES,), (False,)),
-    *_refused("top_logprobs", "log-probabilities are part of chats", (RESPONSES,), (0,)),
-    *_refused("truncation", "prompts are not cut: shorten the input", (RESPONSES,), ("disabled",)),
-    *_refused("max_tool_calls", "tools are not run here", (RESPONSES,)),
-    *_refused("service_tier", "there is one tier", (MESSAGES,), ("auto", "standard_only")),
-    *_refused("container mcp_servers", "tools are not run here", (MESSAGES,), ([],)),
-    *_refused("speed inference_geo", "there is one engine", (MESSAGES,), ("standard",)),
+    *_ignore("user safety_identifier prompt_cache_key prompt_cache_retention", *BOTH, RESPONSES),
+    *_ignore("verbosity", CHAT),
+    *_ignore("include client_metadata", RESPONSES),
+    *_ignore("context_management", RESPONSES, MESSAGES),
+    *_ignore("cache_control", MESSAGES),
+    *_refuse("best_of", "choices are not ranked: use n", (COMPLETIONS,), (1,)),
+    *_refuse("suffix", "the model continues a text, it does not fill gaps", (COMPLETIONS,), ("",)),
+    *_refuse("use_beam_search", "the server does not search beams: see LLM.beam_search", BOTH, (False,)),
+    *_refuse("length_penalty", "the server does not search beams: see LLM.beam_search", BOTH, (1,)),
+    *_refuse("prompt_logprobs", "in /v1/completions, echo with logprobs gives those of prompts", BOTH, (False,)),
+    *_refuse("truncate_prompt_tokens", "prompts are not cut: shorten the prompt", BOTH),
+    *_refuse("add_special_tokens skip_special_tokens", "this cannot be changed", BOTH, (True,)),
+    *_refuse("spaces_between_special_tokens", "this cannot be changed", BOTH, (True,)),
+    *_refuse("include_stop_str_in_output", "texts end before stop strings", BOTH, (False,)),
+    *_refuse("allowed_token_ids", "use structured_outputs or logit_bias", BOTH),
+    *_refuse("priority", "requests run in the order in which they arrive", BOTH, (0,)),
+    *_refuse("store", "nothing is stored", (*BOTH, RESPONSES), (False,)),
+    *_refuse("service_tier", "there is one tier", (*BOTH, RESPONSES), ("auto", "default")),
+    *_refuse("functions", "use tools", (CHAT,), ([],)),
+    *_refuse("function_call", "use tool_choice", (CHAT,), ("none", "auto")),
+    *_refuse("add_generation_prompt", "the assistant speaks next", (CHAT,), (True,)),
+    *_refuse("continue_final_message", "the assistant speaks next", (CHAT,), (False,)),
+    *_refuse("chat_template", "the template is that of the model", (CHAT,)),
+    *_refuse("modalities", "the model reads and writes text", (CHAT,), (["text"],)),
+    *_refuse("audio web_search_options", "the model reads and writes text", (CHAT,)),
+    *_refuse("previous_response_id conversation prompt", "nothing is stored: send the whole input", (RESPONSES,)),
+    *_refuse("background", "nothing is stored", (RESPONSES,), (False,)),
+    *_refuse("top_logprobs", "log-probabilities are part of chats", (RESPONSES,), (0,)),
+    *_refuse("truncation", "prompts are not cut: shorten the input", (RESPONSES,), ("disabled",)),
+    *_refuse("max_tool_calls", "tools are not run here", (RESPONSES,)),
+    *_refuse("service_tier", "there is one tier", (MESSAGES,), ("auto", "standard_only")),
+    *_refuse("container mcp_servers", "tools are not run here", (MESSAGES,), ([],)),
+    *_refuse("speed inference_geo", "there is one engine", (MESSAGES,), ("standard",)),
 )  # fmt: skip
 
 
@@ -180,7 +178,7 @@ def fields_of(where: str) -> dict[str, Field]:
     return {each.name: each for each in FIELDS if where in each.where}
 
 
-def passed_on(given: Mapping[str, Any], where: str, **names: str) -> dict[str, Any]:
+def pass_on(given: Mapping[str, Any], where: str, **names: str) -> dict[str, Any]:
     """Those of the fields given at an endpoint that are fields of a chat, too; under their names there. names: those
     that mean the same without being the same field."""
     known, chat = fields_of(where), fields_of(CHAT)
@@ -188,7 +186,7 @@ def passed_on(given: Mapping[str, Any], where: str, **names: str) -> dict[str, A
     return {same[name]: value for name, value in given.items() if name in same}
 
 
-def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
+def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
     """The fields that are set. Raises ApiError 400 for one that is unknown or refused."""
     given = {}
     for name, value in body.items():
@@ -196,7 +194,7 @@ def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
             raise ApiError(
                 400, f"{name!r} is not a field of this request; {did_you_mean(name, known)}", name, "unknown_field"
             )
-        if value is None or any(_same(value, each) for each in known[name].unset):
+        if value is None or any(_equals(value, each) for each in known[name].unset):
             continue
         if known[name].refused:
             raise ApiError(400, f"{name} is not supported: {known[name].refused}", name, "unsupported_field")
@@ -219,11 +217,11 @@ def _check_size(field: Field, value: Any) -> None:
             raise ApiError(400, f"{field.name} has {size:,} {what}, at most {most:,} are allowed", field.name)
 
 
-def _same(value: Any, other: Any) -> bool:
+def _equals(value: Any, other: Any) -> bool:
     return bool(isinstance(value, bool) == isinstance(other, bool) and value == other)
 
 
-def flag(given: Mapping[str, Any], name: str) -> bool:
+def read_flag(given: Mapping[str, Any], name: str) -> bool:
     """A field that is true or false. Raises ApiError 400."""
     value = given.get(name, False)
     if not isinstance(value, bool):
@@ -231,7 +229,7 @@ def flag(given: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def count(given: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+def read_count(given: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
     """A field that is an integer from `low` to `high`. Raises ApiError 400."""
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -239,12 +237,12 @@ def count(given: Mapping[str, Any], name: str, low: int, high: int, default: int
     return value
 
 
-def members(given: Mapping[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
+def read_members(given: Mapping[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
     """A field that is an object with these members, those that are null left out. Raises ApiError 400."""
-    return object_of(given.get(name, {}), name, known)
+    return read_object(given.get(name, {}), name, known)
 
 
-def object_of(value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
+def read_object(value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
     """A value that must be an object, with these members if they are known, those that are null left out. Raises
     ApiError 400."""
     if not isinstance(value, dict):
@@ -255,14 +253,14 @@ def object_of(value: Any, where: str, known: Iterable[str] | None = None) -> dic
     return {member: each for member, each in value.items() if each is not None}
 
 
-def list_of(value: Any, where: str) -> list[Any]:
+def read_list(value: Any, where: str) -> list[Any]:
     """A value that must be a list. Raises ApiError 400."""
     if not isinstance(value, list):
         raise ApiError(400, f"{where} is {value!r}, must be a list", where)
     return value
 
 
-def sampling_params(
+def read_sampling_params(
     given: Mapping[str, Any], where: str, room: int, defaults: Mapping[str, Any] | None = None
 ) -> SamplingParams:
     """The parameters of a request. room: tokens that the context has left; defaults: fields that the model sets where
@@ -275,7 +273,7 @@ def sampling_params(
                 raise ApiError(400, f"{named[known.sampling]} and {name} contradict each other", name)
             named[known.sampling] = name
             try:
-                values[known.sampling] = checks[known.sampling].check(name, _plain(known.sampling, given[name]))
+                values[known.sampling] = checks[known.sampling].check(name, _convert_json(known.sampling, given[name]))
             except ParameterError as fault:
                 raise ApiError(400, str(fault), name) from fault
     longest = named.get("max_tokens")
@@ -288,18 +286,18 @@ def sampling_params(
             longest,
             "context_length_exceeded",
         )
-    values["logprobs"] = _logprobs(given, where)
-    values["structured"] = _structured(given)
-    speculation = members(given, "speculation", SPECULATION)
+    values["logprobs"] = _read_logprobs(given, where)
+    values["structured"] = _read_structured(given)
+    speculation = read_members(given, "speculation", SPECULATION)
     if "draft_tokens" in speculation:
-        count(speculation, "draft_tokens", 0, 256, 0)
+        read_count(speculation, "draft_tokens", 0, 256, 0)
         values["draft_tokens"] = speculation["draft_tokens"]
-    if "enabled" in speculation and not flag(speculation, "enabled"):
+    if "enabled" in speculation and not read_flag(speculation, "enabled"):
         values["draft_tokens"] = 0
     return SamplingParams(**values)
 
 
-def _plain(name: str, value: Any) -> Any:
+def _convert_json(name: str, value: Any) -> Any:
     """The value as `SamplingParams` wants it: JSON has no integers as keys."""
     if name == "logit_bias" and isinstance(value, dict):
         try:
@@ -313,16 +311,16 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
+def _read_logprobs(given: Mapping[str, Any], where: str) -> int | None:
     if where == COMPLETIONS:
         asked = given.get("logprobs")
-        return None if asked is None or asked is False else count(given, "logprobs", 0, MOST_TOP_LOGPROBS, 0)
-    if "top_logprobs" in given and not flag(given, "logprobs"):
+        return None if asked is None or asked is False else read_count(given, "logprobs", 0, MOST_TOP_LOGPROBS, 0)
+    if "top_logprobs" in given and not read_flag(given, "logprobs"):
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    return count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if flag(given, "logprobs") else None
+    return read_count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if read_flag(given, "logprobs") else None
 
 
-def plain_text(content: Any, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
+def read_text(content: Any, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
     """Text, or parts of text of these kinds, which are joined. Raises ApiError 400, of `param` (default: `where`)."""
     parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
@@ -337,13 +335,13 @@ _STRUCTURES = {"json": "json_schema"} | {name: name for name in ("regex", "choic
 """Members of the field `structured_outputs` -> those of `Structured`."""
 
 
-def _structured(given: Mapping[str, Any]) -> Structured | None:
-    name, asked = "structured_outputs", members(given, "structured_outputs", _STRUCTURES)
+def _read_structured(given: Mapping[str, Any]) -> Structured | None:
+    name, asked = "structured_outputs", read_members(given, "structured_outputs", _STRUCTURES)
     given_as = {_STRUCTURES[member]: value for member, value in asked.items()}
     if "response_format" in given:
         if given_as:
             raise ApiError(400, f"response_format and {name} both give the form of the text", name)
-        name, given_as = "response_format", _response_format(given)
+        name, given_as = "response_format", _read_response_format(given)
     if not given_as:
         return None
     try:
@@ -352,12 +350,12 @@ def _structured(given: Mapping[str, Any]) -> Structured | None:
         raise ApiError(400, str(fault), name) from fault
 
 
-def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_response_format(given: Mapping[str, Any]) -> dict[str, Any]:
     name = "response_format"
-    asked = members(given, name, ("type", "json_schema"))
+    asked = read_members(given, name, ("type", "json_schema"))
     kind = asked.get("type")
     if kind == "json_schema":
-        schema = members(asked, "json_schema", ("name", "description", "schema", "strict"))
+        schema = read_members(asked, "json_schema", ("name", "description", "schema", "strict"))
         if "schema" not in schema:
             raise ApiError(400, f"{name}.json_schema has no schema", name)
         return {"json_schema": schema["schema"]}
@@ -366,7 +364,7 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
     return {} if kind == "text" else {"json_object": True}
 
 
-def body_schema(known: Mapping[str, Field], required: list[str]) -> dict[str, Any]:
+def describe_body(known: Mapping[str, Field], required: list[str]) -> dict[str, Any]:
     """OpenAPI's description of a request body."""
     properties = {each.name: {**each.schema, "description": each.text} for each in known.values() if not each.refused}
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

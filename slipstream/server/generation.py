@@ -18,7 +18,7 @@ from slipstream.engine.messages import RequestSpec, Update
 from slipstream.engine.request_checks import predicted_text
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import SPECULATION, members
+from slipstream.server.fields import SPECULATION, read_members
 from slipstream.server.reply import Delta, Reply
 from slipstream.server.service import Service
 
@@ -40,7 +40,7 @@ class Choice:
 
     index: int
     prompt: int
-    ask: RequestSpec
+    spec: RequestSpec
     reply: Reply
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Part:
     finish: str | None
 
 
-def generation_of(
+def make_generation(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
@@ -85,7 +85,7 @@ def generation_of(
     except PromptError as fault:
         raise ApiError(400, str(fault), "prediction") from fault
     prediction = service.checks.prediction(text)
-    rule = members(given, "speculation", SPECULATION).get("rule")
+    rule = read_members(given, "speculation", SPECULATION).get("rule")
     return Generation(service, prompts, params, n, rule, prediction, **more)
 
 
@@ -145,12 +145,12 @@ class Generation:
             }
         return usage
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    async def run(self) -> AsyncGenerator[Part, None]:
         """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a
         choice."""
         if self.scores is not None:
-            with self.service.admission(len(self.prompts), self.key):
-                self.scores = await self._in_time(_all_or_none([self._score(prompt) for prompt in self.prompts]))
+            with self.service.admit(len(self.prompts), self.key):
+                self.scores = await self._wait_in_time(_gather_all([self._score(prompt) for prompt in self.prompts]))
         if all(choice.finish for choice in self.choices):
             if self.scores is not None:
                 self.service.metrics.prompt_tokens.inc(sum(map(len, self.prompts)))
@@ -160,12 +160,12 @@ class Generation:
         self.service.metrics.params_n.observe(self.n)
         self.service.metrics.params_max.observe(self.params.max_tokens)
         merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # what is not read stays in bounded queues
-        with self.service.admission(len(self.choices), self.key):
+        with self.service.admit(len(self.choices), self.key):
             tasks = [asyncio.create_task(self._run(choice, merged)) for choice in self.choices]
             try:
                 left = len(tasks)
                 while left:
-                    part = await self._in_time(merged.get())
+                    part = await self._wait_in_time(merged.get())
                     if isinstance(part, Exception):
                         raise part
                     self.first_token = self.first_token or time.monotonic()
@@ -176,7 +176,7 @@ class Generation:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
+    async def _wait_in_time(self, work: Awaitable[T]) -> T:
         limits = self.service.limits
         limit, name = limits.total_seconds, "total time"
         if self.first_token is None and limits.first_token_seconds < limit:
@@ -196,19 +196,19 @@ class Generation:
             structured=Structured(tokens=prompt[1:]),
         )  # fmt: skip
         scores: list[TokenLogprob] = []
-        ask = RequestSpec(prompt[:1], given, prediction=prompt)
-        async with self._places, aclosing(self.service.streams.follow(ask)) as updates:
+        spec = RequestSpec(prompt[:1], given, prediction=prompt)
+        async with self._places, aclosing(self.service.streams.follow(spec)) as updates:
             async for update in updates:
                 scores += update.logprobs or ()
         return scores
 
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
         metrics = self.service.metrics
-        text = self.service.text_stream(tuple(self.params.stop), choice.ask.ids, self._marked)
+        text = self.service.text_stream(tuple(self.params.stop), choice.spec.ids, self._marked)
         reason, last, first = "abort", 0.0, 0.0
         started = began = 0.0
         try:
-            async with self._places, aclosing(self.service.streams.follow(choice.ask)) as updates:
+            async with self._places, aclosing(self.service.streams.follow(choice.spec)) as updates:
                 async for update in updates:
                     now = time.monotonic()
                     if last:
@@ -218,10 +218,10 @@ class Generation:
                             metrics.between.observe((now - last) / len(update.ids))
                     else:
                         started, began, first = update.started, update.ended, now
-                        self._first(choice, update, now)
+                        self._count_first(choice, update, now)
                     last = now
                     pieces = text.add(update.ids, update.drafted, update.finish is not None, update.stop_cause)
-                    part = self._part(choice, update, [piece.text for piece in pieces])
+                    part = self._take_update(choice, update, [piece.text for piece in pieces])
                     if update.finish is not None:
                         reason = update.finish
                         metrics.total.observe(now - self.arrived)
@@ -233,17 +233,17 @@ class Generation:
             reason = "error"
             await merged.put(fault)
         finally:
-            metrics.ended(reason, len(choice.ask.ids), len(choice.ids), choice.stats)
+            metrics.count_choice(reason, len(choice.spec.ids), len(choice.ids), choice.stats)
 
-    def _first(self, choice: Choice, update: Update, now: float) -> None:
+    def _count_first(self, choice: Choice, update: Update, now: float) -> None:
         metrics = self.service.metrics
         choice.cached = update.cached
-        metrics.prompt_tokens.inc(len(choice.ask.ids))
+        metrics.prompt_tokens.inc(len(choice.spec.ids))
         metrics.first.observe(now - self.arrived)
         metrics.queue.observe(max(0.0, update.started - self.arrived))
         metrics.prefill.observe(now - update.started)
 
-    def _part(self, choice: Choice, update: Update, pieces: list[str]) -> Part:
+    def _take_update(self, choice: Choice, update: Update, pieces: list[str]) -> Part:
         choice.ids += update.ids
         choice.proposers += update.proposers
         choice.concurrent = max(choice.concurrent, self.service.admitted - 1)
@@ -260,7 +260,7 @@ class Generation:
         return Part(choice, text, offset, deltas, tokens, choice.logprobs[first:shown], update.finish)
 
 
-async def _all_or_none(work: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather_all(work: Seq[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all. If one fails, or who waits is cancelled, the others are cancelled, too."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:

@@ -6,9 +6,18 @@ from typing import Any
 from uuid import uuid4
 
 from slipstream.core.strict import parse_json
-from slipstream.server.api_error import ApiError, without
-from slipstream.server.chat_requests import conversation, renamed, translated
-from slipstream.server.fields import MESSAGES, fields_of, flag, list_of, members, object_of, passed_on, plain_text
+from slipstream.server.api_error import ApiError, drop_members
+from slipstream.server.chat_requests import read_conversation, rename_fields, translate_request
+from slipstream.server.fields import (
+    MESSAGES,
+    fields_of,
+    pass_on,
+    read_flag,
+    read_list,
+    read_members,
+    read_object,
+    read_text,
+)
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
 from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter, stop_text
@@ -27,27 +36,27 @@ COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
 """Fields of a request for the number of tokens."""
 
 
-def message(service: Service, given: Object) -> ResponseWriter:
-    return translated(service, given, MESSAGES, chat_of, MessagesWriter, NAMES)
+def prepare_message(service: Service, given: Object) -> ResponseWriter:
+    return translate_request(service, given, MESSAGES, translate_to_chat, MessagesWriter, NAMES)
 
 
-def token_count(service: Service, given: Object) -> int:
+def count_prompt_tokens(service: Service, given: Object) -> int:
     """Tokens of a conversation. Raises ApiError 400."""
     try:
-        return len(conversation(service, chat_of(given)).ids)
+        return len(read_conversation(service, translate_to_chat(given)).ids)
     except ApiError as fault:
-        raise renamed(fault, NAMES) from fault
+        raise rename_fields(fault, NAMES) from fault
 
 
-def chat_of(given: Object) -> Object:
+def translate_to_chat(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    body = passed_on(given, MESSAGES, max_tokens="max_tokens", stop_sequences="stop")
-    system = [{"role": "system", "content": plain_text(given["system"], "system")}] if "system" in given else []
-    body["messages"] = system + _messages(given.get("messages"))
-    output = members(given, "output_config", ("format", "effort"))
+    body = pass_on(given, MESSAGES, max_tokens="max_tokens", stop_sequences="stop")
+    system = [{"role": "system", "content": read_text(given["system"], "system")}] if "system" in given else []
+    body["messages"] = system + _read_messages(given.get("messages"))
+    output = read_members(given, "output_config", ("format", "effort"))
     body["hints"] = {"reasoning_effort": output["effort"]} if "effort" in output else {}
-    thinking = members(given, "thinking", ("type", "budget_tokens", "display"))
-    if (kind := without(thinking, "thinking", "budget_tokens", "display").get("type", "adaptive")) not in (
+    thinking = read_members(given, "thinking", ("type", "budget_tokens", "display"))
+    if (kind := drop_members(thinking, "thinking", "budget_tokens", "display").get("type", "adaptive")) not in (
         "enabled",
         "disabled",
         "adaptive",
@@ -56,13 +65,13 @@ def chat_of(given: Object) -> Object:
     if kind != "adaptive":
         body["hints"]["enable_thinking"] = kind == "enabled"
     if "format" in output:
-        wanted = members(output, "format", ("type", "schema"))
+        wanted = read_members(output, "format", ("type", "schema"))
         schema = {"json_schema": {"schema": wanted["schema"]}} if "schema" in wanted else {}
         body["response_format"] = {"type": wanted.get("type"), **schema}
     if "tools" in given:
-        body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
-    choice = members(given, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
-    if flag(choice, "disable_parallel_tool_use"):
+        body["tools"] = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(read_list(given["tools"], "tools"))]
+    choice = read_members(given, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
+    if read_flag(choice, "disable_parallel_tool_use"):
         body["parallel_tool_calls"] = False
     if choice.get("type") == "tool":
         body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
@@ -77,8 +86,8 @@ def chat_of(given: Object) -> Object:
 _TOOL_HINTS = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
 
 
-def _tool(tool: Any, where: str) -> Object:
-    asked = without(object_of(tool, where), "tools", *_TOOL_HINTS)
+def _read_tool(tool: Any, where: str) -> Object:
+    asked = drop_members(read_object(tool, where), "tools", *_TOOL_HINTS)
     if (kind := asked.pop("type", "custom")) != "custom":
         return {"type": kind}
     if "input_schema" in asked:
@@ -86,18 +95,18 @@ def _tool(tool: Any, where: str) -> Object:
     return {"type": "function", "function": asked}
 
 
-def _messages(given: Any) -> list[Object]:
+def _read_messages(given: Any) -> list[Object]:
     if not isinstance(given, list) or not given:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
-    messages = [each for i, message in enumerate(given) for each in _message(message, f"messages[{i}]")]
+    messages = [each for i, message in enumerate(given) for each in _read_message(message, f"messages[{i}]")]
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message is the assistant's: beginnings of answers are not supported", "messages")
     return messages
 
 
-def _message(message: Any, where: str) -> list[Object]:
+def _read_message(message: Any, where: str) -> list[Object]:
     """One message, or several: results of tools are messages of their own."""
-    asked = object_of(message, where)
+    asked = read_object(message, where)
     role, content = asked.get("role"), asked.get("content")
     if role not in ("user", "assistant", "system"):
         raise ApiError(400, f"{where}.role is {role!r}, must be user, assistant or system", f"{where}.role")
@@ -108,17 +117,17 @@ def _message(message: Any, where: str) -> list[Object]:
     results: list[Object] = []
     for i, block in enumerate(blocks):
         here = f"{where}.content[{i}]"
-        part = object_of(block, here)
+        part = read_object(block, here)
         kind = part.get("type")
         if kind == "text":
-            converted["content"] += plain_text([part], here)
+            converted["content"] += read_text([part], here)
         elif kind == "thinking" and role == "assistant":
             converted["reasoning_content"] = converted.get("reasoning_content", "") + str(part.get("thinking", ""))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": part.get("name"), "arguments": json.dumps(part.get("input", {}), ensure_ascii=False)}
             converted.setdefault("tool_calls", []).append({"id": part.get("id"), "function": function})
         elif kind == "tool_result" and role == "user":
-            text = plain_text(part.get("content", ""), f"{here}.content")
+            text = read_text(part.get("content", ""), f"{here}.content")
             results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text})
         else:
             raise ApiError(400, f"{here}.type is {kind!r}, which a message of the {role} cannot have here", here)
@@ -132,32 +141,32 @@ class MessagesWriter(BlocksWriter):
         super().__init__(generation)
         self._id = f"msg_{uuid4().hex}"
 
-    def begun(self) -> Iterator[Event]:
+    def write_start(self) -> Iterator[Event]:
         usage = {"input_tokens": sum(map(len, self.generation.prompts)), "output_tokens": 0}
-        message = self._message() | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        message = self._write_message() | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield "message_start", {"message": message}
 
-    def block_begun(self, block: Block) -> Iterator[Event]:
+    def open_block(self, block: Block) -> Iterator[Event]:
         empty = Block(block.index, block.kind, block.call)
-        yield "content_block_start", {"index": block.index, "content_block": self._block(empty)}
+        yield "content_block_start", {"index": block.index, "content_block": self._write_block(empty)}
 
-    def block_written(self, block: Block, text: str) -> Iterator[Event]:
+    def extend_block(self, block: Block, text: str) -> Iterator[Event]:
         kind, name = _DELTAS[block.kind]
         yield "content_block_delta", {"index": block.index, "delta": {"type": kind, name: text}}
 
-    def block_ended(self, block: Block) -> Iterator[Event]:
+    def close_block(self, block: Block) -> Iterator[Event]:
         yield "content_block_stop", {"index": block.index}
 
-    def ended(self) -> Iterator[Event]:
-        message = self.whole()
+    def write_end(self) -> Iterator[Event]:
+        message = self.write_whole()
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         yield "message_delta", {"delta": delta, "usage": message["usage"]}
         yield "message_stop", {}
 
-    def failed(self, fault: ApiError) -> Iterator[Event]:
+    def write_error(self, fault: ApiError) -> Iterator[Event]:
         yield "error", {"error": fault.anthropic["error"]}
 
-    def whole(self) -> Object:
+    def write_whole(self) -> Object:
         (choice,) = self.generation.choices
         stop = stop_text(choice, choice.finish)
         reason = "max_tokens" if choice.finish == "length" else "end_turn" if stop is None else "stop_sequence"
@@ -165,8 +174,8 @@ class MessagesWriter(BlocksWriter):
             reason = "tool_use"
         usage = self.generation.usage
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return self._message() | {
-            "content": [self._block(block) for block in self.blocks],
+        return self._write_message() | {
+            "content": [self._write_block(block) for block in self.blocks],
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": {
@@ -177,13 +186,13 @@ class MessagesWriter(BlocksWriter):
             },
         }
 
-    def _message(self) -> Object:
+    def _write_message(self) -> Object:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self.generation.service.name}
 
-    def _block(self, block: Block) -> Object:
+    def _write_block(self, block: Block) -> Object:
         if block.call is not None:
             name = block.call.name
-            return {"type": "tool_use", "id": block.call.id, "name": name, "input": _input(block.text)}
+            return {"type": "tool_use", "id": block.call.id, "name": name, "input": _parse_arguments(block.text)}
         if block.kind == REASONING:
             return {"type": "thinking", "thinking": block.text, "signature": ""}
         return {"type": "text", "text": block.text}
@@ -196,7 +205,7 @@ _DELTAS = {
 }
 
 
-def _input(text: str) -> Any:
+def _parse_arguments(text: str) -> Any:
     """Parse the arguments of a call. Returns the text itself if it is no JSON because it was cut."""
     try:
         return parse_json(text or "{}")

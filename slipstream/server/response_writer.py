@@ -1,4 +1,4 @@
-"""`ResponseWriter`: writes the answer to one request, whole or as events; each endpoint has one. `endpoint` is its
+"""`ResponseWriter` writes the answer to one request, whole or as events; each endpoint has one. `add_endpoint` adds its
 route, which reads the request, and ends when the client has gone.
 
 Times are limited by anyio, not by `asyncio.wait_for`: that of Python 3.10 and 3.11 forgets a cancellation that comes
@@ -20,8 +20,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from slipstream.server.api_error import ApiError, api_error
-from slipstream.server.fields import REQUIRED, Field, body_schema, fields_of, flag, given_fields
+from slipstream.server.api_error import ApiError, as_api_error
+from slipstream.server.fields import REQUIRED, Field, check_fields, describe_body, fields_of, read_flag
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.reply import ARGUMENTS, CALL, Call, no_number
 from slipstream.server.service import Service
@@ -46,28 +46,28 @@ class ResponseWriter(ABC):
         self.generation = generation
 
     @abstractmethod
-    def begun(self) -> Iterable[Event]:
+    def write_start(self) -> Iterable[Event]:
         """The events before the first part."""
 
     @abstractmethod
-    def added(self, part: Part) -> Iterable[Event]:
+    def write_part(self, part: Part) -> Iterable[Event]:
         """The events of a part."""
 
     @abstractmethod
-    def ended(self) -> Iterable[Event]:
+    def write_end(self) -> Iterable[Event]:
         """The events after the last part."""
 
     @abstractmethod
-    def failed(self, fault: ApiError) -> Iterable[Event]:
+    def write_error(self, fault: ApiError) -> Iterable[Event]:
         """The events of an error within a stream."""
 
-    def hear(self, part: Part) -> None:
+    def take(self, part: Part) -> None:
         """Take a part of an answer that is not streamed."""
-        for _ in self.added(part):
+        for _ in self.write_part(part):
             pass
 
     @abstractmethod
-    def whole(self) -> Object:
+    def write_whole(self) -> Object:
         """The answer, when all parts were heard."""
 
 
@@ -90,7 +90,7 @@ class BlocksWriter(ResponseWriter):
         self.blocks: list[Block] = []
         self._open: Block | None = None
 
-    def added(self, part: Part) -> Iterator[Event]:
+    def write_part(self, part: Part) -> Iterator[Event]:
         for delta in part.deltas:
             kind = CALL if delta.kind == ARGUMENTS else delta.kind
             if delta.kind == CALL or self._open is None or self._open.kind != kind:
@@ -98,68 +98,69 @@ class BlocksWriter(ResponseWriter):
                 call = part.choice.reply.calls[delta.index] if kind == CALL else None
                 self._open = Block(len(self.blocks), kind, call)
                 self.blocks.append(self._open)
-                yield from self.block_begun(self._open)
+                yield from self.open_block(self._open)
             if delta.kind != CALL:
                 self._open.text += delta.text
-                yield from self.block_written(self._open, delta.text)
+                yield from self.extend_block(self._open, delta.text)
         if part.finish is not None:
             yield from self._close()
 
     def _close(self) -> Iterable[Event]:
         block, self._open = self._open, None
-        return () if block is None else self.block_ended(block)
+        return () if block is None else self.close_block(block)
 
     @abstractmethod
-    def block_begun(self, block: Block) -> Iterable[Event]:
+    def open_block(self, block: Block) -> Iterable[Event]:
         """The events at the beginning of a block."""
 
     @abstractmethod
-    def block_written(self, block: Block, text: str) -> Iterable[Event]:
+    def extend_block(self, block: Block, text: str) -> Iterable[Event]:
         """The events of more of a block."""
 
     @abstractmethod
-    def block_ended(self, block: Block) -> Iterable[Event]:
+    def close_block(self, block: Block) -> Iterable[Event]:
         """The events at the end of a block."""
 
 
-def endpoint(
+def add_endpoint(
     router: APIRouter,
     service: Service,
     where: str,
     path: str,
     summary: str,
-    script: Callable[[Service, Object], ResponseWriter],
+    prepare: Callable[[Service, Object], ResponseWriter],
 ) -> None:
-    """The route of an endpoint. where: as in `Field`; script: from the fields that are set, called in a thread.
+    """Add the route of an endpoint. where: as in `Field`; prepare: makes the writer from the fields that are set, in a
+    thread.
 
     The answer is one body, or a stream that begins with the first token. Everything that is wrong before the first
     token is raised, and has a status of its own."""
     known = fields_of(where)
 
-    @router.post(path, openapi_extra=body_schema(known, REQUIRED[where]), summary=summary, name=where)
+    @router.post(path, openapi_extra=describe_body(known, REQUIRED[where]), summary=summary, name=where)
     async def create(request: Request) -> Response:
-        given = await request_fields(request, service, known)
-        streamed = flag(given, "stream")
-        writer = await asyncio.to_thread(script, service, given)  # a long text takes a while
+        given = await read_fields(request, service, known)
+        streamed = read_flag(given, "stream")
+        writer = await asyncio.to_thread(prepare, service, given)  # a long text takes a while
         generation = writer.generation
         if service.keys:
-            generation.key = given_key(request.scope)
+            generation.key = read_key(request.scope)
         if not streamed:
-            await while_connected(request.receive, _hear_all(writer))
-            return await asyncio.to_thread(lambda: JSONResponse(writer.whole()))
-        parts = generation.parts()
-        first = await while_connected(request.receive, _first(parts))
+            await run_while_connected(request.receive, _take_all(writer))
+            return await asyncio.to_thread(lambda: JSONResponse(writer.write_whole()))
+        parts = generation.run()
+        first = await run_while_connected(request.receive, _wait_for_first(parts))
         # The parts are closed even if no event is asked for: a generator around them passes that on only once begun.
-        return EventStream(_events(writer, first, parts), parts, service.limits.send_seconds)
+        return EventStream(_stream_events(writer, first, parts), parts, service.limits.send_seconds)
 
 
-async def _hear_all(script: ResponseWriter) -> None:
-    async with aclosing(script.generation.parts()) as parts:
+async def _take_all(writer: ResponseWriter) -> None:
+    async with aclosing(writer.generation.run()) as parts:
         async for part in parts:
-            script.hear(part)
+            writer.take(part)
 
 
-async def _first(parts: AsyncGenerator[Part, None]) -> Part:
+async def _wait_for_first(parts: AsyncGenerator[Part, None]) -> Part:
     try:
         return await parts.__anext__()
     except BaseException:
@@ -167,25 +168,27 @@ async def _first(parts: AsyncGenerator[Part, None]) -> Part:
         raise
 
 
-async def _events(script: ResponseWriter, first: Part, rest: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
-    def written(events: Iterable[Event]) -> Iterable[bytes]:
+async def _stream_events(
+    writer: ResponseWriter, first: Part, rest: AsyncGenerator[Part, None]
+) -> AsyncGenerator[bytes, None]:
+    def encode_events(events: Iterable[Event]) -> Iterable[bytes]:
         for name, data in events:
-            yield event({"type": name} | data if name else data, name)
+            yield encode_event({"type": name} | data if name else data, name)
 
     try:
-        for each in await asyncio.to_thread(list, written(chain(script.begun(), script.added(first)))):
+        for each in await asyncio.to_thread(list, encode_events(chain(writer.write_start(), writer.write_part(first)))):
             yield each
         async for part in rest:
-            for each in written(script.added(part)):
+            for each in encode_events(writer.write_part(part)):
                 yield each
-        for each in written(script.ended()):
+        for each in encode_events(writer.write_end()):
             yield each
     except Exception as fault:
         log.warning("a stream ended with an error: %s", fault)
-        for each in written(script.failed(api_error(fault))):
+        for each in encode_events(writer.write_error(as_api_error(fault))):
             yield each
-    if script.done:
-        yield script.done
+    if writer.done:
+        yield writer.done
 
 
 def stop_text(choice: Choice, finish: str | None) -> str | None:
@@ -197,7 +200,7 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def event(value: Any, name: str = "") -> bytes:
+def encode_event(value: Any, name: str = "") -> bytes:
     """One event. JSON has no line breaks outside of strings, and escapes those within."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
@@ -217,7 +220,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with suppress(ClientGone, TimeoutError):
-                await while_connected(receive, self._send_all(send))
+                await run_while_connected(receive, self._send_all(send))
         finally:
             await self._events.aclose()
             await self._pieces.aclose()
@@ -232,9 +235,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client goes; then raises ClientGone."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_until_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -246,7 +249,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -257,14 +260,14 @@ FEW_BYTES = 1 << 16
 """A larger body is read in a thread."""
 
 
-async def request_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
-    """The fields of a request that are set. Raises ApiError: see `json_body`, `given_fields` and `check_model`."""
-    given = given_fields(await json_body(request, service.limits.body), known)
+async def read_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
+    """The fields of a request that are set. Raises ApiError: see `read_json`, `check_fields` and `check_model`."""
+    given = check_fields(await read_json(request, service.limits.body), known)
     service.check_model(given.get("model"))
     return given
 
 
-async def json_body(request: Request, most: int) -> dict[str, Any]:
+async def read_json(request: Request, most: int) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError 413 past `most` bytes, and 400 for anything else that is wrong."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
@@ -277,10 +280,10 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
         read += chunk
         if len(read) > most:
             raise _too_large(most)
-    return await asyncio.to_thread(_object, read) if len(read) > FEW_BYTES else _object(read)
+    return await asyncio.to_thread(_parse_object, read) if len(read) > FEW_BYTES else _parse_object(read)
 
 
-def _object(read: bytearray) -> dict[str, Any]:
+def _parse_object(read: bytearray) -> dict[str, Any]:
     try:
         body = json.loads(read.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as fault:
@@ -316,7 +319,7 @@ def _check(field: str, value: Any, depth: int = 0) -> None:
             raise ApiError(400, f"{field} holds half of a surrogate pair", field, "invalid_text") from fault
 
 
-def given_key(scope: Scope) -> bytes:
+def read_key(scope: Scope) -> bytes:
     """The API key that a request names, as OpenAI's clients do, or as Anthropic's; empty if it names none."""
     headers = dict(scope["headers"])
     kind, _, key = headers.get(b"authorization", b"").partition(b" ")

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from slipstream.server.api_error import ApiError, without
-from slipstream.server.chat_requests import translated
-from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text
+from slipstream.server.api_error import ApiError, drop_members
+from slipstream.server.chat_requests import translate_request
+from slipstream.server.fields import RESPONSES, pass_on, read_list, read_members, read_object, read_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
 from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter
@@ -21,28 +21,28 @@ TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
-def response(service: Service, given: Object) -> ResponseWriter:
-    return translated(service, given, RESPONSES, chat_of, ResponsesWriter, NAMES)
+def prepare_response(service: Service, given: Object) -> ResponseWriter:
+    return translate_request(service, given, RESPONSES, translate_to_chat, ResponsesWriter, NAMES)
 
 
-def chat_of(given: Object) -> Object:
+def translate_to_chat(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    body = passed_on(given, RESPONSES, max_output_tokens="max_tokens")
+    body = pass_on(given, RESPONSES, max_output_tokens="max_tokens")
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
-    body["messages"] = messages + _messages(given["input"])
-    reasoning = members(given, "reasoning", ("effort", "summary", "generate_summary"))
-    if "effort" in without(reasoning, "reasoning", "summary", "generate_summary"):
+    body["messages"] = messages + _read_messages(given["input"])
+    reasoning = read_members(given, "reasoning", ("effort", "summary", "generate_summary"))
+    if "effort" in drop_members(reasoning, "reasoning", "summary", "generate_summary"):
         body["hints"] = {"reasoning_effort": reasoning["effort"]}
-    wanted = without(members(given, "text", ("format", "verbosity")), "text", "verbosity").get("format")
+    wanted = drop_members(read_members(given, "text", ("format", "verbosity")), "text", "verbosity").get("format")
     if wanted is not None:
-        asked = object_of(wanted, "text.format")
+        asked = read_object(wanted, "text.format")
         kind = asked.pop("type", None)
         schema = {"json_schema": asked} if kind == "json_schema" else {}
         body["response_format"] = {"type": kind, **schema}
         if kind == "text":
             del body["response_format"]
     if "tools" in given:
-        body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
+        body["tools"] = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(read_list(given["tools"], "tools"))]
     choice = given.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
@@ -51,40 +51,40 @@ def chat_of(given: Object) -> Object:
     return body
 
 
-def _tool(tool: Any, where: str) -> Object:
-    asked = object_of(tool, where)
+def _read_tool(tool: Any, where: str) -> Object:
+    asked = read_object(tool, where)
     return {"type": asked.pop("type", None), "function": asked}
 
 
-def _messages(given: Any) -> list[Object]:
+def _read_messages(given: Any) -> list[Object]:
     """The messages of an input. What the assistant reasoned, said and called in a row is one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Object] = []
 
-    def assistant() -> Object:
+    def extend_assistant() -> Object:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         return messages[-1]
 
-    for i, item in enumerate(list_of(given, "input")):
+    for i, item in enumerate(read_list(given, "input")):
         where = f"input[{i}]"
-        asked = object_of(item, where)
+        asked = read_object(item, where)
         kind = asked.get("type", "message")
         if kind == "message":
-            text = plain_text(asked.get("content"), f"{where}.content", kinds=TEXTS)
+            text = read_text(asked.get("content"), f"{where}.content", kinds=TEXTS)
             if asked.get("role") == "assistant":
-                assistant()["content"] += text
+                extend_assistant()["content"] += text
             else:
                 messages.append({"role": asked.get("role"), "content": text})
         elif kind == "reasoning":
-            text = plain_text(asked.get("content", ""), f"{where}.content", kinds=("reasoning_text",))
-            assistant()["reasoning_content"] = text
+            text = read_text(asked.get("content", ""), f"{where}.content", kinds=("reasoning_text",))
+            extend_assistant()["reasoning_content"] = text
         elif kind == "function_call":
             function = {name: asked.get(name) for name in ("name", "arguments")}
-            assistant().setdefault("tool_calls", []).append({"id": asked.get("call_id"), "function": function})
+            extend_assistant().setdefault("tool_calls", []).append({"id": asked.get("call_id"), "function": function})
         elif kind == "function_call_output":
-            output = plain_text(asked.get("output"), f"{where}.output", kinds=TEXTS)
+            output = read_text(asked.get("output"), f"{where}.output", kinds=TEXTS)
             messages.append({"role": "tool", "tool_call_id": asked.get("call_id"), "content": output})
         else:
             raise ApiError(400, f"{where}.type is {kind!r}, which is not supported", f"{where}.type")
@@ -119,41 +119,45 @@ class ResponsesWriter(BlocksWriter):
         self._ids: list[str] = []
         self._count = 0
 
-    def begun(self) -> Iterator[Event]:
+    def write_start(self) -> Iterator[Event]:
         for name in ("response.created", "response.in_progress"):
-            yield self._event(name, response=self._response("in_progress"))
+            yield self._make_event(name, response=self._write_response("in_progress"))
 
-    def block_begun(self, block: Block) -> Iterator[Event]:
+    def open_block(self, block: Block) -> Iterator[Event]:
         self._ids.append(f"{_PREFIX.get(block.kind, 'msg')}_{uuid4().hex}")
-        item = self._item(block, "in_progress")
+        item = self._write_item(block, "in_progress")
         if block.kind != CALL:
             item["content"] = []
-        yield self._event("response.output_item.added", output_index=block.index, item=item)
+        yield self._make_event("response.output_item.added", output_index=block.index, item=item)
         if block.kind != CALL:
-            yield self._at(block, "response.content_part.added", part=self._part(block, ""))
+            yield self._make_block_event(block, "response.content_part.added", part=self._write_content(block, ""))
 
-    def block_written(self, block: Block, text: str) -> Iterator[Event]:
-        yield self._at(block, f"response.{_NAMES[block.kind]}.delta", delta=text)
+    def extend_block(self, block: Block, text: str) -> Iterator[Event]:
+        yield self._make_block_event(block, f"response.{_NAMES[block.kind]}.delta", delta=text)
 
-    def block_ended(self, block: Block) -> Iterator[Event]:
+    def close_block(self, block: Block) -> Iterator[Event]:
         value = {"arguments" if block.kind == CALL else "text": block.text}
-        yield self._at(block, f"response.{_NAMES[block.kind]}.done", **value)
+        yield self._make_block_event(block, f"response.{_NAMES[block.kind]}.done", **value)
         if block.kind != CALL:
-            yield self._at(block, "response.content_part.done", part=self._part(block, block.text))
-        yield self._event("response.output_item.done", output_index=block.index, item=self._item(block, "completed"))
+            yield self._make_block_event(
+                block, "response.content_part.done", part=self._write_content(block, block.text)
+            )
+        yield self._make_event(
+            "response.output_item.done", output_index=block.index, item=self._write_item(block, "completed")
+        )
 
-    def ended(self) -> Iterator[Event]:
-        response = self.whole()
-        yield self._event(f"response.{response['status']}", response=response)
+    def write_end(self) -> Iterator[Event]:
+        response = self.write_whole()
+        yield self._make_event(f"response.{response['status']}", response=response)
 
-    def failed(self, fault: ApiError) -> Iterator[Event]:
+    def write_error(self, fault: ApiError) -> Iterator[Event]:
         error = {"code": "server_error", "message": fault.message}
-        yield self._event("error", code=fault.code, message=fault.message, param=fault.param)
-        yield self._event("response.failed", response=self._response("failed") | {"error": error})
+        yield self._make_event("error", code=fault.code, message=fault.message, param=fault.param)
+        yield self._make_event("response.failed", response=self._write_response("failed") | {"error": error})
 
-    def whole(self) -> Object:
+    def write_whole(self) -> Object:
         cut = self.generation.choices[0].finish == "length"
-        response = self._response("incomplete" if cut else "completed")
+        response = self._write_response("incomplete" if cut else "completed")
         usage = self.generation.usage
         reasoning = self.generation.choices[0].reply.reasoning
         reasoned = self.generation.service.tokenizer.encode(reasoning, add_special_tokens=False) if reasoning else []
@@ -168,35 +172,35 @@ class ResponsesWriter(BlocksWriter):
             },
         }
 
-    def _response(self, status: str) -> Object:
-        items = [self._item(block, "completed") for block in self.blocks]
+    def _write_response(self, status: str) -> Object:
+        items = [self._write_item(block, "completed") for block in self.blocks]
         state = {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None}
         return self._head | state
 
-    def _item(self, block: Block, status: str) -> Object:
+    def _write_item(self, block: Block, status: str) -> Object:
         item: Object = {"id": self._ids[block.index], "status": status}
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
             return item | {"type": "function_call"} | call
-        item["content"] = [self._part(block, block.text)]
+        item["content"] = [self._write_content(block, block.text)]
         if block.kind == REASONING:
             return item | {"type": "reasoning", "summary": []}
         return item | {"type": "message", "role": "assistant"}
 
-    def _part(self, block: Block, text: str) -> Object:
+    def _write_content(self, block: Block, text: str) -> Object:
         if block.kind == REASONING:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _at(self, block: Block, name: str, **data: Any) -> Event:
+    def _make_block_event(self, block: Block, name: str, **data: Any) -> Event:
         more: Object = {"output_index": block.index, "item_id": self._ids[block.index]}
         if block.kind != CALL:
             more["content_index"] = 0
         if name.startswith("response.output_text"):
             more["logprobs"] = []
-        return self._event(name, **more, **data)
+        return self._make_event(name, **more, **data)
 
-    def _event(self, name: str, **data: Any) -> Event:
+    def _make_event(self, name: str, **data: Any) -> Event:
         self._count += 1
         return name, {"sequence_number": self._count - 1} | data
 

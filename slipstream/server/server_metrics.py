@@ -39,59 +39,65 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._labels = (model, "0")  # one engine
 
-        def metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: Any) -> T:
+        def add_metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: Any) -> T:
             full = f"{PREFIX if name in NOT_OF_VLLM else prefix}:{name}"
             return kind(full, text, ("model_name", "engine", *labels), registry=self.registry, **more)
 
-        def counter(name: str, text: str) -> Counter:
-            return metric(Counter, name, text).labels(*self._labels)
+        def add_counter(name: str, text: str) -> Counter:
+            return add_metric(Counter, name, text).labels(*self._labels)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return metric(Gauge, name, text).labels(*self._labels)
+        def add_gauge(name: str, text: str) -> Gauge:
+            return add_metric(Gauge, name, text).labels(*self._labels)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return metric(Histogram, name, text, buckets=buckets).labels(*self._labels)
+        def add_histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return add_metric(Histogram, name, text, buckets=buckets).labels(*self._labels)
 
-        self.running = gauge("num_requests_running", "Requests in the batch, prompts that are being read included.")
-        self.waiting = gauge("num_requests_waiting", "Requests that wait for room in the batch.")
-        self.kv = gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.")
+        self.running = add_gauge("num_requests_running", "Requests in the batch, prompts that are being read included.")
+        self.waiting = add_gauge("num_requests_waiting", "Requests that wait for room in the batch.")
+        self.kv = add_gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.")
         if kv_blocks is not None:
             labels = ("block_size", "num_gpu_blocks", "engine")
             text = "Always 1; labels: tokens in a block of the KV cache, and blocks in all."
             Gauge(f"{prefix}:cache_config_info", text, labels, registry=self.registry).labels(*kv_blocks, "0").set(1)
-        self._counts = {name: counter(name, text) for name, (_, text) in _COUNTED.items()}
+        self._counts = {name: add_counter(name, text) for name, (_, text) in _COUNTED.items()}
         self._last = EngineStats()
-        self.prompt_tokens = counter(
+        self.prompt_tokens = add_counter(
             "prompt_tokens", "Prompt tokens of requests that gave a token, and of those only scored."
         )
-        self.output_tokens = counter("generation_tokens", "Output tokens.")
-        self.refused = counter("requests_refused", "Requests refused because the queue was full.")
-        self._finished = metric(Counter, "request_success", "Choices that ended, by finish reason.", "finished_reason")
-        self.iteration_tokens = histogram("iteration_tokens_total", "Output tokens of one step.", TOKENS)
-        self.first = histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
-        self.between = histogram(
+        self.output_tokens = add_counter("generation_tokens", "Output tokens.")
+        self.refused = add_counter("requests_refused", "Requests refused because the queue was full.")
+        self._finished = add_metric(
+            Counter, "request_success", "Choices that ended, by finish reason.", "finished_reason"
+        )
+        self.iteration_tokens = add_histogram("iteration_tokens_total", "Output tokens of one step.", TOKENS)
+        self.first = add_histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
+        self.between = add_histogram(
             "inter_token_latency_seconds", "Time between two updates over the tokens of the later one.", SECONDS
         )
-        self.per_token = histogram(
+        self.per_token = add_histogram(
             "request_time_per_output_token_seconds", "Of a choice, its time after the first token, per token.", SECONDS
         )
-        self.total = histogram("e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
-        self.queue = histogram("request_queue_time_seconds", "From arrival to the first step.", SECONDS)
-        self.inference = histogram("request_inference_time_seconds", "From the first step to the last token.", SECONDS)
-        self.prefill = histogram("request_prefill_time_seconds", "From the first step to the first token.", SECONDS)
-        self.decode = histogram("request_decode_time_seconds", "From the first token to the last.", SECONDS)
-        self.prompt_length = histogram("request_prompt_tokens", "Prompt tokens of a choice.", TOKENS)
-        self.output_length = histogram("request_generation_tokens", "Output tokens of a choice.", TOKENS)
-        self.params_n = histogram("request_params_n", "The parameter n.", (1, 2, 4, 8, 16, 32, 64, 128))
-        self.params_max = histogram("request_params_max_tokens", "The parameter max_tokens.", TOKENS)
-        self._drafts = counter("spec_decode_num_drafts", "Steps of finished choices in which tokens were drafted.")
-        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens of finished choices that were verified.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens of finished choices, accepted.")
-        self._per_position = metric(
+        self.total = add_histogram("e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
+        self.queue = add_histogram("request_queue_time_seconds", "From arrival to the first step.", SECONDS)
+        self.inference = add_histogram(
+            "request_inference_time_seconds", "From the first step to the last token.", SECONDS
+        )
+        self.prefill = add_histogram("request_prefill_time_seconds", "From the first step to the first token.", SECONDS)
+        self.decode = add_histogram("request_decode_time_seconds", "From the first token to the last.", SECONDS)
+        self.prompt_length = add_histogram("request_prompt_tokens", "Prompt tokens of a choice.", TOKENS)
+        self.output_length = add_histogram("request_generation_tokens", "Output tokens of a choice.", TOKENS)
+        self.params_n = add_histogram("request_params_n", "The parameter n.", (1, 2, 4, 8, 16, 32, 64, 128))
+        self.params_max = add_histogram("request_params_max_tokens", "The parameter max_tokens.", TOKENS)
+        self._drafts = add_counter("spec_decode_num_drafts", "Steps of finished choices in which tokens were drafted.")
+        self._drafted = add_counter(
+            "spec_decode_num_draft_tokens", "Draft tokens of finished choices that were verified."
+        )
+        self._accepted = add_counter("spec_decode_num_accepted_tokens", "Draft tokens of finished choices, accepted.")
+        self._per_position = add_metric(
             Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
         )
 
-    def heard(self, report: Report) -> None:
+    def take_report(self, report: Report) -> None:
         stats, last = report.stats, self._last
         self.running.set(stats.running)
         self.waiting.set(stats.waiting)
@@ -104,7 +110,7 @@ class ServerMetrics:
             self.output_tokens.inc(gained)
             self.iteration_tokens.observe(gained)
 
-    def ended(self, reason: str, prompt: int, output: int, stats: SpecStats | None) -> None:
+    def count_choice(self, reason: str, prompt: int, output: int, stats: SpecStats | None) -> None:
         """Count a choice that ended: "stop", "length", "abort" or "error"."""
         self._finished.labels(*self._labels, reason).inc()
         if stats is None:
@@ -117,5 +123,5 @@ class ServerMetrics:
         for depth, count in stats.accepted_at.items():
             self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -91,7 +91,7 @@ class Service:
         self.admitted_of: Counter[bytes] = Counter()
         """The same for each API key."""
         self.metrics = ServerMetrics(name, metrics_prefix, facts.kv_blocks)
-        streams.heard = self.metrics.heard
+        streams.heard = self.metrics.take_report
         self._stray = stray_byte(tokenizer)
         self.text = decoder_of(tokenizer)
         """Makes the text of ids, without special tokens."""
@@ -122,7 +122,7 @@ class Service:
             raise ApiError(503, "the server is stopping", code="stopping", retry_after=10)
 
     @contextmanager
-    def admission(self, choices: int, key: bytes = b"") -> Iterator[None]:
+    def admit(self, choices: int, key: bytes = b"") -> Iterator[None]:
         """A place in the queue for so many choices of a key. Raises ApiError 429 if it is full or the key has too many,
         503 if nothing can run."""
         self.check_up()
@@ -143,7 +143,7 @@ class Service:
             self.admitted -= choices
             self.admitted_of[key] -= choices
 
-    def prompt_error(self, fault: PromptError, field: str) -> ApiError:
+    def describe_prompt_error(self, fault: PromptError, field: str) -> ApiError:
         code = "context_length_exceeded" if "context" in fault.what else "invalid_prompt"
         return ApiError(400, str(fault), field, code)
 

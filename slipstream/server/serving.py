@@ -19,7 +19,7 @@ SENT = 1.0
 """Seconds after the grace time in which the errors of ended requests are sent."""
 
 
-def bound(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """A socket that nobody else has. Raises ParameterError if the address is in use or is none of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sets TCP_NODELAY

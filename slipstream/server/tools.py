@@ -7,9 +7,9 @@ from typing import Any
 
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
-from slipstream.grammar.json_schemas import rebuilt
+from slipstream.grammar.json_schemas import rebuild
 from slipstream.server.api_error import ApiError, has_no_effect
-from slipstream.server.fields import flag, members, object_of
+from slipstream.server.fields import read_flag, read_members, read_object
 
 MOST_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -64,7 +64,7 @@ class ToolUse:
 def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[str, Any]]:
     """Schema of one call, {"name": NAME, arguments: {...}}, and what it refers to, which is to be `$defs` at the
     root. schemas: see `ToolUse`; arguments: the key that these have."""
-    shared = {str(i): _moved(schema, i) for i, schema in enumerate(schemas.values())}
+    shared = {str(i): _move_references(schema, i) for i, schema in enumerate(schemas.values())}
     calls = [
         {
             "type": "object",
@@ -91,21 +91,21 @@ _OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 
 
-def _moved(schema: Any, to: int) -> Any:
+def _move_references(schema: Any, to: int) -> Any:
     """A schema whose references to its own parts hold where it is a definition of another. One with an `$id` has
     references of its own."""
 
-    def moved(part: dict[str, Any]) -> dict[str, Any] | None:
+    def move(part: dict[str, Any]) -> dict[str, Any] | None:
         if "$id" in part:
             return None
         if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
             return part | {"$ref": f"#/$defs/{to}{reference[1:]}"}
         return part
 
-    return rebuilt(schema, moved)
+    return rebuild(schema, move)
 
 
-def tool_use(given: Mapping[str, Any]) -> ToolUse:
+def read_tool_use(given: Mapping[str, Any]) -> ToolUse:
     """The tools of a request for a chat. The choice "none" leaves them out, and so are tools that are no functions.
     Raises ApiError 400."""
     tools = given.get("tools", [])
@@ -117,13 +117,13 @@ def tool_use(given: Mapping[str, Any]) -> ToolUse:
         if isinstance(kind, str) and kind != "function":
             has_no_effect(f"a tool of the type {kind[:40]!r}")  # it would have to run here
             continue
-        function = _function(tool, f"tools[{i}]")
+        function = _read_function(tool, f"tools[{i}]")
         if function["name"] in checked:
             raise ApiError(400, f"tools has two functions {function['name']!r}", f"tools[{i}].function.name")
         checked[function["name"]] = {"type": "function", "function": function}
         if tool["function"].get("strict"):
             strict.add(function["name"])
-    parallel = "parallel_tool_calls" not in given or flag(given, "parallel_tool_calls")
+    parallel = "parallel_tool_calls" not in given or read_flag(given, "parallel_tool_calls")
     choice = given.get("tool_choice", "auto")
     if choice == "none":
         return ToolUse(parallel=parallel)
@@ -131,24 +131,24 @@ def tool_use(given: Mapping[str, Any]) -> ToolUse:
         if choice == "required" and not checked:
             raise ApiError(400, "tool_choice is 'required', but there are no tools", "tool_choice")
         return ToolUse(tuple(checked.values()), choice, parallel, frozenset(strict))
-    name = _named(choice)
+    name = _read_named(choice)
     if name not in checked:
         raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
     return ToolUse((checked[name],), "named", parallel)
 
 
-def _named(choice: Any) -> Any:
+def _read_named(choice: Any) -> Any:
     if not isinstance(choice, dict) or choice.get("type") != "function":
         raise ApiError(400, f"tool_choice is {choice!r}, must be none, auto, required or a function", "tool_choice")
-    return members(object_of(choice, "tool_choice", ("type", "function")), "function", ("name",)).get("name")
+    return read_members(read_object(choice, "tool_choice", ("type", "function")), "function", ("name",)).get("name")
 
 
-def _function(tool: Any, where: str) -> dict[str, Any]:
+def _read_function(tool: Any, where: str) -> dict[str, Any]:
     """A function that was declared. Its `strict` is no field of chat templates."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
-    asked = object_of(tool, where, ("type", "function"))
-    function = members(asked, "function", ("name", "description", "parameters", "strict"))
+    asked = read_object(tool, where, ("type", "function"))
+    function = read_members(asked, "function", ("name", "description", "parameters", "strict"))
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ApiError(
@@ -162,5 +162,5 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         where = f"{where}.function.parameters"
         raise ApiError(400, f"{where}.type is {kind!r}, must be object: calls have named arguments", where)
-    flag(function, "strict")
+    read_flag(function, "strict")
     return {key: function[key] for key in ("name", "description", "parameters") if key in function}

@@ -6,7 +6,6 @@ KV to keep. The executor does the arithmetic, the step decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.backends.table import backend, choose, resolve, warn_slower
-from slipstream.checkpoints.checkpoint import resolve as resolve_folder
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_config import in_blocks
-from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.gguf_config import in_blocks, keys_read
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
@@ -28,12 +26,12 @@ from slipstream.checkpoints.weights import Progress, Weights, from_module, load_
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Capabilities, HeadHost, Slice, TargetOut
+from slipstream.core.target import Capabilities, HeadHost, MultiStep, TargetOut
 from slipstream.errors import ParameterError, TargetError
-from slipstream.executor.executor import Executor, batch_of
+from slipstream.executor.executor import Batch, Executor, Output, batch_of, check_finite
 from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
-from slipstream.targets.early_exit import EarlyExitCache
+from slipstream.targets.early_exit import EarlyExits
 from slipstream.targets.huggingface.kinds import DECODER, Kind
 
 
@@ -45,6 +43,8 @@ class Decoder:
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
              embedding and the output head. None: `head_host` says what is lent.
     checkpoint   folder of the checkpoint, None for a model from memory.
+
+    exits    its first layers alone (see `core.target.EarlyExit`).
     """
 
     def __init__(
@@ -61,34 +61,34 @@ class Decoder:
         self.weights, self.checkpoint = weights, checkpoint
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
         self.device: torch.device = executor.device
-        self.layers, self.max_pending = executor.config.layers, chunk  # see `EarlyExit` and `MultiStep`
-        self.steps_per_call = executor.multi_step.steps_per_call if executor.multi_step else 1
         self._runtime = replace(executor.runtime, checkpoint=checkpoint)
         self._head_host = head_host if weights is None else self._lends(weights)
-        self._early_exits = EarlyExitCache(executor)
+        self.exits = EarlyExits(executor)
+        self.capabilities = self.declared()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """See `Target`. Made anew each time: kept, it would be a cycle that holds the weights until it is collected."""
+    def declared(self) -> Capabilities:
+        """Return what the executor lets it do."""
+        executor, config = self.executor, self.config
         return Capabilities(
-            eos_ids=frozenset(self.config.eos_ids),
-            trees=not self.config.recurrences,
-            multi_step=self if self.executor.multi_step else None,
-            early_exit=self if self.layers > 1 and self.executor.slices else None,
+            eos_ids=frozenset(config.eos_ids),
+            trees=not config.recurrences,
+            multi_step=DecoderSteps(executor.multi_step, self.exits, self.device) if executor.multi_step else None,
+            early_exit=self.exits if config.layers > 1 and executor.slices else None,
+            max_pending=self.chunk,
             head_host=self._head_host,
             runtime=self._runtime,
-            memory=self.executor.kv_memory,
-            fork=self.executor.fork,
-            torch_threads=self.executor.torch_threads,
-            experts=self.config.routed,
-            mask_token=self.config.mask_token,
+            memory=executor.kv_memory,
+            fork=executor.fork,
+            torch_threads=executor.torch_threads,
+            experts=config.routed,
+            mask_token=config.mask_token,
         )
 
     def _lends(self, weights: Weights) -> HeadHost:
         device = self.device
         return HeadHost(
             hidden_size=self.config.hidden_size,
-            layers=self.layers,
+            layers=self.config.layers,
             vocab_size=self.vocab_size,
             context=self.context,
             device=device,
@@ -103,7 +103,7 @@ class Decoder:
 
     @staticmethod
     def load(
-        checkpoint: str | Path,
+        checkpoint: CheckpointName,
         executor: str = AUTO,
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
@@ -115,7 +115,7 @@ class Decoder:
         (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be
         honoured."""
         given = {"executor": executor, "dtype": dtype, "device": device, **settings}
-        described = DescribedDecoder.of(checkpoint, LoadSettings.of(given, "Decoder.load"))
+        described = DescribedDecoder.of(Checkpoint.open(checkpoint), LoadSettings.of(given, "Decoder.load"))
         check_memory(described)
         return described.load(progress, chunk)
 
@@ -129,49 +129,21 @@ class Decoder:
         weights = from_module(model, config, chosen.load_dtype or settings.dtype)
         return Decoder(chosen.executor(weights.config, weights, settings), chunk, weights)
 
-    def run(
-        self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = (), layers: Slice = None, hidden: Tensor | None = None
-    ) -> TargetOut:
-        """Run pending tokens and nodes (see `Target.run`).
-
-        layers  run only layers a..b-1 and apply the output head there; `TargetOut.hidden[b]` is then the residual
-                stream, to be passed as `hidden` [M, d] to a run of the layers from b on (same seqs, same draft).
-
-        Without `layers`, rows that `run_first_layers` or `decode_steps` ran already continue where they stopped.
-        """
-        if layers is None and any(seq.end - seq.kv_len > self.chunk for seq in seqs):
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        """Run pending tokens and nodes (see `Target.run`). Rows that were run through the first layers already (see
+        `EarlyExit`) continue where they stopped."""
+        if any(seq.end - seq.kv_len > self.chunk for seq in seqs):
             return self._run_long(seqs, draft, tuple(taps))
         batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
-        self._check_positions(batch.positions)
-        if layers is None:
-            out = self._early_exits.forward(batch, seqs, draft, tuple(taps))
-        else:
-            for seq in seqs:
-                self._early_exits.drop(seq.id)  # this pass overwrites its slots
-            out = self.executor.forward(batch, tuple(dict.fromkeys((*taps, layers[1]))), layers, hidden)
+        out = self._forward(batch, seqs, draft, tuple(taps))
         if not out.finite:
             check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits, out.maxima)
 
-    def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """See `core.target.EarlyExit`. Pending tokens must fit in one `chunk`."""
-        out = self._early_exits.extend(seqs, chains, exit)
-        check_finite(out, seqs, Draft.empty(len(seqs)))
-        return out
-
-    def decode_steps(
-        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
-    ) -> DecodedSteps:
-        """See `core.target.MultiStep`; only if `capabilities` declare it. Pending tokens must fit in one `chunk`. With
-        `exit` the rows are kept for the `run` that verifies them, as by `run_first_layers`."""
-        assert self.executor.multi_step is not None, "multi_step is not among the capabilities"
-        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device)
-        decoded = self.executor.multi_step.decode_steps(batch, steps, sampling, exit)
-        for seq in seqs:
-            self._early_exits.drop(seq.id)
-        if exit is not None:
-            self._early_exits.keep(seqs, batch, decoded, exit)
-        return decoded
+    def _forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
+        if self.config.position == "learned":
+            self._check_positions(batch.positions)
+        return self.exits.forward(batch, seqs, draft, taps) if self.exits.rows else self.executor.forward(batch, taps)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
@@ -182,7 +154,8 @@ class Decoder:
                 self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
 
     def release(self, seq_id: int) -> None:
-        self._early_exits.drop(seq_id)
+        if self.exits.rows:
+            self.exits.drop([seq_id])
         self.executor.release(seq_id)
 
     def _run_long(self, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> TargetOut:
@@ -194,14 +167,14 @@ class Decoder:
             early.append([])
             while seq.end - start > self.chunk:
                 batch = batch_of([seq], Draft.empty(1), [start], self.device, start + self.chunk)
-                self._check_positions(batch.positions)
+                if self.config.position == "learned":
+                    self._check_positions(batch.positions)
                 seen = self.executor.forward(batch, taps).taps
                 early[-1].append({tap: h.clone() for tap, h in seen.items()})  # valid until the next forward only
                 start += self.chunk
             starts.append(start)
         batch = batch_of(seqs, draft, starts, self.device)
-        self._check_positions(batch.positions)
-        out = self._early_exits.forward(batch, seqs, draft, taps)
+        out = self._forward(batch, seqs, draft, taps)
         check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
         for b in range(len(seqs)):
@@ -214,12 +187,34 @@ class Decoder:
         return TargetOut(out.logits, joined, splits)
 
     def _check_positions(self, positions: Seq[int]) -> None:
-        if self.config.position == "learned" and max(positions) >= self.context:
+        if max(positions) >= self.context:
             raise TargetError(
                 f"position {max(positions)} was asked for, the model has {self.context} learned positions",
                 why="there is no embedding beyond them",
                 fix="shorten the prompt or max_tokens",
             )
+
+
+class DecoderSteps:
+    """Decodes several tokens of a decoder's sequences in one call: see `MultiStep`.
+
+    calls  what the executor declares. exits: of the decoder; rows of a call with `exit` are kept for the run that
+           verifies them.
+    """
+
+    def __init__(self, calls: MultiStep[Batch], exits: EarlyExits, device: torch.device):
+        self.steps_per_call, self._calls, self._exits, self._device = calls.steps_per_call, calls, exits, device
+
+    def decode_steps(
+        self, seqs: Seq[Sequence], /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+    ) -> DecodedSteps:
+        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self._device)
+        decoded = self._calls.decode_steps(batch, steps, sampling, exit)
+        if exit is not None:
+            self._exits.keep(seqs, batch, decoded, exit)
+        elif self._exits.rows:
+            self._exits.drop(batch.seq_ids)
+        return decoded
 
 
 @dataclass(frozen=True)
@@ -229,11 +224,10 @@ class DescribedDecoder(Described):
     config: DecoderConfig = field(kw_only=True)
 
     @staticmethod
-    def of(checkpoint: str | Path, settings: LoadSettings) -> DescribedDecoder:
+    def of(checkpoint: Checkpoint, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
         backend does not; ParameterError where weights would be quantised twice."""
-        place = resolve_folder(checkpoint, weights=False)
-        if not place.is_dir() and in_blocks(read_header(place)):
+        if checkpoint.is_gguf and in_blocks(checkpoint.header):
             settings.refuse(
                 ("quantize",),
                 "asked of a GGUF file",
@@ -241,9 +235,9 @@ class DescribedDecoder(Described):
                 ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
                 + ", or give the folder of the checkpoint that the file was made of",
             )
-        config, resolved = DecoderConfig.load(place), resolve(settings)
+        config, resolved = DecoderConfig.load(checkpoint), resolve(settings)
         chosen, refusals = choose(config, resolved)
-        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, place=place, config=config)
+        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, config=config)
 
     @property
     def kind(self) -> Kind:
@@ -254,7 +248,7 @@ class DescribedDecoder(Described):
         if self.runner != "native":
             return None
         quantised = self.settings.weight_format
-        header = None if self.place.is_dir() else read_header(self.place)
+        header = self.checkpoint.header if self.checkpoint.is_gguf else None
         return quantised.quantize if quantised else header.file_type if header and in_blocks(header) else None
 
     @property
@@ -278,12 +272,14 @@ class DescribedDecoder(Described):
         return self.settings.kv_tokens or requests * self.config.context
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
-        settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.checkpoint)
+        settings, chosen, place = self.settings, backend(self.runner), self.checkpoint.download()
         warn_slower(self.refusals, self.runner, settings)
-        if not place.is_dir():
-            warn_of_keys(place.name, read_header(place).metadata, own=True)
+        if self.checkpoint.is_gguf:
+            header = self.checkpoint.header
+            warn_of_keys(place.name, header.metadata, keys_read(header))
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
+        dtype = chosen.load_dtype or settings.dtype
+        weights = load_weights(self.checkpoint, self.config, dtype, progress, adapter)
         executor = chosen.executor(weights.config, weights, settings)
         weights.unmap()
         return Decoder(executor, chunk, weights, place)
@@ -306,24 +302,3 @@ def check_fork(parent_id: int, child_id: int, length: int, computed: int | None,
             why=f"that one holds {computed or 0}, and a sequence begins once",
             fix="fork between two runs, with another id",
         )
-
-
-def check_finite(
-    logits: Tensor,
-    seqs: Seq[Sequence],
-    draft: Draft,
-    fix: str = "use dtype='float32' if the model overflows in float16, and check the weights",
-) -> None:
-    """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need not
-    be: plain decoding might never reach it (see `core.step.decide`)."""
-    # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
-    # is not finite). On CUDA this check would be a second synchronisation per step.
-    rows = [draft.splits[b] + b for b in range(len(seqs))]
-    if logits.device.type != "cpu" or all(map(math.isfinite, logits[rows, 0].tolist())):
-        return
-    bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not logits[row].isfinite().all()]
-    raise TargetError(
-        f"the target returned logits that are not finite for sequences {bad}",
-        why="no token can be drawn from them",
-        fix=fix,
-    )

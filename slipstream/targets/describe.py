@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.backends.table import usable_device
-from slipstream.checkpoints.checkpoint import is_gguf, resolve
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, DeviceMap, LoadKeywords, LoadSettings
 from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Target
@@ -20,77 +20,66 @@ from slipstream.heads.recognition import recognise
 from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS
 from slipstream.targets.decoder import Decoder, DescribedDecoder
 from slipstream.targets.described import Described, check_memory
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 log = logging.getLogger("slipstream")
 
-Model = str | Path | torch.nn.Module | Target
+Model = CheckpointName | torch.nn.Module | Target
 """A folder, a hub id, a GGUF file or "embedded"; a loaded transformers model; a loaded target."""
 
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 """What a device map may say instead of a device."""
 
 
-def describe(checkpoint: str | Path, settings: LoadSettings = DEFAULTS) -> Described:
+def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> Described:
     """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
 
     Our own decoder runs what it can, llama.cpp the rest of GGUF files, transformers that of the others. Raises the
-    family of LoadError, and ParameterError for a setting that cannot be honoured."""
-    checkpoint = checkpoint_of(checkpoint, settings.role)
-    if not is_gguf(checkpoint) and (kind := recognise(resolve(checkpoint, weights=False))):
-        fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {checkpoint}"
+    family of LoadError, and ParameterError for a draft head and for a setting that cannot be honoured."""
+    opened = Checkpoint.open(checkpoint, settings.role)
+    if kind := recognise(opened):
+        fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {opened}"
         model = "a draft model" if settings.role == "draft" else "a model"
-        raise ParameterError(f"{str(checkpoint)!r} is a draft head ({kind}), not {model}", fix=fix)
-    return describe_model(checkpoint, settings)
-
-
-def describe_model(checkpoint: str | Path, settings: LoadSettings) -> Described:
-    """As `describe`, of what is known not to be a draft head."""
-    checkpoint = checkpoint_of(checkpoint, settings.role)
-    gguf = is_gguf(checkpoint)
-    other = LLAMACPP if gguf else TRANSFORMERS  # runs what our own decoder does not
-    if not gguf:
-        settings.check_device_map()
-    if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
+        raise ParameterError(f"{str(opened)!r} is a draft head ({kind}), not {model}", fix=fix)
+    other, foreign = (LLAMACPP, TRANSFORMERS) if opened.is_gguf else (TRANSFORMERS, LLAMACPP)
+    if settings.role == "draft" and settings.executor == foreign:
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
-    if gguf:
+    if opened.is_gguf:
         settings.refuse(
             ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
             "given with a GGUF file",
             "adapters are merged into checkpoints, and transformers runs those",
             "leave it out, or give the folder of the checkpoint that the file was made of",
         )
-    elif settings.executor == LLAMACPP:
-        raise ParameterError(
-            f"executor={LLAMACPP!r} was asked for {str(checkpoint)!r}, which is no GGUF file",
-            fix="write one with llama.cpp's convert_hf_to_gguf.py, or leave executor out",
-        )
+    else:
+        settings.check_device_map()
+        if settings.executor == LLAMACPP:
+            raise ParameterError(
+                f"executor={LLAMACPP!r} was asked for {str(opened)!r}, which is no GGUF file",
+                fix="write one with llama.cpp's convert_hf_to_gguf.py, or leave executor out",
+            )
+    # What our own decoder does not run, llama.cpp or transformers runs; the import of either takes long.
     if settings.device_map is not None:
         _check_places(settings.device_map)
-        return _by_other(checkpoint, settings, "a device_map was given")
-    if settings.executor == other:
-        return _by_other(checkpoint, settings)
-    try:
-        return DescribedDecoder.of(checkpoint, settings)
-    except UnsupportedModelError as refused:
-        if settings.executor != AUTO and not (gguf and settings.role == "draft"):
-            raise
-        return _by_other(checkpoint, settings, f"{refused.what}: {refused.why}" if gguf else refused.what)
-
-
-def _by_other(checkpoint: str | Path, settings: LoadSettings, refused: str | None = None) -> Described:
-    """Run by llama.cpp or transformers, whose import takes long. refused: why our own decoder does not."""
-    refusals = {} if refused is None else {"decoder": refused}
-    if is_gguf(checkpoint):
+        refusals = {"decoder": "a device_map was given"}
+    elif settings.executor == other:
+        refusals = {}
+    else:
+        try:
+            return DescribedDecoder.of(opened, settings)
+        except UnsupportedModelError as refused:
+            if settings.executor != AUTO and not (opened.is_gguf and settings.role == "draft"):
+                raise
+            refusals = {"decoder": f"{refused.what}: {refused.why}" if opened.is_gguf else refused.what}
+    if opened.is_gguf:
         from slipstream.targets.gguf.gguf_target import DescribedGguf
 
-        return DescribedGguf.of(checkpoint, settings, refusals)
+        return DescribedGguf.of(opened, settings, refusals)
     from slipstream.targets.huggingface.load_module import DescribedModule
 
-    return DescribedModule.of(checkpoint, settings, refusals)
+    return DescribedModule.of(opened, settings, refusals)
 
 
 def as_target(model: Model, progress: Progress | None = None, **settings: Unpack[LoadKeywords]) -> Target:
@@ -113,7 +102,7 @@ def loaded(model: object, settings: LoadSettings, progress: Progress | None = No
             "give the path of the checkpoint, or load the target with them: Decoder.load(path, ...)",
         )
         return model
-    if isinstance(model, (str, Path)):
+    if isinstance(model, (str, Path, Checkpoint)):
         described = describe(model, settings)
         check_memory(described)
         return described.load(progress)

@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from slipstream.backends.table import backend, choose_for_head
-from slipstream.checkpoints.checkpoint import read_config, resolve, tensor_shapes
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
@@ -20,18 +19,16 @@ from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Runtime, Target
 from slipstream.errors import CheckpointError, LoadError, SlipstreamError
-from slipstream.heads.mtp_names import mtp_layer_count
+from slipstream.heads.mtp_names import count_mtp_layers
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.settings import BACKENDS
-from slipstream.targets.facts import TokenMap, stored_bytes, token_map
 from slipstream.targets.huggingface.kinds import Kind
 from slipstream.templates.sizes import size
-from slipstream.zoo import head_dir
+from slipstream.tokens.token_map import TokenMap, token_map
 
-HeadFiles = tuple[str, str | Path | None, str | None]
-"""A draft head: its drafter, its folder or hub id (None: the one that ships for the target), and `quantize` of the
-drafter."""
+HeadFiles = tuple[str, Checkpoint, str | None]
+"""A draft head: its drafter, its checkpoint, and `quantize` of the drafter."""
 
 _UNREAD = re.compile(r".*(inv_freq|\.scale)$|verifier_|confidence_head|(d2t|t2d|token_map)$")
 """Tensors of heads that are not read, or that are small."""
@@ -44,37 +41,35 @@ RESERVE = 0.1
 class Described(ABC):
     """A model in files, before its weights are read, and how it will be run. Each runner has one of its own.
 
-    checkpoint    folder, hub id or GGUF file.
+    checkpoint  that is described.
     settings  resolved: device and dtype are those of PyTorch.
     runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
-    place     folder of the small files, or the GGUF file.
     refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 
-    checkpoint: str | Path
+    checkpoint: Checkpoint
     settings: LoadSettings
     runner: str
     refusals: Mapping[str, str] = field(default_factory=dict)
-    place: Path = field(kw_only=True)
 
     @cached_property
     def config(self) -> ModelShape:
         """Its sizes; every runner says them. Raises UnsupportedModelError for a model whose own code does."""
         raise NotImplementedError  # not abstract: a field of a dataclass would not count as its implementation
 
-    @cached_property
+    @property
     def token_map(self) -> TokenMap | None:
         """None if it has no tokenizer. Raises LoadError."""
-        return token_map(self.place)
+        return token_map(self.checkpoint)
 
-    @cached_property
-    def stored(self) -> dict[str, int] | None:
-        """Bytes of the weight files by dtype; None for a hub id whose weights are not downloaded when this is asked
-        first. Raises CheckpointError if files of a folder are missing or damaged."""
+    @property
+    def stored(self) -> Mapping[str, int] | None:
+        """Bytes of the weight files by dtype; None for a hub id whose weights are not downloaded. Raises
+        CheckpointError if files of a folder are missing or damaged."""
         try:
-            return stored_bytes(self.place)
+            return self.checkpoint.stored
         except CheckpointError:
-            if Path(self.checkpoint).expanduser().is_dir():
+            if self.checkpoint.is_local:
                 raise
             return None
 
@@ -101,7 +96,7 @@ class Described(ABC):
     @cached_property
     def mtp_share(self) -> float:
         """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return mtp_layer_count(self.checkpoint) / self.config.layers
+        return count_mtp_layers(self.checkpoint) / self.config.layers
 
     @property
     def stored_as(self) -> str | None:
@@ -173,7 +168,7 @@ def plan(
     """models: the draft models; heads: draft heads; mtp: whether the target's MTP layers draft. weights: whether those
     on the hub are downloaded, whose files say how large they are. Raises what reading their facts raises."""
     for each in (target, *models) if weights else ():
-        resolve(each.checkpoint)
+        each.checkpoint.download()
     share = target.mtp_share if mtp else 0.0
     beside = [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
     draft = round(share * target.weight_bytes) + sum(weights for weights, _ in beside)
@@ -181,12 +176,12 @@ def plan(
     return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
 
 
-def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quantize: str | None) -> tuple[int, int]:
+def _of_head(target: Described, kind: str, checkpoint: Checkpoint, quantize: str | None) -> tuple[int, int]:
     """(bytes of weights, bytes of the KV cache of one token) of a draft head, the copies of the target's tables that it
     reads among them; nothing of one that cannot be read: loading it says why."""
     try:
-        folder = head_dir(kind, Path(target.checkpoint)) if checkpoint is None else resolve(checkpoint)
-        config, tensors = read_config(folder), tensor_shapes(folder)
+        checkpoint.download()
+        config, tensors = checkpoint.config, checkpoint.tensors
         layers = object_of(config, "transformer_layer_config") or config
         decoder = None if kind == "medusa" else DecoderConfig.from_dict({**layers, "model_type": "llama"})
     except SlipstreamError:
@@ -194,11 +189,11 @@ def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quanti
     on, runtime = target.settings, Runtime(target.runner, target.settings.dtype, target.stored_as)
     dtype = (backend(target.runner).load_dtype if target.runner in BACKENDS else None) or on.dtype
     chosen, settings, _ = choose_for_head(decoder, runtime, on.device, dtype, quantize)
-    native, kinds = chosen.name == "native", {stored for shape, stored in tensors.values() if len(shape) > 1}
+    native, kinds = chosen.name == "native", {tensor.dtype for tensor in tensors.values() if len(tensor.shape) > 1}
     whole = per_weight = float(dtype.itemsize if not native else 2 if kinds <= {"F16", "BF16"} else 4)
     if native and (quantised := settings.weight_format or (QUANTISED["w8a8"] if "I8" in kinds and decoder else None)):
         per_weight = quantised.bytes_per_weight
-    read = {name.removeprefix("model."): shape for name, (shape, _) in tensors.items() if not _UNREAD.match(name)}
+    read = {name.removeprefix("model."): each.shape for name, each in tensors.items() if not _UNREAD.match(name)}
     total = sum(math.prod(shape) * (per_weight if len(shape) > 1 and "embed" not in name else whole)
                 for name, shape in read.items())  # fmt: skip
     table, tied = target.config.vocab_size * target.config.hidden_size, target.config.tie_embeddings

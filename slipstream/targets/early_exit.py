@@ -1,4 +1,4 @@
-"""`EarlyExitCache`: hidden states of rows that have run through the first layers only.
+"""`EarlyExits` runs the first layers of a decoder, and keeps the hidden states of these rows for a later pass.
 
 LayerSkip drafts with the target's own first E layers, and the keys and values that these layers computed for the draft
 tokens are the target's: verification runs the other layers only (Elhoushi et al. 2404.16710, section 4.3). The hidden
@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.core.decode_steps import DecodedSteps
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.core.text_ends import common_beginning
-from slipstream.executor.executor import Batch, DecodedSteps, Executor, Output
+from slipstream.executor.executor import Batch, Executor, Output, batch_of, check_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,27 @@ class EarlyRows:
     hidden: Tensor
 
 
-class EarlyExitCache:
-    """Runs the first layers on `executor`, and later passes from there."""
+class EarlyExits:
+    """Runs the first layers on `executor`, and later passes from there: see `core.target.EarlyExit`.
+
+    rows  by sequence. While there are none, a decoder does not ask.
+    """
 
     def __init__(self, executor: Executor):
-        self.executor = executor
-        self._rows: dict[int, EarlyRows] = {}
+        self.executor, self.layers = executor, executor.config.layers
+        self.rows: dict[int, EarlyRows] = {}
 
-    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """Run each sequence's pending tokens and its chain through layers 0..exit-1, except rows that are kept already.
-        Returns logits [B, V] of that exit for the last row of each, valid until the next run."""
+    def run_layers(
+        self, seqs: Seq[Sequence], draft: Draft, layers: tuple[int, int], hidden: Tensor | None = None
+    ) -> TargetOut:
+        self.drop([seq.id for seq in seqs])  # this pass overwrites their slots
+        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.executor.device)
+        out = self.executor.forward(batch, (layers[1],), layers, hidden)
+        check_finite(out.logits, seqs, draft)
+        return TargetOut(out.logits, out.taps, batch.splits)
+
+    def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
+        """Run all rows but those that are kept already. The logits are valid until the next run."""
         rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
         known = [self._known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
         tokens, positions, splits = list[int](), list[int](), [0]
@@ -65,13 +78,14 @@ class EarlyExitCache:
         assert out.hidden is not None
         for b, (seq, text, n) in enumerate(zip(seqs, rows, known, strict=True)):
             hidden = out.hidden[splits[b] : splits[b + 1]]  # [len(text) - n, d]
-            kept_rows = self._rows[seq.id].hidden[:n] if n else hidden[:0]
-            self._rows[seq.id] = EarlyRows(seq.kv_len, text, exit, torch.cat((kept_rows, hidden)))
+            kept_rows = self.rows[seq.id].hidden[:n] if n else hidden[:0]
+            self.rows[seq.id] = EarlyRows(seq.kv_len, text, exit, torch.cat((kept_rows, hidden)))
+        check_finite(out.logits, seqs, Draft.empty(len(seqs)))
         return out.logits
 
     def _known(self, seq: Sequence, text: list[int], exit: int) -> int:
         """How many leading rows need not be run; the last row always runs, for its logits."""
-        early = self._rows.get(seq.id)
+        early = self.rows.get(seq.id)
         if early is None or early.exit != exit or early.past != seq.kv_len:
             return 0
         return common_beginning(early.tokens, text[:-1])
@@ -83,14 +97,16 @@ class EarlyExitCache:
         tokens = decoded.tokens.T.tolist()  # [B][K]
         for b, seq in enumerate(seqs):
             hidden = torch.cat((decoded.hidden[batch.splits[b] : batch.splits[b + 1]], decoded.later[:, b]))
-            self._rows[seq.id] = EarlyRows(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
+            self.rows[seq.id] = EarlyRows(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
 
-    def drop(self, seq_id: int) -> None:
-        self._rows.pop(seq_id, None)
+    def drop(self, seq_ids: Seq[int]) -> None:
+        """Forget the rows of these sequences."""
+        for seq_id in seq_ids:
+            self.rows.pop(seq_id, None)
 
     def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
         """The whole model on `batch`, the rows of `seqs` and `draft`; leading rows skip the layers that they passed."""
-        kept = [self._rows.pop(seq.id, None) for seq in seqs] if self._rows else []
+        kept = [self.rows.pop(seq.id, None) for seq in seqs]
         exit = next((early.exit for early in kept if early is not None), 0)
         if not exit or any(-1 < tap < exit for tap in taps):  # hidden states below the exit were not kept
             return self.executor.forward(batch, taps)

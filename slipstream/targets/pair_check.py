@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import differ
 from slipstream.errors import PairError, ParameterError
@@ -140,7 +141,7 @@ class PairReport:
         }
 
 
-def check_pair(target: str | Path | Described, draft: str | Path | Described) -> PairReport:
+def check_pair(target: CheckpointName | Described, draft: CheckpointName | Described) -> PairReport:
     """Whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or what `describe` said of
     one. Weights are not loaded.
 
@@ -156,8 +157,8 @@ def check_pair(target: str | Path | Described, draft: str | Path | Described) ->
     return PairReport(a, b, len(ids), ordinary, tuple(each for each in differences if each.id in special))
 
 
-def _described(model: str | Path | Described, role: str) -> Described:
-    if isinstance(model, (str, Path)):
+def _described(model: CheckpointName | Described, role: str) -> Described:
+    if isinstance(model, (str, Path, Checkpoint)):
         return describe(model, LoadSettings(role=role))
     if isinstance(model, Described):
         return model

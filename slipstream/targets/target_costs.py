@@ -14,7 +14,7 @@ from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.step import step
-from slipstream.core.target import EarlyExit, Target, released
+from slipstream.core.target import EARLY_EXIT, EarlyExit, Target, needed, released
 from slipstream.errors import ParameterError
 from slipstream.host.torch_threads import host_threads
 from slipstream.theory.closed_forms import best_gamma, speedup
@@ -169,7 +169,7 @@ class Exit:
         return speedup(self.agreement, self.gamma, self.cost)
 
 
-def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]:
+def measure_exits(target: Target, text: Seq[int] | None = None) -> list[Exit]:
     """Every exit of `target`, 1..layers-1.
 
     text  token ids to measure agreement on, at least 2; None: greedy texts of the target after a few single tokens.
@@ -178,21 +178,22 @@ def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]
     between one layer and all, and are at least the share of the layers: timed alone, a layer may stay in the
     processor's cache; in decoding it is evicted between steps. Raises what running the target raises.
     """
-    texts = [list(text)[: target.max_pending]] if text is not None else _greedy_texts(target)
-    layers = target.layers
+    exits = needed(target.capabilities.early_exit, target, EARLY_EXIT, "measure_exits")
+    texts = [list(text)[: target.capabilities.max_pending]] if text is not None else _greedy_texts(target)
+    layers = exits.layers
     agree, count = [0] * (layers + 1), 0
     for tokens in texts:
         seq, rest = Sequence(tokens[:1]), Draft.chains([tokens[1:]], device=target.device)
         hidden, picks = None, []
         with released(target, seq):
             for i in range(layers):
-                out = target.run([seq], rest, layers=(i, i + 1), hidden=hidden)
+                out = exits.run_layers([seq], rest, (i, i + 1), hidden)
                 picks.append(out.logits.argmax(-1))  # [n]
                 hidden = out.hidden[i + 1].clone()  # [n, d]
         for i in range(layers):
             agree[i + 1] += int((picks[i] == picks[-1]).sum())
         count += len(tokens)
-    first, whole, row = _seconds(target)
+    first, whole, row = _seconds(target, exits)
     each = max(0.0, whole - first) / (layers - 1) if layers > 1 else 0.0
 
     def cost(e: int) -> float:
@@ -202,8 +203,8 @@ def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]
     return [Exit(e, agree[e] / count, cost(e)) for e in range(1, layers)]
 
 
-def _greedy_texts(target: EarlyExit) -> list[list[int]]:
-    length = max(2, min(TOKENS, target.max_pending, target.context))
+def _greedy_texts(target: Target) -> list[list[int]]:
+    length = max(2, min(TOKENS, target.capabilities.max_pending, target.context))
     seqs = [Sequence([(2 * i + 1) * target.vocab_size // (2 * STARTS)]) for i in range(STARTS)]
     with released(target, *seqs):
         while len(seqs[0].tokens) < length:
@@ -215,7 +216,7 @@ def _greedy_texts(target: EarlyExit) -> list[list[int]]:
         return [seq.tokens for seq in seqs]
 
 
-def _seconds(target: EarlyExit) -> tuple[float, float, float]:
+def _seconds(target: Target, exits: EarlyExit) -> tuple[float, float, float]:
     """Minimum seconds of one token through the first layer and through all, and of each further row; interleaved. The
     minimum of several repetitions is least affected by other load on the machine."""
     seq, more = Sequence([0]), 4
@@ -226,7 +227,10 @@ def _seconds(target: EarlyExit) -> tuple[float, float, float]:
         for index in range(REPEATS + 1):
             for (layers, draft), spent in zip(kinds, times, strict=True):
                 began = perf_counter()
-                target.run([seq], draft, layers=layers)
+                if layers is None:
+                    target.run([seq], draft)
+                else:
+                    exits.run_layers([seq], draft, layers)
                 if target.device.type == "cuda":
                     torch.cuda.synchronize(target.device)
                 if index:  # the first repetition binds buffers and packs weights

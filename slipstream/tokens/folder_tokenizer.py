@@ -6,12 +6,14 @@ the whole tokenizer it would add nothing; where a folder asks for more than `ope
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from slipstream.checkpoints.checkpoint import read_json
+from slipstream.checkpoints.checkpoint import CONFIG, Checkpoint, read_once
+from slipstream.errors import reading
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most other classes rebuild it."""
@@ -161,19 +163,34 @@ def backend_of(tokenizer: Any) -> Tokenizer | None:
     return tokenizer.backend_tokenizer
 
 
-def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None:
-    """The tokenizer of a folder; None if only transformers can read it. load: as in `FolderTokenizer`.
-
-    Raises Exception, the class that the library raises, for an invalid tokenizer.json, ConfigError for damaged
-    settings, and OSError or UnicodeDecodeError for an unreadable chat template.
-    """
-    settings = settings_of(folder)
-    if settings.get("tokenizer_class") not in CLASSES or not (folder / "tokenizer.json").is_file():
+@read_once
+def backend_in(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer.json of a folder; None if there is none. Raises LoadError for an invalid one."""
+    file = checkpoint.place / "tokenizer.json"
+    if not file.is_file():
         return None
-    model_type = read_json(folder / "config.json", missing_ok=True).get("model_type")
+    with reading(f"{file} cannot be read", "download or export it again"):
+        return Tokenizer.from_file(str(file))
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+
+
+def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
+    """The tokenizer of a folder; None if only transformers can read it.
+
+    Raises LoadError for an invalid tokenizer.json or damaged settings, and OSError or UnicodeDecodeError for an
+    unreadable chat template.
+    """
+    settings, folder = settings_of(checkpoint), checkpoint.place
+    if settings.get("tokenizer_class") not in CLASSES or (backend := backend_in(checkpoint)) is None:
+        return None
+    model_type = checkpoint.json(CONFIG).get("model_type")
     if model_type in OTHER_CLASSES or any((folder / name).exists() for name in _ADDITIONS):
         return None
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if backend.padding is not None:
         settings.setdefault("pad_token", backend.padding["pad_token"])
     file = folder / "chat_template.jinja"  # it comes before the settings
@@ -187,7 +204,8 @@ def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None
         return None
     backend.no_truncation()
     backend.no_padding()
-    return FolderTokenizer(backend, {name: str(token) for name, token in named.items()}, template, load)
+    special = {name: str(token) for name, token in named.items()}
+    return FolderTokenizer(backend, special, template, partial(transformers_tokenizer, folder))
 
 
 def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterable[str | None]) -> bool:
@@ -205,11 +223,11 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
     )
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """What a folder says of its tokenizer, as transformers joins it. Raises ConfigError for damaged files."""
-    settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
+    settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:
-        settings |= read_json(folder / "special_tokens_map.json", missing_ok=True)
+        settings |= checkpoint.json("special_tokens_map.json")
     return settings
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.gguf_config import same_token
-from slipstream.checkpoints.gguf_header import GgufHeader, read_header
+from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.gguf_keys import WHOLE
 from slipstream.checkpoints.llamacpp_library import LlamaModel
 from slipstream.errors import LoadError
@@ -52,16 +51,15 @@ _COMMA = 11
 """What llama.cpp adds for BOS or EOS where a file names none: the comma of GPT-2."""
 
 
-def gguf_tokenizer(checkpoint: str | Path) -> FolderTokenizer | GgufTokenizer | None:
+def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | GgufTokenizer | None:
     """The tokenizer of a file, None if it has none. Raises LoadError for one that cannot be read."""
-    header = read_header(checkpoint)
     if not header.has_tokenizer:
         return None
     metadata = header.metadata
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre") or "default"
     if WHOLE not in metadata and not (kind == "gpt2" and split in SAME_SPLIT):
         try:
-            return GgufTokenizer(LlamaModel(checkpoint, vocab_only=True))
+            return GgufTokenizer(LlamaModel(header, vocab_only=True))
         except LoadError as fault:
             what = f"the tokenizer of {header.path.name} ({kind}, {split}) is read by llama.cpp: {fault.what}"
             raise type(fault)(what, why=fault.why, fix=fault.fix) from fault

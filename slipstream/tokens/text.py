@@ -3,50 +3,39 @@
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-from slipstream.checkpoints.checkpoint import resolve
-from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, read_once
 from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
 from slipstream.errors import LoadError, reading
-from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder
+from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder, transformers_tokenizer
 from slipstream.tokens.tokenizer import Tokenizer
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
+_FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint (local folder, hub id or GGUF file): a transformers tokenizer, or one that does the
-    same. Never runs code of the checkpoint. Raises LoadError."""
-    folder = resolve(path, weights=False)
-    if not folder.is_dir():
+
+@read_once
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer of a checkpoint: a transformers tokenizer, or one that does the same. None if the checkpoint has no
+    tokenizer: its prompts are token ids. Never runs code of the checkpoint. Raises LoadError."""
+    if checkpoint.is_gguf:
         from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
 
-        tokenizer = gguf_tokenizer(folder)
-        if tokenizer is None:
-            fix = "convert the model with one, or pass token ids as prompts"
-            raise LoadError(f"{folder.name} has no tokenizer", fix=fix)
-        return tokenizer
-    fix = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
-    with reading(f"no tokenizer could be loaded from {str(path)!r}", fix):
-        return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
-
-
-def _transformers_tokenizer(folder: Path) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-
-
-_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
-
-
-def tokenizer_of(path: str | Path) -> Tokenizer | None:
-    """As `load_tokenizer`; None for a local folder or GGUF file that holds no tokenizer: its prompts are token ids."""
-    folder = Path(path).expanduser()
-    if folder.is_file() and not read_header(folder).has_tokenizer:
+        return gguf_tokenizer(checkpoint.header)
+    if not any(next(checkpoint.place.glob(name), None) for name in _TOKENIZER_FILES):
         return None
-    if folder.is_dir() and not any(next(folder.glob(name), None) for name in _TOKENIZER_FILES):
-        return None
-    return load_tokenizer(path)
+    with reading(f"no tokenizer could be loaded from {str(checkpoint)!r}", _FIX):
+        return open_folder(checkpoint) or transformers_tokenizer(checkpoint.place)
+
+
+def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
+    """As `tokenizer_of`. Raises LoadError if the checkpoint has no tokenizer."""
+    opened = Checkpoint.open(checkpoint)
+    tokenizer = tokenizer_of(opened)
+    if tokenizer is None:
+        fix = "convert the model with one, or pass token ids as prompts" if opened.is_gguf else _FIX
+        raise LoadError(f"{opened} has no tokenizer", fix=fix)
+    return tokenizer
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decode:

@@ -34,7 +34,7 @@ from slipstream.llm import LLM
 from slipstream.training.features import Teacher, Window
 from slipstream.training.methods import RunConfig
 from slipstream.training.packing import Marked, TokenStream, write_masked
-from slipstream.training.regenerate import continued, prompts_of
+from slipstream.training.regenerate import continue_prompts, draw_prompts
 
 MAX_WINDOW_PROBS = 2**25
 """Most probabilities in one window of texts: keeps memory bounded for large vocabularies."""
@@ -79,23 +79,23 @@ class HeldOutText:
             `acceptance_probs`).
         """
         tables = [probs for window in self.windows for probs in of(window).cpu()]
-        steps = sum(expected_steps(probs, text) for probs, text in zip(tables, self.texts, strict=True))
+        steps = sum(expect_steps(probs, text) for probs, text in zip(tables, self.texts, strict=True))
         return sum(len(text.tokens) - text.prompt for text in self.texts) / steps
 
 
-def held_out_text(
+def write_held_out_text(
     llm: LLM, streams: list[TokenStream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
 ) -> HeldOutText:
-    """Texts in which the target continues prefixes of the streams' documents (`prompts_of`). They are written to
+    """Texts in which the target continues prefixes of the streams' documents (`draw_prompts`). They are written to
     `path`, a stream in which outputs are marked as answers, unless an earlier run did so."""
     context = llm.target.context
     if not path.is_file():
         say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")
         prompt, each, marked = min(config.text_prompt, context // 2), -(-config.texts // len(streams)), list[Marked]()
         for seed, stream in enumerate(streams, config.seed):
-            asked = prompts_of(stream, np.random.default_rng([seed, 13]), each, (prompt, prompt), context // 2)
+            asked = draw_prompts(stream, np.random.default_rng([seed, 13]), each, (prompt, prompt), context // 2)
             params = SamplingParams(temperature=temperature, max_tokens=config.text_tokens)
-            marked += continued(llm, asked, [replace(params, seed=seed + i) for i in range(len(asked))])
+            marked += continue_prompts(llm, asked, [replace(params, seed=seed + i) for i in range(len(asked))])
         write_masked(path, marked[: config.texts], None, llm.target.vocab_size)
     texts = []
     for tokens, mask in TokenStream.open(path, whole=True).documents():
@@ -122,7 +122,7 @@ def acceptance_probs(
     return accepted * (draft_ids >= 0)
 
 
-def expected_steps(probs: Tensor, text: Written) -> float:
+def expect_steps(probs: Tensor, text: Written) -> float:
     """Expected number of steps that generate a text, prefill included.
 
     probs: [L, K], row i: acceptance probabilities of the draft tokens after token i.

@@ -1,6 +1,6 @@
 """Turns `--data` into token streams: tokenised with the target's tokenizer and split by document.
 
-Every source becomes one pair of streams in the run's data folder (`packing.Stream`; `N` is the index of the source):
+Every source becomes one pair of streams in the data folder of the run (`packing.TokenStream`; `N`: its index):
 
     train-N.bin, heldout-N.bin    the two splits; a source that is already a stream is split without tokenising
     data.json                     what they were made from; a run with different data is refused
@@ -40,21 +40,21 @@ class DocumentEncoder:
         """Raises DataError for a conversation if the tokenizer has no chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
-            pieces = [self._pieces(d) for d in batch]
+            pieces = [self._cut(d) for d in batch]
             ids = dict[bool, Iterator[list[int]]]()
             for special in (False, True):
                 texts = [text for parts, templated in pieces for text, _ in parts if templated == special]
-                ids[special] = iter(self._ids(texts, special) if texts else [])
+                ids[special] = iter(self._encode(texts, special) if texts else [])
             for document, (parts, templated) in zip(batch, pieces, strict=True):
                 encoded = [(next(ids[templated]), answer) for _, answer in parts]
                 mask = [answer for new, answer in encoded for _ in new] if any(a for _, a in encoded) else None
                 yield document, ([token for new, _ in encoded for token in new], mask)
 
-    def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
+    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
         encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=not special, verbose=False)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
-    def _pieces(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
+    def _cut(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
         """((text, whether it is an answer) in order, whether the chat template wrote them)."""
         chats, turns = bool(getattr(self.tokenizer, "chat_template", None)), document.turns
         if document.answer is not None and chats:
@@ -151,7 +151,7 @@ def prepare_data(
             text = not name.endswith(".bin")  # documents of a stream end with their own EOS
             if text:
                 say(f"tokenising {name}")
-            splits = _split(_documents(name, encoder, vocab_size), heldout, length)
+            splits = _split(_read_documents(name, encoder, vocab_size), heldout, length)
             folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
             for split, marked in splits.items():
                 plain = ((list(map(int, ids)), mask) for ids, mask in marked)
@@ -201,7 +201,7 @@ def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]
         )
 
 
-def _documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
+def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
     """(place, ids and mask) of each document of a source; those with a place near 1 are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):

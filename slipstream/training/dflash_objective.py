@@ -19,7 +19,7 @@ from slipstream.errors import ParameterError
 from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_head import Rotary, rotary_tables
-from slipstream.training.eagle3_objective import head_layers, taps_read
+from slipstream.training.eagle3_objective import choose_taps, describe_layers
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DFlashOptions
@@ -29,7 +29,7 @@ ANCHORS_AT_ONCE = 32
 """Blocks of a window that are run together where every token is an anchor."""
 
 
-def block_states(head: DFlashHead, tokens: Tensor, taps: Tensor, anchors: Tensor, rotary: Rotary) -> Tensor:
+def compute_block_states(head: DFlashHead, tokens: Tensor, taps: Tensor, anchors: Tensor, rotary: Rotary) -> Tensor:
     """The inputs of `head.logits` for blocks that begin at these tokens: tokens [B, T], taps [B, T, taps *
     target_hidden], anchors int64 [B, A], rotary of at least T + n positions -> [B, A, K, d]."""
     length, (batch, count), n, device = tokens.shape[1], anchors.shape, head.config.block, tokens.device
@@ -61,9 +61,9 @@ class DFlashObjective(Objective):
         mask = c.vocab_size - 1 if options.mask_token is None else options.mask_token
         if mask >= c.vocab_size:
             raise ParameterError(f"mask_token is {mask}, the target has {c.vocab_size} ids", fix="choose a rare one")
-        reads = taps_read(c.layers, options.taps, 1)
+        reads = choose_taps(c.layers, options.taps, 1)
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
-        layers, rank = head_layers(c, options.intermediate, "qwen3", options.layers), options.markov_rank
+        layers, rank = describe_layers(c, options.intermediate, "qwen3", options.layers), options.markov_rank
         self.module = DFlashHead(
             DFlashConfig(layers, reads, c.hidden_size, options.block, mask, c.layers, markov_rank=rank)
         )
@@ -79,7 +79,7 @@ class DFlashObjective(Objective):
     def begin_step(self, step: int) -> None:
         self.draws = torch.Generator().manual_seed(self.seed + 1_000_003 * step)
 
-    def _blocks(self, window: Window, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_blocks(self, window: Window, anchors: Tensor) -> tuple[Tensor, Tensor]:
         """Of blocks that begin at `anchors` [B, A]: the outputs [B, A, K, d], and the positions of the token before
         each draft token [B, A, K], the last one where the text ends before it."""
         reads = torch.cat([window.taps[t] for t in self.module.config.taps], -1)
@@ -89,7 +89,7 @@ class DFlashObjective(Objective):
         tables = rotary_tables(self.module.config.decoder, length + self.options.block, reads.device)
         cos, sin = (table.to(self.teacher.dtype) for table in tables)
         before = (anchors[..., None] + torch.arange(self.depth, device=anchors.device)).clamp(max=length - 1)
-        return block_states(self.module, window.tokens, reads, anchors, (cos, sin)), before
+        return compute_block_states(self.module, window.tokens, reads, anchors, (cos, sin)), before
 
     def predictions(self, window: Window) -> Predictions:
         """Draft token k of every block of a batch is window k here, so that `Aims` holds what each is trained on."""
@@ -97,7 +97,7 @@ class DFlashObjective(Objective):
         draws = self.draws if self.training else torch.Generator().manual_seed(self.seed)
         chance = counts[:, 2:].float().cpu() + 1e-9  # only where a draft token counts, if there are such
         anchors = 1 + torch.multinomial(chance, self.options.anchors, replacement=True, generator=draws).to(device)
-        states, before = self._blocks(window, anchors)
+        states, before = self._compute_blocks(window, anchors)
         row, k = torch.arange(len(tokens), device=device)[:, None, None], torch.arange(self.depth, device=device)
         counted = counts[row, (before + 1).clamp(max=length - 1)] & (anchors[..., None] + k + 1 < length)
 
@@ -120,7 +120,7 @@ class DFlashObjective(Objective):
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         tokens, parts = window.tokens, list[Tensor]()  # [R, a, K, V] each, of drafts after tokens 1, 2, ...
         for some in torch.arange(1, tokens.shape[1], device=tokens.device).split(ANCHORS_AT_ONCE):
-            states, before = self._blocks(window, some.expand(len(tokens), -1))
+            states, before = self._compute_blocks(window, some.expand(len(tokens), -1))
             read = tokens.gather(1, before.flatten(1)).view_as(before)
             parts.append(self.module.after(self.module.logits(states), read))
         return list(torch.cat(parts, 1).unbind(2)), self.teacher.logits(window.taps[FINAL])

@@ -93,9 +93,9 @@ def read_documents(name: str) -> Iterator[Document]:
     for file in files_of(path):
         key = str(file.relative_to(path)) if path.is_dir() else file.name
         if file.suffix.lower() in (".jsonl", ".json"):
-            yield from _records(file, key)
+            yield from _read_records(file, key)
         else:
-            text = _decoded(file)
+            text = _decode(file)
             if text.strip():
                 yield Document(key, text)
 
@@ -111,7 +111,7 @@ def files_of(place: Path) -> Iterator[Path]:
             yield path
 
 
-def _decoded(path: Path) -> str:
+def _decode(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as fault:
@@ -131,39 +131,41 @@ def _decoded(path: Path) -> str:
         ) from fault
 
 
-def _records(path: Path, key: str) -> Iterator[Document]:
-    text = _decoded(path)
+def _read_records(path: Path, key: str) -> Iterator[Document]:
+    text = _decode(path)
     if path.suffix.lower() == ".json":
-        whole = _parsed(text, path, 1, "correct the file")
+        whole = _parse(text, path, 1, "correct the file")
         if not isinstance(whole, list):
             raise DataError(f"{path} holds one JSON {type(whole).__name__}, not a list of records", fix="see --help")
         for i, record in enumerate(whole, 1):
-            yield _document(record, f"{path}, record {i}", f"{key}:{i}")
+            yield _read_document(record, f"{path}, record {i}", f"{key}:{i}")
         return
     # Not splitlines(): a JSON string may hold U+2028 and its like, which do not end a line here.
     for i, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield _document(_parsed(line, path, i, "write one object per line"), f"{path}, line {i}", f"{key}:{i}")
+            yield _read_document(_parse(line, path, i, "write one object per line"), f"{path}, line {i}", f"{key}:{i}")
 
 
-def _parsed(text: str, path: Path, first_line: int, fix: str) -> Any:
+def _parse(text: str, path: Path, first_line: int, fix: str) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as fault:
         raise DataError(f"{path}, line {first_line + fault.lineno - 1}: not JSON ({fault.msg})", fix=fix) from fault
 
 
-def _document(record: Any, where: str, key: str) -> Document:
+def _read_document(record: Any, where: str, key: str) -> Document:
     if not isinstance(record, dict):
         raise DataError(f"{where}: a {type(record).__name__}, not an object", fix='write {"text": ...}')
     talk = next((record[name] for name in _TALKS if name in record), None)
     if talk is not None:
-        return Document(key, turns=_turns(talk, where))
+        return Document(key, turns=_read_turns(talk, where))
     answer = next((record[name] for name in _ANSWERS if name in record), None)
     if "prompt" in record and answer is not None:
-        return Document(key, _text(record["prompt"], f"{where}: prompt"), _text(answer, f"{where}: the answer"))
+        return Document(
+            key, _check_text(record["prompt"], f"{where}: prompt"), _check_text(answer, f"{where}: the answer")
+        )
     if "text" in record:
-        return Document(key, _text(record["text"], f"{where}: text"))
+        return Document(key, _check_text(record["text"], f"{where}: text"))
     raise DataError(
         f"{where}: no known field, only " + ", ".join(map(repr, sorted(record)[:8])),
         why='known fields are {"text"}, {"prompt", "response"} and {"messages"}',
@@ -171,7 +173,7 @@ def _document(record: Any, where: str, key: str) -> Document:
     )
 
 
-def _turns(talk: Any, where: str) -> tuple[Turn, ...]:
+def _read_turns(talk: Any, where: str) -> tuple[Turn, ...]:
     if not isinstance(talk, list) or not talk:
         raise DataError(f"{where}: the conversation is {'empty' if talk == [] else type(talk).__name__}, not a list")
     turns = []
@@ -180,11 +182,11 @@ def _turns(talk: Any, where: str) -> tuple[Turn, ...]:
         role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
         if role not in _ROLES:
             raise DataError(f"{where}, turn {i + 1}: the role is {role!r}", fix="use " + ", ".join(sorted(_ROLES)))
-        turns.append({"role": _ROLES[role], "content": _text(said, f"{where}, turn {i + 1}: content")})
+        turns.append({"role": _ROLES[role], "content": _check_text(said, f"{where}, turn {i + 1}: content")})
     return tuple(turns)
 
 
-def _text(value: Any, where: str) -> str:
+def _check_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where} is {type(value).__name__}, not a string", fix="write text there")
     return value

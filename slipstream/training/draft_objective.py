@@ -12,21 +12,21 @@ over the window and the masks of all its tokens, K times as many rows. The paper
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import PairError
-from slipstream.training.eagle3_objective import least_frequent, token_counts
+from slipstream.training.eagle3_objective import count_tokens, find_least_frequent
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DraftOptions, RunConfig
-from slipstream.training.objective import Objective, Predictions, decaying
+from slipstream.training.objective import Objective, Predictions, decay_weights
 from slipstream.training.packing import TokenStream
-from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, new_llama
-from slipstream.zoo import checkpoint_of
+from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, make_llama
 
 DECAY = 0.8
 """Of a parallel draft model, the loss of draft token k has the weight DECAY^k."""
 
 
-def masked_states(model: TrainableModel, tokens: Tensor, depth: int, mask: int) -> Tensor:
+def compute_masked_states(model: TrainableModel, tokens: Tensor, depth: int, mask: int) -> Tensor:
     """The inputs of the output head that predict draft tokens 1..depth after each token: tokens [B, T] -> [depth, B, T,
     d]. Row i of draft token k + 1 is the last of k masks after token i; it sees the text up to there, and the masks."""
     batch, length = tokens.shape
@@ -49,7 +49,7 @@ class DraftObjective(ModelObjective):
         c = teacher.config
         if options.start is None:
             ends = sorted(teacher.decoder.capabilities.eos_ids)
-            self.module = new_llama(
+            self.module = make_llama(
                 seed, vocab_size=c.vocab_size, hidden_size=options.hidden_size,
                 num_hidden_layers=options.layers, num_attention_heads=options.heads,
                 num_key_value_heads=options.kv_heads, intermediate_size=options.intermediate,
@@ -58,7 +58,7 @@ class DraftObjective(ModelObjective):
                 head_dim=64 if options.hidden_size >= 64 * options.heads else options.hidden_size // options.heads,
             )  # fmt: skip
         else:
-            self.module = load_trainable(checkpoint_of(options.start, "draft"))
+            self.module = load_trainable(Checkpoint.open(options.start, "draft"))
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
                     f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
@@ -72,24 +72,24 @@ class DraftObjective(ModelObjective):
     def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> Objective:
         objective = cls(teacher, config.options, config.seed)
         if config.options.parallel and objective.mask is None:
-            objective.mask = least_frequent(token_counts(streams, config.shares, teacher.config.vocab_size))
+            objective.mask = find_least_frequent(count_tokens(streams, config.shares, teacher.config.vocab_size))
             objective.module.lm.config.pard_token = objective.mask
         return objective
 
-    def _states(self, tokens: Tensor) -> Tensor:
+    def _compute_states(self, tokens: Tensor) -> Tensor:
         """[K, B, T, d] of a parallel draft model, [1, B, T, d] of another."""
         if self.mask is None:
             return self.module.states(tokens)[0][None]
-        return masked_states(self.module, tokens, self.depth, self.mask)
+        return compute_masked_states(self.module, tokens, self.depth, self.mask)
 
     def predictions(self, window: Window) -> Predictions:
         count = 1 if self.mask is None else self.depth
-        states = self._states(window.tokens[:, :-count])
+        states = self._compute_states(window.tokens[:, :-count])
         aims = Aims(window.taps[FINAL], self.teacher.head, window.counts, 0)
-        return states, self.module.table[None], aims, decaying(DECAY, count)
+        return states, self.module.table[None], aims, decay_weights(DECAY, count)
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        states, p = self._states(window.tokens), self.teacher.logits(window.taps[FINAL])
+        states, p = self._compute_states(window.tokens), self.teacher.logits(window.taps[FINAL])
         if self.mask is None:
-            return self.shifted(self.logits(states[0])), p
+            return self.shift(self.logits(states[0])), p
         return [self.logits(x[:, 1:]) for x in states], p  # row n predicts what follows token n

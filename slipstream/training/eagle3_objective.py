@@ -35,14 +35,14 @@ from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import EagleOptions, RunConfig
-from slipstream.training.objective import Objective, Predictions, decaying, initialise
+from slipstream.training.objective import Objective, Predictions, decay_weights, initialise
 from slipstream.training.packing import TokenStream
 
 BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
 
-def blocked_attention(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
     """Causal attention as plain matrix products, one block of queries at a time.
 
     q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. The heads of one group share their keys as extra rows.
@@ -74,7 +74,9 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tenso
     return torch.cat(rows, 3).view(batch, heads, length, dim)
 
 
-def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int) -> list[Tensor]:
+def compute_chain_states(
+    head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int
+) -> list[Tensor]:
     """The input of `head.logits` for every chain of a window.
 
     tokens [B, T]; taps [B, T, target_hidden] each; rotary: tables of at least T positions.
@@ -85,7 +87,7 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [B, N, heads, D], a row for each chain
         first, *later = seen[layer] = [*seen.get(layer, ()), (k.transpose(1, 2), v.transpose(1, 2))]
-        return blocked_attention(q.transpose(1, 2), *first, later).transpose(1, 2)
+        return attend_in_blocks(q.transpose(1, 2), *first, later).transpose(1, 2)
 
     hidden = head.fuse([tap[:, :rows] for tap in taps])  # [B, N, d]
     out, mask = [], head.config.mask_token
@@ -100,22 +102,22 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
     return out
 
 
-def from_scratch(teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int) -> EagleHead:
+def make_head(teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int) -> EagleHead:
     """A head with random weights, whose draft vocabulary is the most frequent ids."""
     c = teacher.config
     width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
-    ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
-    decoder = head_layers(c, options.intermediate, layers=options.layers)
-    config = EagleConfig(3, decoder, taps_read(c.layers, options.taps), c.hidden_size, len(ids))
+    ids = find_most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
+    decoder = describe_layers(c, options.intermediate, layers=options.layers)
+    config = EagleConfig(3, decoder, choose_taps(c.layers, options.taps), c.hidden_size, len(ids))
     if options.parallel:
-        config = replace(config, mask_token=least_frequent(counts), depths=options.steps)
+        config = replace(config, mask_token=find_least_frequent(counts), depths=options.steps)
     head = EagleHead(config)
     initialise(head, torch.Generator().manual_seed(seed))
     head.select_vocabulary(torch.from_numpy(ids))
     return head
 
 
-def continued(options: EagleOptions, teacher: Teacher) -> EagleHead:
+def load_start(options: EagleOptions, teacher: Teacher) -> EagleHead:
     """The head `options.start`. Raises ParameterError for a head of another kind or of another target's shape, and for
     options that would give it another shape."""
     assert options.start is not None
@@ -146,7 +148,7 @@ class EagleObjective(Objective):
     def __init__(self, teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int = 0):
         super().__init__(teacher, options, options.steps)
         self.module = (
-            from_scratch(teacher, options, counts, seed) if options.start is None else continued(options, teacher)
+            make_head(teacher, options, counts, seed) if options.start is None else load_start(options, teacher)
         )
         self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding)
         self.taps = tuple(dict.fromkeys((*self.module.config.taps, FINAL)))
@@ -160,51 +162,51 @@ class EagleObjective(Objective):
         self.known = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
         self.known[ids] = torch.arange(len(ids), device=teacher.device)
         self.head = teacher.head[ids].clone()  # [V', d]
-        self.weights = decaying(options.decay, options.steps)
+        self.weights = decay_weights(options.decay, options.steps)
 
     @classmethod
     def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> EagleObjective:
-        counts = token_counts(streams, config.shares, teacher.config.vocab_size)
+        counts = count_tokens(streams, config.shares, teacher.config.vocab_size)
         return cls(teacher, config.options, counts, config.seed)
 
-    def _states(self, tokens: Tensor, taps: dict[int, Tensor]) -> list[Tensor]:
+    def _compute_states(self, tokens: Tensor, taps: dict[int, Tensor]) -> list[Tensor]:
         device = tokens.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         reads = [taps[t] if dtype is None else taps[t].to(dtype) for t in self.module.config.taps]
         rotary = rotary_tables(self.module.config.decoder, tokens.shape[1], tokens.device)
         if self.teacher.dtype == torch.float64:
             rotary = rotary[0].double(), rotary[1].double()
-        return chain_states(self.module, tokens, reads, rotary, self.options.steps)
+        return compute_chain_states(self.module, tokens, reads, rotary, self.options.steps)
 
     def draft_ids(self, ids: Tensor) -> Tensor:
         return self.known[ids]
 
     def predictions(self, window: Window) -> Predictions:
-        states = torch.stack([x[:, :-1] for x in self._states(window.tokens, window.taps)])  # [K, B, N, d]
+        states = torch.stack([x[:, :-1] for x in self._compute_states(window.tokens, window.taps)])  # [K, B, N, d]
         aims = Aims(window.taps[FINAL], self.head, window.counts, 1)
         return states, self.module.lm_head.weight[None], aims, self.weights
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens: here the text
         # Row n - 1 predicts what follows token n.
-        states = self._states(padded, window.taps)
+        states = self._compute_states(padded, window.taps)
         return [self.module.logits(x) for x in states], self.teacher.logits(window.taps[FINAL])
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         save_eagle(self.module, folder, target=facts.get("target"))
 
 
-def taps_read(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
-    """The taps of a head: those that were asked for, from `least` to `layers`, or `layers_read`. Raises
+def choose_taps(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
+    """The taps of a head: those that were asked for, from `least` to `layers`, or `choose_layers`. Raises
     ParameterError."""
-    reads = tuple(asked) if asked else layers_read(layers)
+    reads = tuple(asked) if asked else choose_layers(layers)
     strange = [t for t in reads if not least <= t <= layers]
     if strange:
         raise ParameterError(f"taps are {reads}, the target has layers 0..{layers}", fix=f"leave out {strange}")
     return reads
 
 
-def layers_read(layers: int) -> tuple[int, ...]:
+def choose_layers(layers: int) -> tuple[int, ...]:
     """`default_taps`, or for a target with few layers as many different layers as it has."""
     taps = default_taps(layers)
     if 0 < taps[0] < taps[1] < taps[2]:
@@ -219,19 +221,19 @@ def draft_vocabulary(parameters: int, hidden_size: int) -> int:
     return max(8192, min(32768, 1 << max(0, rows.bit_length() - 1)))
 
 
-def most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def find_most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The `width` most frequent ids, increasing, `always` among them; ties go to the smaller id."""
     weight = counts.astype(np.float64)
     weight[list(always)] = np.inf
     return np.sort(np.argsort(-weight, kind="stable")[:width]).astype(np.int64)
 
 
-def least_frequent(counts: np.ndarray[Any, Any]) -> int:
+def find_least_frequent(counts: np.ndarray[Any, Any]) -> int:
     """The least frequent id, as mask token; ties go to the greatest: unused ids are usually the last ones."""
     return len(counts) - 1 - int(np.argmin(counts[::-1]))
 
 
-def token_counts(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> np.ndarray[Any, Any]:
+def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> np.ndarray[Any, Any]:
     """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):
@@ -243,7 +245,7 @@ def token_counts(streams: list[TokenStream], shares: Seq[float] | None, vocab_si
     return total / total.sum()
 
 
-def head_layers(
+def describe_layers(
     target: DecoderConfig, intermediate: int | None, family: str = "llama", layers: int = 1
 ) -> DecoderConfig:
     """Layers of this family with the target's sizes, with the target's RoPE if it has one."""

@@ -33,7 +33,7 @@ def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[floa
     return [time * (math.exp(level * math.log(2) / (layers - 1)) - 1) * p_max for level in range(layers)]
 
 
-def kept_layers(rates: list[float], seed: int, step: int) -> list[bool]:
+def choose_layers_to_run(rates: list[float], seed: int, step: int) -> list[bool]:
     """Which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
 
     The draw is a function of (seed, step) alone, which keeps a resumed run equal to an uninterrupted one.
@@ -74,7 +74,7 @@ class LayerSkipObjective(ModelObjective):
     def begin_step(self, step: int) -> None:
         layers = self.module.depth
         # The constant schedule of the paper's continual training: S(t) = 1.
-        self.kept = kept_layers(dropout_rates(layers, self.options.p_max), self.seed, step)
+        self.kept = choose_layers_to_run(dropout_rates(layers, self.options.p_max), self.seed, step)
         self.exits = exit_weights(layers, self.options, step)
 
     def predictions(self, window: Window) -> Predictions:
@@ -91,4 +91,4 @@ class LayerSkipObjective(ModelObjective):
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         """Of the exit's tokens, and of the current model, on texts that the original wrote."""
         early, last = self.module.states(window.tokens, None, [self.exit - 1])
-        return self.shifted(self.logits(early)), self.logits(last)
+        return self.shift(self.logits(early)), self.logits(last)

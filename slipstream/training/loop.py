@@ -45,7 +45,7 @@ class Loop:
     """One `step()` is one optimiser step.
 
     streams  the training data, one per source. caches: hidden states on disk, by stream.
-    windows, texts   held-out data (`held_out`), for the loss and for the acceptance length.
+    windows, texts   held-out data (`read_held_out`), for the loss and for the acceptance length.
     rate     estimated tokens per second, if they were measured. stopped_by: the signal that ended `run`, or 0.
     """
 
@@ -81,7 +81,7 @@ class Loop:
         self.progress = Progress()
         self.rate: float | None = None
         self.stopped_by = self.first = 0
-        self.identity = identity(config) | {"target": self.teacher.identity}
+        self.identity = identify(config) | {"target": self.teacher.identity}
         if config.resume:
             resume_state.check_same(config.checkpoint, resume_state.read_state(config.checkpoint)["run"], self.identity)
             state = resume_state.load_checkpoint(config.checkpoint, objective.module, self.optimisers)
@@ -97,9 +97,9 @@ class Loop:
         state = {"progress": asdict(self.progress), "run": self.identity}
         resume_state.save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
 
-    def window(self, chosen: list[tuple[str, int]]) -> Window:
+    def read_window(self, chosen: list[tuple[str, int]]) -> Window:
         """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
-        rows = [_tokens_and_counts(self.orders.streams[n], [i], self.config) for n, i in chosen]
+        rows = [_read_tokens(self.orders.streams[n], [i], self.config) for n, i in chosen]
         tokens, counts = (torch.cat(each) for each in zip(*rows, strict=True))
         if self.caches:
             stored = [self.caches[n].read(i) for n, i in chosen]
@@ -123,7 +123,7 @@ class Loop:
         parts = config.rows // size
         shown: dict[str, float] = {}
         for start in range(0, config.rows, size):
-            window = self.window(chosen[start : start + size])
+            window = self.read_window(chosen[start : start + size])
             with self.autocast():
                 loss, scalars = self.objective(window)
             (loss / parts).backward()
@@ -154,7 +154,7 @@ class Loop:
     def log(self, entry: dict[str, Any]) -> None:
         """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
         now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
-        line = json.dumps(resume_state.as_json({"time": now, **entry})).encode() + b"\n"
+        line = json.dumps(resume_state.to_json({"time": now, **entry})).encode() + b"\n"
         with path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
@@ -223,10 +223,10 @@ class Loop:
         return losses
 
 
-def identity(config: RunConfig) -> dict[str, Any]:
+def identify(config: RunConfig) -> dict[str, Any]:
     """Settings that must not change when a run is resumed."""
     names = ("options", "length", "rows", "optimiser", "seed", "shares", "answers_only")
-    settings = resume_state.as_json(config)
+    settings = resume_state.to_json(config)
     return {"objective": config.kind, **{name: settings[name] for name in names}}
 
 
@@ -260,7 +260,7 @@ def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, l
     return norm
 
 
-def _tokens_and_counts(stream: TokenStream, windows: Seq[int], config: RunConfig) -> tuple[Tensor, Tensor]:
+def _read_tokens(stream: TokenStream, windows: Seq[int], config: RunConfig) -> tuple[Tensor, Tensor]:
     """`tokens` and `counts` of a `Window`."""
     tokens = stream.rows(windows, config.length)[:, :-1]
     if config.answers_only:
@@ -268,7 +268,9 @@ def _tokens_and_counts(stream: TokenStream, windows: Seq[int], config: RunConfig
     return tokens, torch.ones_like(tokens, dtype=torch.bool)
 
 
-def held_out(streams: list[TokenStream], config: RunConfig, teacher: Teacher, taps: tuple[int, ...]) -> list[Window]:
+def read_held_out(
+    streams: list[TokenStream], config: RunConfig, teacher: Teacher, taps: tuple[int, ...]
+) -> list[Window]:
     """Fixed windows of the held-out streams, in micro-batches, with the target's hidden states."""
     each = max(1, config.eval_rows // len(streams))
     size = config.micro_rows or config.rows
@@ -277,7 +279,7 @@ def held_out(streams: list[TokenStream], config: RunConfig, teacher: Teacher, ta
         count = len(stream.windows(config.length))
         picked = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:each].tolist()
         for i in range(0, len(picked), size):
-            tokens, counts = _tokens_and_counts(stream, picked[i : i + size], config)
+            tokens, counts = _read_tokens(stream, picked[i : i + size], config)
             device = teacher.device
             windows.append(Window(tokens.to(device), counts.to(device), teacher.read(tokens, taps)))
     return windows

@@ -2,7 +2,7 @@
 mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461).
 
 A distribution has one probability per vocabulary id, so those of a whole batch would take more memory than everything
-else, and moving them would take most of the time. `distribution_losses` therefore processes the positions in blocks
+else, and moving them would take most of the time. `compute_losses` therefore processes the positions in blocks
 that fit a CPU cache. For each block it computes logits, losses and their gradients, which all have closed forms. Only
 the gradients of states and weights leave a block.
 """
@@ -37,7 +37,7 @@ class Aims:
     stride: int = 1
 
 
-def distribution_losses(states: Tensor, weight: Tensor, aims: Aims, weights: list[float]) -> tuple[Tensor, Tensor]:
+def compute_losses(states: Tensor, weight: Tensor, aims: Aims, weights: list[float]) -> tuple[Tensor, Tensor]:
     """(sum over k of weights[k] * loss k, to be differentiated; losses [K] in nats, detached).
 
     states  [K, B, N, d]: input of the output head for each draft token.

@@ -20,7 +20,7 @@ from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import MedusaOptions
-from slipstream.training.objective import Objective, Predictions, decaying
+from slipstream.training.objective import Objective, Predictions, decay_weights
 
 RANKS = 10
 """Number of ranked candidates per head whose accuracy is measured; tree optimisation needs no more."""
@@ -36,7 +36,7 @@ class MedusaObjective(Objective):
             MedusaConfig(options.heads, options.layers, c.hidden_size, c.vocab_size, own_lm_head=options.own_head)
         )
         self.module.to(teacher.device, teacher.dtype).start_from(teacher.head)
-        self.weights = decaying(options.decay, options.heads)
+        self.weights = decay_weights(options.decay, options.heads)
 
     def predictions(self, window: Window) -> Predictions:
         final = window.taps[FINAL]  # [B, T, d]

@@ -35,10 +35,10 @@ class Muon(torch.optim.Optimizer):
                     mean.lerp_(p.grad, 1 - MOMENTUM)
                     scale = 0.2 * math.sqrt(max(p.shape))
                     p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.sub_(orthogonal(p.grad.lerp(mean, MOMENTUM), self.dtype), alpha=group["lr"] * scale)
+                    p.sub_(orthogonalise(p.grad.lerp(mean, MOMENTUM), self.dtype), alpha=group["lr"] * scale)
 
 
-def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """Nearly U V^T, where the matrix is U S V^T: its singular values become 0.7 to 1.2."""
     a, b, c = COEFFICIENTS
     wide = matrix.shape[0] <= matrix.shape[1]

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from slipstream.training.acceptance import acceptance_probs
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, distribution_losses
+from slipstream.training.losses import Aims, compute_losses
 from slipstream.training.methods import RunConfig
 from slipstream.training.packing import TokenStream
 
 Predictions = tuple[Tensor, Tensor, Aims, list[float]]
-"""`states`, `weight`, `aims` and `weights` of `distribution_losses`."""
+"""`states`, `weight`, `aims` and `weights` of `compute_losses`."""
 
 
 class Objective(nn.Module, ABC):
@@ -67,7 +67,7 @@ class Objective(nn.Module, ABC):
 
     def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to differentiate, and scalars to display: the loss of each prediction."""
-        loss, each = distribution_losses(*self.predictions(window))
+        loss, each = compute_losses(*self.predictions(window))
         return loss, {f"loss{k + 1}": value for k, value in enumerate(each)}
 
     def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
@@ -87,7 +87,7 @@ class Objective(nn.Module, ABC):
         return out
 
 
-def decaying(decay: float, count: int) -> list[float]:
+def decay_weights(decay: float, count: int) -> list[float]:
     """Weights decay^k of `count` losses; they sum to 1."""
     raw = [decay**k for k in range(count)]
     return [w / sum(raw) for w in raw]

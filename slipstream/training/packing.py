@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import ParameterError
-from slipstream.training.resume_state import writing
+from slipstream.training.resume_state import replace_atomically
 
 Marked = tuple[list[int], list[bool] | None]
 """Ids of a document, and which of them belong to an answer (None: no answers)."""
@@ -41,7 +41,7 @@ def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     end = [] if eos is None else [eos]
     starts, marks, masked = [0], list[bytes](), False
-    with writing(path, "the token stream ") as temporary:
+    with replace_atomically(path, "the token stream ") as temporary:
         with temporary.open("wb") as out:
             for ids, mask in documents:
                 out.write(np.asarray([*ids, *end], dtype=dtype).tobytes())
@@ -109,17 +109,17 @@ class TokenStream:
                 )
         return self._windows[length]
 
-    def _places(self, indices: Iterable[int], length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _locate(self, indices: Iterable[int], length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Of the tokens of windows by index, [rows, length + 1]."""
         return self.windows(length)[list(indices)][:, None] + np.arange(length + 1)
 
     def rows(self, indices: Iterable[int], length: int) -> Tensor:
         """Windows by index, `[rows, length + 1]` int64."""
-        return torch.from_numpy(self.tokens[self._places(indices, length)].astype(np.int64))
+        return torch.from_numpy(self.tokens[self._locate(indices, length)].astype(np.int64))
 
     def masks(self, indices: Iterable[int], length: int) -> Tensor:
         """Which tokens of the windows belong to answers, bool `[rows, length + 1]`; all of them if there is no mask."""
-        places = self._places(indices, length)
+        places = self._locate(indices, length)
         return torch.from_numpy(np.ones(places.shape, bool) if self.mask is None else self.mask[places].astype(bool))
 
 

@@ -21,7 +21,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
 from slipstream.training.packing import Marked, TokenStream, write_masked
-from slipstream.training.schedule import counted
+from slipstream.training.schedule import make_counter
 
 MARK = "\ue000the user's message\ue000"
 """Stands for the message while the chat template is rendered."""
@@ -38,18 +38,18 @@ Show = Callable[[Seq[Sequence]], None]
 """Called with all texts after each step."""
 
 
-def prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest: int) -> Prompts:
-    """Prefixes of documents (`prompts_of`). Sources are drawn in proportion to their size."""
+def make_prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest: int) -> Prompts:
+    """Prefixes of documents (`draw_prompts`). Sources are drawn in proportion to their size."""
     sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
 
     def draw(rng: np.random.Generator, count: int) -> list[list[int]]:
         stream = streams[int(rng.choice(len(streams), p=sizes / sizes.sum()))]
-        return prompts_of(stream, rng, count, lengths, longest)
+        return draw_prompts(stream, rng, count, lengths, longest)
 
     return draw
 
 
-def prompts_of(
+def draw_prompts(
     stream: TokenStream, rng: np.random.Generator, count: int, lengths: tuple[int, int], longest: int
 ) -> list[list[int]]:
     """Prefixes of documents, each up to the start of an answer; of long ones the last `longest` tokens.
@@ -82,14 +82,14 @@ def prompts_of(
     return prompts
 
 
-def around_message(tokenizer: Any) -> list[list[int]]:
+def split_template(tokenizer: Any) -> list[list[int]]:
     """Ids of a chat template before a user's message, and after it, up to the start of the answer."""
     talk = [{"role": "user", "content": MARK}]
     rendered = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered.partition(MARK)[::2]]
 
 
-def self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
+def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
     """Conversations of a chat model with itself, up to the start of the answer (Magpie, 2406.08464, section 2): it
     continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
     another are left out. say: told how many are written. Raises ParameterError for a target without a chat template."""
@@ -100,11 +100,11 @@ def self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
             why="it is not known where a user's message begins",
             fix="give --data, and --regenerate for text of the target",
         )
-    start, end = around_message(tokenizer)
+    start, end = split_template(tokenizer)
 
     def write(rng: np.random.Generator, count: int) -> list[list[int]]:
         rows, seen = list[list[int]](), set[str]()
-        counts = counted("as the user, the target wrote", say, "messages")
+        counts = make_counter("as the user, the target wrote", say, "messages")
 
         def show(seqs: Seq[Sequence]) -> None:
             counts(min(count - 1, len(rows) + sum(seq.finish is not None for seq in seqs)), count)
@@ -113,7 +113,7 @@ def self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
             if len(rows) >= count:
                 break
             params = [replace(TURN, seed=int(rng.integers(2**31))) for _ in range(count - len(rows))]
-            for turn in _written(llm, [start] * len(params), params, show):
+            for turn in _generate(llm, [start] * len(params), params, show):
                 ids = [token for token in turn.token_ids if token not in llm.target.capabilities.eos_ids]
                 text = turn.text.strip()
                 if turn.finish_reason != "stop" or len(text) < SHORTEST or periodic_tail(ids) or text in seen:
@@ -125,18 +125,18 @@ def self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
     return write
 
 
-def _written(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show) -> list[Completion]:
+def _generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show) -> list[Completion]:
     seqs = [llm.sequence(*each) for each in zip(prompts, params, strict=True)]
     for _ in llm.decode(seqs):
         show(seqs)
     return [llm.completion(seq) for seq in seqs]
 
 
-def continued(
+def continue_prompts(
     llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show = lambda seqs: None
 ) -> list[Marked]:
     """Prompts and what the target writes after them, which is marked as an answer."""
-    texts = zip(prompts, _written(llm, prompts, params, show), strict=True)
+    texts = zip(prompts, _generate(llm, prompts, params, show), strict=True)
     return [
         ([*done.prompt_token_ids, *done.token_ids], [False] * len(prompt) + [True] * len(done.token_ids))
         for prompt, done in texts
@@ -182,7 +182,7 @@ def regenerate(
             ]
             texts = [
                 (ids, mask)
-                for ids, mask in continued(llm, asked, params, show)
+                for ids, mask in continue_prompts(llm, asked, params, show)
                 if not looping({0: list(compress(ids, mask or ()))})
             ]
             if not texts:

@@ -25,7 +25,7 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 
 @contextmanager
-def writing(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
+def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
     """Write the file or folder that this yields, which then replaces `path`: whatever stops this, none of it is left.
 
     Raises TrainingError if it cannot be written. what: stands before its name there.
@@ -46,7 +46,7 @@ def writing(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def _aliases(model: nn.Module) -> dict[str, str]:
+def _find_aliases(model: nn.Module) -> dict[str, str]:
     """Second names of tied weights in `state_dict` -> the first name of the same tensor."""
     first: dict[int, str] = {}
     return {
@@ -61,7 +61,7 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
 
     Raises TrainingError when it cannot be written (a full disk); the previous checkpoint is kept.
     """
-    tied = _aliases(model)
+    tied = _find_aliases(model)
     tensors: dict[str, Tensor] = {
         f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items() if k not in tied
     }
@@ -72,7 +72,7 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
                 tensor = value if isinstance(value, Tensor) else torch.tensor(value)
                 tensors[f"optim.{label}.{names[id(parameter)]}.{key}"] = tensor.detach().cpu()
     kept = "the previous checkpoint is kept" if path.exists() else "there is no earlier checkpoint"
-    with writing(path, "the checkpoint ", kept) as temporary:
+    with replace_atomically(path, "the checkpoint ", kept) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"state": json.dumps(state)})
         with temporary.open("rb+") as file:
@@ -96,7 +96,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None 
                 parameter, value = parameters[parameter_name], file.get_tensor(stored)
                 # AdamW keeps its step count on the CPU; everything else lives with the weights.
                 optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
-    model.load_state_dict(weights | {n: weights[first] for n, first in _aliases(model).items()})
+    model.load_state_dict(weights | {n: weights[first] for n, first in _find_aliases(model).items()})
     return state
 
 
@@ -140,7 +140,7 @@ def check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> Non
             )
 
 
-def as_json(value: Any) -> dict[str, Any]:
+def to_json(value: Any) -> dict[str, Any]:
     """A dataclass or dictionary as it looks after a JSON round trip; None for NaN and infinity, which JSON lacks."""
     text = json.dumps(asdict(value) if is_dataclass(value) else value, default=str)  # type: ignore[arg-type]
     return json.loads(text, parse_constant=lambda name: None)  # type: ignore[no-any-return]
@@ -148,5 +148,5 @@ def as_json(value: Any) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `as_json(value)`, whole or not at all. Raises TrainingError."""
-    with writing(path) as temporary:
-        temporary.write_text(json.dumps(as_json(value), indent=1) + "\n")
+    with replace_atomically(path) as temporary:
+        temporary.write_text(json.dumps(to_json(value), indent=1) + "\n")

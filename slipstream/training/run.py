@@ -24,26 +24,25 @@ from typing import Any
 import torch
 
 from slipstream.backends.table import usable_device
-from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
 from slipstream.tokens.text import tokenizer_of
-from slipstream.training.acceptance import held_out_text
+from slipstream.training.acceptance import write_held_out_text
 from slipstream.training.data import DocumentEncoder, check_data, open_stream, prepare_data
 from slipstream.training.features import HiddenCache, Teacher
-from slipstream.training.loop import Loop, held_out, identity
+from slipstream.training.loop import Loop, identify, read_held_out
 from slipstream.training.methods import METHODS, RunConfig
 from slipstream.training.objective import Objective
 from slipstream.training.packing import TokenStream
-from slipstream.training.regenerate import Prompts, prefixes, regenerate, self_prompts
-from slipstream.training.resume_state import as_json, check_same, read_state, write_json, writing
+from slipstream.training.regenerate import Prompts, make_prefixes, make_self_prompts, regenerate
+from slipstream.training.resume_state import check_same, read_state, replace_atomically, to_json, write_json
 from slipstream.training.run_report import run_card
-from slipstream.training.schedule import counted
+from slipstream.training.schedule import make_counter
 from slipstream.training.trainable import check_trainable
-from slipstream.zoo import checkpoint_of
 
 Say = Callable[[str], None]
 LOG: Say = partial(print, flush=True)
@@ -60,10 +59,10 @@ def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = usable_device(config.device)
-    checkpoint = checkpoint_of(config.target, "target")
-    shape = _shape(checkpoint, config.kind)
+    checkpoint = Checkpoint.open(config.target)
+    shape = _read_shape(checkpoint, config.kind)
     if config.kind == "draft" and config.options.start:
-        check_trainable(resolve(checkpoint_of(config.options.start, "draft"), weights=False), "draft")
+        check_trainable(Checkpoint.open(config.options.start, "draft"), "draft")
     if config.length > shape.context:
         raise ParameterError(
             f"length is {config.length}, the target's context holds {shape.context} tokens",
@@ -83,33 +82,33 @@ def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
         decoder = Decoder.load(checkpoint, config.executor, device=str(device), threads=config.threads)
         return decoder, LLM(decoder, max_batch=ROWS, tokenizer=tokenizer)
 
-    def written(llm: LLM, prompts: Prompts, name: str, tokens: int) -> Path:
-        show = counted("the target wrote", say)
+    def write(llm: LLM, prompts: Prompts, name: str, tokens: int) -> Path:
+        show = make_counter("the target wrote", say)
         return regenerate(llm, prompts, folder / name, tokens, config.regenerate_tokens, config.seed, say=show)
 
     folder, encoder = config.out / "data", DocumentEncoder(tokenizer, min(shape.eos_ids, default=None))
     target = load() if config.self_tokens else None
     if target is not None:
-        conversations = written(target[1], self_prompts(target[1], say), "self.bin", config.self_tokens)
+        conversations = write(target[1], make_self_prompts(target[1], say), "self.bin", config.self_tokens)
         config = replace(config, data=(*config.data, str(conversations)))
     prepared = prepare_data(folder, config.data, encoder, shape.vocab_size, config.length, config.heldout_share, say)
     streams, (decoder, llm) = prepared.train, target or load()
     if config.regenerate:
         lengths = min(32, config.length // 4), max(2, config.length // 2)
-        prompts = prefixes(streams, lengths, max(1, llm.target.context - config.regenerate_tokens))
-        added = open_stream(written(llm, prompts, "regenerated.bin", config.regenerate), config.length)
-        config = replace(config, shares=_shares(config, streams))
+        prompts = make_prefixes(streams, lengths, max(1, llm.target.context - config.regenerate_tokens))
+        added = open_stream(write(llm, prompts, "regenerated.bin", config.regenerate), config.length)
+        config = replace(config, shares=_share_out(config, streams))
         streams = [*streams, added]
     teacher = Teacher(decoder, device)
     texts = []
     for each in config.temperatures:
         path = folder / f"texts-{teacher.identity}-{each:g}-{config.texts}x{config.text_tokens}.bin"
-        texts.append(held_out_text(llm, prepared.heldout, path, each, config, say))
+        texts.append(write_held_out_text(llm, prepared.heldout, path, each, config, say))
     module = import_module(f"slipstream.training.{config.kind}_objective")
     kind: type[Objective] = getattr(module, METHODS[config.kind].objective)
     objective = kind.make(teacher, config, streams)
     say("computing the target's hidden states for the held-out texts")
-    windows = held_out(prepared.heldout, config, teacher, objective.taps)
+    windows = read_held_out(prepared.heldout, config, teacher, objective.taps)
     for heldout in texts:
         heldout.read(teacher, objective.taps)
     caches = {}
@@ -139,7 +138,7 @@ class TrainingRun:
         for cache in loop.caches.values():
             if cache.missing:
                 say(f"computing the target's hidden states: {size(cache.nbytes)}, {len(cache.taps)} layers in 16 bits")
-                cache.build(config.micro_rows or config.rows, counted("hidden states of", say))
+                cache.build(config.micro_rows or config.rows, make_counter("hidden states of", say))
         figures: dict[str, Any] = dict(loop.run())
         if figures:
             self.export(figures)
@@ -160,10 +159,10 @@ class TrainingRun:
             figures |= loop.objective.measure(greedy.windows)
         entries = map(json.loads, (config.out / "log.jsonl").read_text().splitlines())
         card = run_card(loop, self.about, figures, [e["command"] for e in entries if e.get("command")])
-        with writing(folder, why="the checkpoint is kept, and --resume writes it") as unfinished:
+        with replace_atomically(folder, why="the checkpoint is kept, and --resume writes it") as unfinished:
             loop.objective.export(unfinished, figures | {"target": config.target})
             (unfinished / "README.md").write_text(card, encoding="utf-8")
-            write_json(unfinished / "training.json", {"run": as_json(config), "figures": figures})
+            write_json(unfinished / "training.json", {"run": to_json(config), "figures": figures})
 
 
 def check_out(config: RunConfig) -> None:
@@ -179,7 +178,7 @@ def check_out(config: RunConfig) -> None:
     if config.resume:
         recorded = read_state(config.checkpoint)["run"]
         recorded.pop("shares")  # they depend on the data
-        check_same(config.checkpoint, recorded, identity(config))
+        check_same(config.checkpoint, recorded, identify(config))
     elif config.checkpoint.exists():
         raise TrainingError(
             f"{config.out} holds a run already",
@@ -188,13 +187,12 @@ def check_out(config: RunConfig) -> None:
         )
 
 
-def _shape(checkpoint: str | Path, kind: str) -> DecoderConfig:
+def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
     """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
-    place = resolve(checkpoint, weights=False)
     if kind == "layerskip":
-        check_trainable(place, "target")
+        check_trainable(checkpoint, "target")
     try:
-        return DecoderConfig.load(place)
+        return DecoderConfig.load(checkpoint)
     except UnsupportedModelError as fault:
         raise ParameterError(
             f"{fault.what}, so nothing can be trained for it",
@@ -203,7 +201,7 @@ def _shape(checkpoint: str | Path, kind: str) -> DecoderConfig:
         ) from fault
 
 
-def _shares(config: RunConfig, data: list[TokenStream]) -> tuple[float, ...]:
+def _share_out(config: RunConfig, data: list[TokenStream]) -> tuple[float, ...]:
     """Weights in a batch of the data, and of the text that is generated after its prefixes."""
     shares = config.shares or tuple(float(len(s.tokens)) for s in data)
     return (*((1 - config.regenerate_share) * s / sum(shares) for s in shares), config.regenerate_share)

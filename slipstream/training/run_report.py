@@ -22,7 +22,7 @@ def estimate(loop: Loop) -> list[str]:
     """Lines to print, after a few windows were run through target and objective without an update. Sets `loop.rate`,
     tokens per second of an optimiser step."""
     config, objective, width = loop.config, loop.objective, loop.teacher.config.hidden_size
-    count, reading, training = _measured(loop)
+    count, reading, training = _measure(loop)
     reading_rate, rate = count / max(1e-9, reading), count / (training if loop.caches else reading + training)
     loop.rate = rate
     seconds = 60 * config.budget_minutes if config.budget_minutes else (config.budget_tokens or 0) / rate
@@ -47,7 +47,7 @@ def estimate(loop: Loop) -> list[str]:
     return lines
 
 
-def _measured(loop: Loop) -> tuple[int, float, float]:
+def _measure(loop: Loop) -> tuple[int, float, float]:
     """Tokens of the largest pass that was measured, and seconds: of the target's forward, and of the rest.
 
     Passes grow to a micro-batch while the next is expected to end within LIMIT seconds. The first pass of a size

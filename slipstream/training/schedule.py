@@ -80,7 +80,7 @@ class Schedule:
         return warm * max(0.0, 1 - (self.spent - begin) / (self.budget - begin))
 
 
-def counted(what: str, say: Callable[[str], None], unit: str = "tokens") -> Callable[[int, int], None]:
+def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") -> Callable[[int, int], None]:
     """A function of (units done, units in total) that says both with the rate and the time left, at most every `PAUSE`
     seconds until all are done. what: a sentence's beginning, e.g. "the target wrote".
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, reading
 from slipstream.tokens.folder_tokenizer import FolderTokenizer
 from slipstream.tokens.text import tokenizer_of
@@ -74,7 +74,7 @@ class ModelObjective(Objective):
         """States after the final norm [..., d] -> logits [..., V]."""
         return F.linear(states, self.module.table.to(states.dtype))
 
-    def shifted(self, logits: Tensor) -> list[Tensor]:
+    def shift(self, logits: Tensor) -> list[Tensor]:
         """Logits [R, L, V] of a model that reads the text: those of draft token j after token n are at position n + j,
         because until a rejection the draft is the text itself."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
@@ -83,27 +83,27 @@ class ModelObjective(Objective):
         save_model(self.module, folder, self.teacher.decoder.checkpoint)
 
 
-def load_trainable(checkpoint: str | Path) -> TrainableModel:
+def load_trainable(checkpoint: CheckpointName) -> TrainableModel:
     """Load a checkpoint as a module to train, weights in float32."""
     from transformers import AutoModelForCausalLM
 
-    folder = resolve(checkpoint)
+    folder = Checkpoint.open(checkpoint).download()
     with reading(f"transformers cannot load {folder} for training", "see whether transformers alone loads it"):
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     return TrainableModel(lm)
 
 
-def check_trainable(place: Path, role: str) -> None:
+def check_trainable(checkpoint: Checkpoint, role: str) -> None:
     """Raise ParameterError for a GGUF file. role: what the model is, "target" or "draft"."""
-    if not place.is_dir():
+    if checkpoint.is_gguf:
         raise ParameterError(
-            f"the {role} '{place}' is a GGUF file",
+            f"the {role} {str(checkpoint)!r} is a GGUF file",
             why="its own weights would be trained, and they are quantised",
             fix="give the folder or hub id that the file was converted from",
         )
 
 
-def new_llama(seed: int, **sizes: Any) -> TrainableModel:
+def make_llama(seed: int, **sizes: Any) -> TrainableModel:
     """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
     write to the residual stream. sizes: as `LlamaConfig` names them."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -43,7 +43,7 @@ def converted(source: Path, quantize: str = "f16") -> Path:
 
 def llamacpp_tokenizer(file: Path) -> GgufTokenizer:
     pytest.importorskip("llama_cpp")
-    return GgufTokenizer(LlamaModel(file, vocab_only=True))
+    return GgufTokenizer(LlamaModel(read_header(file), vocab_only=True))
 
 
 def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from benchmarks.architectures.table import PAGE
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, BeamParams, SamplingParams, Structured
 from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
-from slipstream.checkpoints.config import FAMILIES
+from slipstream.checkpoints.families import FAMILIES
 from slipstream.core.target import Target, needed
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter

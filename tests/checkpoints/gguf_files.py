@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_config import FAMILIES
+from slipstream.checkpoints.gguf_config import MODEL_TYPES
 from slipstream.checkpoints.gguf_weights import names_in_file, rotated
 from slipstream.checkpoints.weight_blocks import TYPES
 
@@ -152,7 +152,7 @@ def model_parts(
     config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
     """Metadata, tensors and their kinds of a file, as `gguf_bytes` takes them; and its canonical weights."""
-    known = {architecture: model_type for model_type, architecture in FAMILIES.items()} | {"mixtral": "llama"}
+    known = {architecture: model_type for model_type, architecture in MODEL_TYPES.items()} | {"mixtral": "llama"}
     name = known[config.model_type]
     keys: dict[str, Any] = {
         "block_count": config.layers, "context_length": config.context, "embedding_length": config.hidden_size,

@@ -21,6 +21,7 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Parameter
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import describe
 from slipstream.targets.pair_check import check_pair
+from tests import tiny_families
 from tests.targets.reference import Reference
 from tests.tiny_checkpoints import FAMILIES, make_family, rewrite
 
@@ -69,7 +70,7 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", [*FAMILIES, *tiny_families.FAMILIES])
 def test_all_weights_have_one_set_of_names(family, checkpoint, reference):
     """From the file and from the model in memory (where experts are fused), bit for bit."""
     config = DecoderConfig.load(checkpoint(family))

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.checkpoints.checkpoint import is_gguf
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.gguf_header import gguf_shape, read_header
 from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
 from slipstream.targets.describe import describe
-from slipstream.targets.facts import has_chat_template
 from slipstream.tokens.text import load_tokenizer, tokenizer_of
+from slipstream.tokens.token_map import has_chat_template
 from tests.checkpoints.gguf_files import gguf_bytes, tiny_model
 
 TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
@@ -49,18 +49,19 @@ def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
     assert seen.config.tie_embeddings
     assert seen.config.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
     assert seen.stored == {"F32": 4 * seen.config.parameters}
-    assert has_chat_template(seen.place)
+    assert has_chat_template(seen.checkpoint)
     assert seen.token_map.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
     assert (seen.token_map.special, seen.token_map.roles["eos"], seen.token_map.roles["bos"]) == ({0}, 0, None)
 
 
 def test_a_file_is_recognised_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
-    assert is_gguf(write(tmp_path, tiny_model()))
-    assert is_gguf(write(tmp_path, tiny_model(), "blob"))
-    assert is_gguf("missing.GGUF")
-    assert not is_gguf(write(tmp_path, b"{}", "config.json"))
-    assert not is_gguf(tmp_path)
-    assert not is_gguf("org/model")
+    assert Checkpoint.open(write(tmp_path, tiny_model())).is_gguf
+    assert Checkpoint.open(write(tmp_path, tiny_model(), "blob")).is_gguf
+    assert Checkpoint.open("missing.GGUF").is_gguf
+    with pytest.raises(CheckpointError, match="is not a folder but a file"):
+        Checkpoint.open(write(tmp_path, b"{}", "config.json"))
+    assert not Checkpoint.open(tmp_path).is_gguf
+    assert not Checkpoint.open("org/model").is_gguf
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.gguf_config import refusal
@@ -113,7 +114,7 @@ def test_keys_without_an_effect_are_named_once(tmp_path: Path, caplog: pytest.Lo
 def test_what_a_file_says_of_sampling_is_what_generation_config_json_would_say(tmp_path: Path) -> None:
     given = {"general.sampling.temp": 0.5, "general.sampling.top_k": -1, "general.sampling.top_p": 0.25}
     file = write(tmp_path / "a.gguf", **given, **{"tokenizer.ggml.suppress_tokens": [5, 6]})
-    defaults = generation_defaults("auto", None, file, encoder_decoder=False)
+    defaults = generation_defaults("auto", None, Checkpoint.open(file), encoder_decoder=False)
     assert defaults.sampling == {"temperature": 0.5, "top_k": 0, "top_p": 0.25}
     assert defaults.suppressed == (5, 6)
 
@@ -129,7 +130,7 @@ def run(file: Path) -> None:
     assert describe(file).token_map or not read_header(file).has_tokenizer
     if tokenizer := tokenizer_of(file):
         tokenizer.decode(tokenizer.encode("a <s>"), skip_special_tokens=True)
-    generation_defaults("auto", None, file, encoder_decoder=False)
+    generation_defaults("auto", None, Checkpoint.open(file), encoder_decoder=False)
     as_target(file, executor="torch", dtype="float32", kv_tokens=64)
 
 

@@ -69,7 +69,7 @@ def test_what_our_decoder_does_not_run_is_refused_with_the_reason(tmp_path: Path
     file, _ = gguf_model(tmp_path, family_config("llama"))
     header = read_header(file)
     metadata = dict(header.metadata)
-    assert "'gemma3'" in str(refusal(replace(header, metadata=metadata | {"general.architecture": "gemma3"})))
+    assert "'mamba'" in str(refusal(replace(header, metadata=metadata | {"general.architecture": "mamba"})))
     odd = replace(header.tensors[1], type="IQ2_XS")
     assert "IQ2_XS" in str(refusal(replace(header, tensors=(header.tensors[0], odd))))
     assert "longrope" in str(refusal(replace(header, metadata=metadata | {"llama.rope.scaling.type": "longrope"})))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
-from slipstream.checkpoints.checkpoint import GGUF_MAGIC
+from slipstream.checkpoints.gguf_keys import MAGIC
 from slipstream.errors import CheckpointError, ConfigError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.targets.decoder import Decoder
 from tests.targets.huggingface.architectures import random_model
@@ -165,7 +165,7 @@ def test_what_is_not_plain_lora_is_refused_by_name(tiny, tmp_path, field, value,
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_missing_or_damaged_file_is_named(tiny: Tiny, good: Path, file: str) -> None:
     (good / file).write_bytes(b"{")
-    refused(tiny.target, good, f"{file} cannot be read", LoadError)
+    refused(tiny.target, good, f"{file} (cannot be read|is not a readable safetensors file)", LoadError)
     (good / file).unlink()
     refused(tiny.target, good, f"(holds no {file}|{file} does not exist)", LoadError)
     refused(tiny.target, "nowhere/at/all", "'nowhere/at/all' is not a folder")
@@ -211,7 +211,7 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
     with pytest.raises(ParameterError, match=r"lora=.* was given with a loaded model.*its weights stay as they are"):
         LLM(random_llama(), lora=good)
     refused(Decoder.load(tiny.target), good, r"lora=.*was given with a loaded target", ParameterError)
-    (tmp_path / "x.gguf").write_bytes(GGUF_MAGIC)
+    (tmp_path / "x.gguf").write_bytes(MAGIC)
     with pytest.raises(ParameterError, match=r"lora=.*was given with a GGUF file.*adapters are merged into"):
         LLM(tmp_path / "x.gguf", lora=good)
     quantised = tmp_path / "quantised"

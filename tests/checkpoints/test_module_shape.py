@@ -13,7 +13,7 @@ from slipstream.errors import UnsupportedModelError
 def test_what_is_no_language_model_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(UnsupportedModelError, match=f"{kind!r} is not that of a causal language model"):
-        shape_in(tmp_path)
+        shape_in(tmp_path, kind)
 
 
 def test_the_bounds_of_an_encoder_decoder_are_those_of_its_two_parts(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_the_bounds_of_an_encoder_decoder_are_those_of_its_two_parts(tmp_path: P
         {"model_type": "led", "max_encoder_position_embeddings": 99, "max_decoder_position_embeddings": 33},
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        shape = shape_in(tmp_path)
+        shape = shape_in(tmp_path, config["model_type"])
         bounds.append((shape.source_context, shape.context, shape.layers))
     assert bounds == [(77, 77, 3), (UNBOUNDED, UNBOUNDED, 4), (99, 33, 12)]
 
@@ -33,4 +33,4 @@ def test_the_bounds_of_an_encoder_decoder_are_those_of_its_two_parts(tmp_path: P
 def test_a_mask_token_is_that_of_the_configuration(tmp_path: Path) -> None:
     for more, token in (({}, None), ({"pard_token": 9}, 9)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi", **more}))
-        assert shape_in(tmp_path).mask_token == token
+        assert shape_in(tmp_path, "phi").mask_token == token

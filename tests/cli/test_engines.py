@@ -24,7 +24,7 @@ from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, ServedError
-from slipstream.server.serving import bound
+from slipstream.server.serving import open_listener
 from tests.bench.vllm_environment import python as python
 
 tune_module = importlib.import_module("slipstream.cli.tune")
@@ -154,7 +154,7 @@ def test_serve_starts_vllm_and_ends_it_with_itself(python: Callable[..., Path], 
 
 @pytest.mark.parametrize("engine", ["slipstream", "vllm"])
 def test_serve_is_refused_where_the_port_is_in_use_before_a_model_is_looked_for(refused, python, engine):
-    with bound("127.0.0.1", 0) as taken:
+    with open_listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         more = ["--vllm-python", python()] if engine == "vllm" else ["-m", "/nonexistent"]
         assert f"cannot listen at 127.0.0.1:{port}" in refused("serve", "--engine", engine, *more, "--port", port)

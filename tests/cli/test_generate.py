@@ -34,8 +34,7 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, plain):
 
 
 ONCE = {
-    "targets.describe.describe_model": 2, "targets.facts.token_map": 2, "heads.recognition.recognise": 2,
-    "targets.pair_check.check_pair": 1, "targets.described.MemoryPlan.check": 1,
+    "targets.describe.describe": 2, "targets.pair_check.check_pair": 1, "targets.described.MemoryPlan.check": 1,
 }  # fmt: skip
 """What reads a target and a draft model before their weights are, and how often."""
 

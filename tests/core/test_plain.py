@@ -37,15 +37,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     make_model(folder, hidden_size=64, intermediate_size=96)
     make_tokenizer(folder)
     llm = LLM(folder, executor="native", threads=1, draft_tokens=4)
-    assert llm.target.steps_per_call > STEPS
-    llm.target.steps_per_call = STEPS
+    assert llm.target.capabilities.multi_step.steps_per_call > STEPS
+    llm.target.capabilities.multi_step.steps_per_call = STEPS
     return llm
 
 
 @pytest.fixture
 def calls(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps of each call of `decode_steps`."""
-    return spied(monkeypatch, engine.target, "decode_steps", lambda seqs, steps, *rest: steps)
+    return spied(monkeypatch, engine.target.capabilities.multi_step, "decode_steps", lambda seqs, steps, *rest: steps)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def one_by_one(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
     def generate(prompts, params):
         with monkeypatch.context() as patch:
-            patch.setattr(engine.target, "steps_per_call", 1)
+            patch.setattr(engine.target.capabilities.multi_step, "steps_per_call", 1)
             return engine.generate(prompts, params)
 
     return generate
@@ -203,7 +203,7 @@ def test_a_call_with_logits_that_are_not_finite_falls_back_to_single_steps(engin
     def fails(*_):
         raise TargetError("not finite")
 
-    monkeypatch.setattr(engine.target, "decode_steps", fails)
+    monkeypatch.setattr(engine.target.capabilities.multi_step, "decode_steps", fails)
     same(engine.generate(PROMPTS[:1], greedy()), one_by_one(PROMPTS[:1], greedy()))
 
 

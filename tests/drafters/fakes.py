@@ -22,7 +22,7 @@ class MultiStepToy(ToyTarget):
     rounding that reversed a near tie."""
 
     in_one_call, exact = True, False
-    steps_per_call, max_pending = 1, 512
+    steps_per_call = 1
     clumsy = 0
 
     def __init__(self, *args: object, **kwargs: object):

@@ -21,7 +21,7 @@ from slipstream.drafters import eagle
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make_eagle3
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
-from slipstream.heads.eagle_format import load_eagle, native, save_eagle, speculators
+from slipstream.heads.eagle_format import lay_out_native, lay_out_speculators, load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
@@ -98,7 +98,9 @@ class TestDraftTokens:
         """EAGLE-3, -3.1 and P-EAGLE: `AsVLLM` reads the same files, and computes each draft anew."""
         embedding = torch.randn(V, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
         form = config(3, V, width=5, target=V, draft_vocab=V - 1, **AS_VLLM[kind])
-        layout = native(head(form, 3)) if to == "eagle3" else speculators(head(form, 3), "some/target", ())
+        layout = (
+            lay_out_native(head(form, 3)) if to == "eagle3" else lay_out_speculators(head(form, 3), "some/target", ())
+        )
         write(tmp_path, *layout, torch.float64)
         loaded = load_eagle(tmp_path).borrow(None if form.own_embedding else embedding)
         drafter = EagleDrafter(NativeEagle(loaded) if backend == "native" else TorchEagle(loaded), V)

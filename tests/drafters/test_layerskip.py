@@ -61,7 +61,7 @@ def test_greedy_text_equals_plain_decoding_and_draft_tokens_are_accepted(executo
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert sum(c.stats.accepted for c in done) > 20
-    assert not of._early_exits._rows
+    assert not of.exits.rows
 
 
 def test_q_is_the_warped_distribution_of_the_exit() -> None:
@@ -69,7 +69,7 @@ def test_q_is_the_warped_distribution_of_the_exit() -> None:
     params = SamplingParams(temperature=0.7, top_k=4, seed=3)
     seq = Sequence([1, 2, 3], params)
     draft = drafter(of).propose([seq], [Budget(3)])
-    whole = of.run([Sequence([1, 2, 3])], Draft.chains([draft.ids]), layers=(0, 2)).logits
+    whole = of.exits.run_layers([Sequence([1, 2, 3])], Draft.chains([draft.ids]), (0, 2)).logits
     torch.testing.assert_close(draft.q, warp(whole[:-1], params))
 
 
@@ -96,7 +96,9 @@ def test_agreement_is_the_share_of_equal_first_choices_on_the_given_text() -> No
     of, text = target(), [1, 5, 2, 7, 7, 3, 0, 11]
     whole = of.run([Sequence(text[:1])], Draft.chains([text[1:]])).logits.argmax(-1)
     for measured in measure_exits(of, text):
-        early = of.run([Sequence(text[:1])], Draft.chains([text[1:]]), layers=(0, measured.layers)).logits.argmax(-1)
+        early = of.exits.run_layers([Sequence(text[:1])], Draft.chains([text[1:]]), (0, measured.layers)).logits.argmax(
+            -1
+        )
         assert measured.agreement == pytest.approx(float((early == whole).double().mean()))
 
 

@@ -29,7 +29,7 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError, UnsupportedModelError
 from slipstream.heads import mtp_names
 from slipstream.heads.eagle_rows import CHUNK
-from slipstream.heads.mtp_names import FAMILIES, mtp_layer_count
+from slipstream.heads.mtp_names import FAMILIES, count_mtp_layers
 from slipstream.targets.describe import as_target
 from tests.drafters.conformance import Recorder
 from tests.heads.tiny_mtp import BRINGS, LAYERS, write
@@ -313,7 +313,7 @@ class TestRefusals:
         with pytest.raises(ParameterError, match=r"before 5\.23") as refused:
             make_drafter("mtp", of)
         assert "transformers>=5.23" in refused.value.fix
-        assert not mtp_layer_count(str(checkpoint("mellum", 1)))
+        assert not count_mtp_layers(str(checkpoint("mellum", 1)))
 
     def test_options_out_of_range_and_trees_of_several_layers(self) -> None:
         with pytest.raises(ParameterError, match="width"):
@@ -327,7 +327,7 @@ class TestTheDefault:
 
     @pytest.mark.parametrize(("family", "mtp"), BRINGS)
     def test_a_checkpoint_is_known_to_bring_mtp_layers_without_reading_weights(self, family: str, mtp: int) -> None:
-        assert mtp_layer_count(str(checkpoint(family, mtp)))
+        assert count_mtp_layers(str(checkpoint(family, mtp)))
 
     def test_the_command_line_drafts_with_them_unless_another_drafter_or_a_draft_is_named(self) -> None:
         folder = str(checkpoint("mellum", 1))
@@ -352,13 +352,13 @@ class TestTheDefault:
         (folder / "model.safetensors").unlink()
         table = dict.fromkeys(names, "model-00001-of-00001.safetensors")
         (folder / INDEX).write_text(json.dumps({"weight_map": table}))
-        assert mtp_layer_count(str(folder))
+        assert count_mtp_layers(str(folder))
 
     def test_not_of_layers_that_are_not_stored_or_are_quantised(self, tmp_path: Path) -> None:
-        assert not mtp_layer_count(str(changed(tmp_path / "a", drop=f"layers.{LAYERS}.")))
-        assert not mtp_layer_count(str(changed(tmp_path / "b", quantization_config={"quant_method": "fp8"})))
-        assert not mtp_layer_count(str(tmp_path / "nothing"))
-        assert not mtp_layer_count("embedded")
+        assert not count_mtp_layers(str(changed(tmp_path / "a", drop=f"layers.{LAYERS}.")))
+        assert not count_mtp_layers(str(changed(tmp_path / "b", quantization_config={"quant_method": "fp8"})))
+        assert not count_mtp_layers(str(tmp_path / "nothing"))
+        assert not count_mtp_layers("embedded")
 
 
 def test_nothing_is_drafted_beyond_the_targets_context() -> None:

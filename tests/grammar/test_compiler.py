@@ -13,7 +13,6 @@ from slipstream.core.warp import distributions
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
 from slipstream.tokens.text import load_tokenizer
-from slipstream.zoo import checkpoint_of
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget
 
@@ -22,12 +21,12 @@ V = 4096
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(load_tokenizer(checkpoint_of("embedded", "target")), V)
+    return Grammars(load_tokenizer("embedded"), V)
 
 
 def refused(grammars: Grammars, **form: Any) -> str:
     with pytest.raises(ParameterError) as fault:
-        grammars.constraint(Structured(**form), frozenset())
+        grammars.make_constraint(Structured(**form), frozenset())
     said = str(fault.value)
     assert "\n" not in said
     return said
@@ -35,7 +34,7 @@ def refused(grammars: Grammars, **form: Any) -> str:
 
 def written(grammars: Grammars, **form: Any) -> bytes:
     """A text of this form, or its first 30 tokens: the lowest id that is allowed at each place."""
-    constraint, output = grammars.constraint(Structured(**form), frozenset()), list[int]()
+    constraint, output = grammars.make_constraint(Structured(**form), frozenset()), list[int]()
     while len(output) < 30 and not constraint.complete(output, ()):
         row = constraint.allowed(output, [()])[0]
         assert row.any()
@@ -144,7 +143,7 @@ def test_a_bomb_that_explodes_in_the_middle_of_a_text_ends_with_an_error_that_sa
 
 
 def test_a_form_is_compiled_once_for_many_requests(grammars: Grammars) -> None:
-    one, other = (grammars.constraint(Structured(json_schema={"type": "null"}), frozenset()) for _ in "ab")
+    one, other = (grammars.make_constraint(Structured(json_schema={"type": "null"}), frozenset()) for _ in "ab")
     assert one._free is other._free
     assert one._walk is not other._walk
 

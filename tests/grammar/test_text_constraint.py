@@ -20,7 +20,7 @@ GRAMMARS = Grammars(letters(PIECES, (("a", "b"), ("b", "c"), ("ab", "c"), ("c", 
 
 
 def constraint(form: Structured, stops: Iterable[int] = (EOS,)) -> TextConstraint:
-    return GRAMMARS.constraint(form, frozenset(stops))
+    return GRAMMARS.make_constraint(form, frozenset(stops))
 
 
 def text(tokens: Iterable[int]) -> str:

@@ -23,7 +23,7 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime
 from slipstream.training import eagle3_objective
-from slipstream.training.eagle3_objective import chain_states
+from slipstream.training.eagle3_objective import compute_chain_states
 from tests.backends.native.models import chain, forest
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
@@ -193,7 +193,7 @@ def test_training_and_inference_compute_the_same(kind: str, monkeypatch: pytest.
     trained_head, steps = head(VARIANTS[kind], spread=0.4), 3
     text = Text(trained_head, 12)
     taps = [t[None] for t in text.features.split(TARGET, -1)]
-    trained = chain_states(trained_head, torch.tensor([text.tokens]), taps, rotary(trained_head), steps)
+    trained = compute_chain_states(trained_head, torch.tensor([text.tokens]), taps, rotary(trained_head), steps)
     runtime = TorchEagle(trained_head)
     for i in range(12 - steps):
         # the chain is fed the tokens of the text, as training feeds it

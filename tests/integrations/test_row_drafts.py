@@ -10,7 +10,7 @@ from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
-from slipstream.integrations.vllm import drafter_of
+from slipstream.integrations.vllm import make_lookup
 from tests.bench.clock import Still
 from tests.integrations.batch_engine import VOCAB, BatchEngine, Running, novel, repetitive
 
@@ -23,11 +23,11 @@ def requests(count: int) -> list[Running]:
 
 
 def full(name: str = "suffix", **options: object) -> RowDrafts:
-    return RowDrafts(drafter_of(VOCAB, name, options), 8, 4096, timed=False)
+    return RowDrafts(make_lookup(VOCAB, name, options), 8, 4096, timed=False)
 
 
 def learned(clock: Callable[[], float], drafter: SuffixDrafter | None = None, timed: bool = True) -> RowDrafts:
-    return RowDrafts(drafter or drafter_of(VOCAB), 8, 4096, timed=timed, clock=clock)
+    return RowDrafts(drafter or make_lookup(VOCAB), 8, 4096, timed=timed, clock=clock)
 
 
 @pytest.mark.parametrize("name", LOOKUPS)

@@ -14,10 +14,10 @@ import pytest
 
 from slipstream import LLM, AsyncLLM
 from slipstream.server.app import create_app
-from slipstream.server.engine_process import engine_facts
+from slipstream.server.engine_process import describe_engine
 from slipstream.server.reply_format import ReplyFormat
 from slipstream.server.service import Limits, Service
-from slipstream.server.serving import Server, bound
+from slipstream.server.serving import Server, open_listener
 
 
 @dataclass
@@ -66,8 +66,8 @@ def hosted(
     """A server of `llm` at a free port. tokenizer: instead of that of the model."""
     async_llm = AsyncLLM(llm)
     text = tokenizer or llm.tokenizer
-    service = Service("embedded", engine_facts(llm), text, async_llm.streams, limits, keys, replies, metrics_prefix)
-    with bound("127.0.0.1", 0) as listening:
+    service = Service("embedded", describe_engine(llm), text, async_llm.streams, limits, keys, replies, metrics_prefix)
+    with open_listener("127.0.0.1", 0) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # soon full, if nobody reads
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.server.fields import CHAT, COMPLETIONS, ENDPOINTS, RESPONSES, fields_of, given_fields
+from slipstream.server.fields import CHAT, COMPLETIONS, ENDPOINTS, RESPONSES, check_fields, fields_of
 from slipstream.server.service import Limits
 from tests.server.hosting import Host, hosted, refused, request_by_hand
 
@@ -152,4 +152,4 @@ def test_unknown_models_and_paths_are_not_found(host: Host) -> None:
 @pytest.mark.parametrize("where", ENDPOINTS)
 def test_values_that_change_nothing_count_as_not_given(host: Host, where: str) -> None:
     body = {name: unset for name, each in fields_of(where).items() for unset in (None, *each.unset)}
-    assert given_fields(body, fields_of(where)) == {}
+    assert check_fields(body, fields_of(where)) == {}

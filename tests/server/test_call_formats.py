@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream import LLM
 from slipstream.errors import ParameterError
-from slipstream.grammar.compiler import compiled
+from slipstream.grammar.compiler import compile_form
 from slipstream.grammar.vocabulary import Vocabulary
 from slipstream.server.call_formats import FORMATS, Calls, ToolFormat
 from slipstream.server.reply import Reply
@@ -244,7 +244,7 @@ def test_every_text_of_a_strict_grammar_is_read_as_calls_that_meet_their_schemas
         schema = {"type": "object", "properties": members, "$defs": {"E": {"type": "string", "enum": ["one", "two"]}}}
         schema["required"] = [key for key in members if draw.random() < 0.5]
         schemas = {"f": schema, "g": {"type": "object", "additionalProperties": {"type": "string"}}}
-        matcher, text = compiled(vocabulary, named(name).strict(Calls(schemas, draw.random() < 0.5, {}, None))), b""
+        matcher, text = compile_form(vocabulary, named(name).strict(Calls(schemas, draw.random() < 0.5, {}, None))), b""
         while len(text) < 500 and not (matcher.is_accepting() and draw.random() < 0.5):
             allowed = np.flatnonzero(vocabulary.row(matcher.compute_bitmask()))
             if not len(allowed):

@@ -12,7 +12,7 @@ from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.structured import Structured
-from slipstream.server.fields import CHAT, COMPLETIONS, ENDPOINTS, FIELDS, fields_of, given_fields, sampling_params
+from slipstream.server.fields import CHAT, COMPLETIONS, ENDPOINTS, FIELDS, check_fields, fields_of, read_sampling_params
 from slipstream.server.server_metrics import ServerMetrics
 from tests.core.changed_parameters import CHANGED
 
@@ -23,7 +23,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "
 
 
 def params(where: str, **body: Any) -> SamplingParams:
-    return sampling_params(given_fields(json.loads(json.dumps(body)), fields_of(where)), where, 100)
+    return read_sampling_params(check_fields(json.loads(json.dumps(body)), fields_of(where)), where, 100)
 
 
 @pytest.mark.parametrize("where", [COMPLETIONS, CHAT])
@@ -43,7 +43,7 @@ def test_every_sampling_parameter_arrives_as_it_was_sent(name: str, where: str) 
 def test_what_is_not_given_is_the_apis_default() -> None:
     assert params(COMPLETIONS) == SamplingParams(temperature=1.0, max_tokens=16)
     assert params(CHAT) == SamplingParams(temperature=1.0, max_tokens=100)
-    assert sampling_params({}, COMPLETIONS, 5).max_tokens == 5
+    assert read_sampling_params({}, COMPLETIONS, 5).max_tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def metrics() -> list[str]:
 
 def test_every_metric_of_the_dashboard_exists_and_has_its_labels() -> None:
     metrics = ServerMetrics("m")
-    metrics.ended("stop", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
+    metrics.count_choice("stop", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
     samples = {sample.name: sample.labels for family in metrics.registry.collect() for sample in family.samples}
     shown = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]

@@ -45,11 +45,11 @@ def test_requests_are_checked_and_answers_written_outside_of_the_event_loop(
     for name in ("prompt", "params", "prediction"):
         noted(RequestChecks, name)
     for kind in (ChoicesWriter, ResponsesWriter, MessagesWriter):
-        noted(kind, "whole")
+        noted(kind, "write_whole")
     body = {"prompt": "a"} if path == PATH else {"input": "hi"} if path == "/v1/responses" else {"messages": [USER]}
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     assert talker.post(path, **body, **{length: 2}).status_code == 200
-    assert set(where) == {"prompt", "params", "prediction", "whole"}
+    assert set(where) == {"prompt", "params", "prediction", "write_whole"}
 
 
 @pytest.mark.parametrize(("n", "together"), [(7, 7), (8, 7), (16, 7)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slipstream.server.serving import bound
+from slipstream.server.serving import open_listener
 from tests.server.hosting import eventually
 from tests.server.serve_process import alive, server
 from tests.tiny_checkpoints import Tiny, clone
@@ -106,7 +106,7 @@ def test_small_pieces_of_a_stream_are_sent_at_once() -> None:
             port.set_result(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        with bound("127.0.0.1", 0) as listening:
+        with open_listener("127.0.0.1", 0) as listening:
             async with await asyncio.start_server(accepted, sock=listening):
                 _, writer = await asyncio.open_connection(*listening.getsockname())
                 writer.close()

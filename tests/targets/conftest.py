@@ -35,9 +35,9 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     @functools.cache
     def get(family: str, name: str) -> Decoder:
         executor, dtype, _ = EXECUTORS[name]
-        reason = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
-        if executor == "cuda":
-            reason = missing_part(DecoderConfig.load(checkpoint(family)))
+        config = DecoderConfig.load(checkpoint(family))
+        lacks = {"native": refusal, "cuda": missing_part, "torch": lambda config: config.unlike_llama}
+        reason = lacks[executor](config)
         if reason is not None:
             pytest.skip(reason)
         return Decoder.load(checkpoint(family), executor, dtype, "cuda" if executor == "cuda" else "cpu")
@@ -50,7 +50,7 @@ def case(
     request: pytest.FixtureRequest, executor: str, decoder: Callable[..., Decoder], reference: Callable[..., Reference]
 ) -> Iterator[Case]:
     """The decoder of the family that a test names, on each executor."""
-    _, dtype, tolerance = EXECUTORS[executor]
-    conformance_case = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
+    tolerance = EXECUTORS[executor][2]
+    conformance_case = Case(decoder(request.param, executor), reference(request.param, torch.float64), tolerance)
     yield conformance_case
     conformance_case.close()

@@ -11,12 +11,13 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
+from tests import tiny_families
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.reference import Reference
 from tests.tiny_checkpoints import FAMILIES
 
 
-@pytest.mark.parametrize("case", FAMILIES, indirect=True)
+@pytest.mark.parametrize("case", [*FAMILIES, *tiny_families.FAMILIES], indirect=True)
 class TestDecoder(Conformance):
     def test_KV_after_each_step_equals_a_fresh_prefill(self, case: Case) -> None:
         seq = case.prefilled(5)
@@ -53,9 +54,9 @@ class TestDecoder(Conformance):
             seq = case.sequence(9)
             draft = case.forest([TREE])
             for cut in range(1, layers):
-                early = target.run([seq], draft, layers=(0, cut))
+                early = target.exits.run_layers([seq], draft, (0, cut))
                 stream = early.hidden[cut].clone()
-                late = target.run([seq], draft, layers=(cut, layers), hidden=stream)
+                late = target.exits.run_layers([seq], draft, (cut, layers), stream)
                 text = seq.tokens + [draft.ids[i] for i in draft.ancestors(0, 6)]
                 case.same(late.logits[7], case.oracle([text])[0][-1])
                 exit_logits = early.logits.clone()

@@ -1,6 +1,7 @@
 """Rows that drafting has computed through the first layers: verification resumes from them and gets the result of a
 full pass, whether or not the draft is used."""
 
+import weakref
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -11,6 +12,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.early_exit import EarlyExits
 from tests.spying import spied
 from tests.targets.conformance import Case
 
@@ -37,15 +39,15 @@ def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) ->
     """Compute with the early exit what drafting these chains would compute: all but the last draft token of each."""
     for n in range(max(map(len, chains))):
         rows = [b for b, chain in enumerate(chains) if len(chain) > n]
-        target.run_first_layers([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)
+        target.exits.run_first_layers([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)
 
 
 def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
     target = case.target
     seq = case.prefilled(6)
     seq.tokens += case.ids(2)
-    early = target.run_first_layers([seq], [[5, 7]], EXIT).clone()
-    whole = target.run([seq], Draft.chains([[5, 7]]), layers=(0, EXIT)).logits[-1:]
+    early = target.exits.run_first_layers([seq], [[5, 7]], EXIT).clone()
+    whole = target.exits.run_layers([seq], Draft.chains([[5, 7]]), (0, EXIT)).logits[-1:]
     case.same(early, whole)
 
 
@@ -105,17 +107,17 @@ def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
     passes = passes_of(target, monkeypatch)
     for forget in (
         lambda: target.run([seq], Draft.chains([[1, 2]])),
-        lambda: target.run([seq], Draft.chains([[1, 2]]), layers=(0, 1)),
+        lambda: target.exits.run_layers([seq], Draft.chains([[1, 2]]), (0, 1)),
         lambda: target.release(seq.id),
     ):
         step_by_step(target, [seq], [chain])
         forget()
-        if seq.id not in target._early_exits._rows:
+        if seq.id not in target.exits.rows:
             seq.kv_len = 0  # after a release everything is pending
         taken(passes)
         case.run([seq], Draft.chains([chain]))
         assert [layers for layers, _ in taken(passes)] == [None]
-        assert not target._early_exits._rows
+        assert not target.exits.rows
         case.keep([seq], Draft.empty(1), [[]])
 
 
@@ -160,27 +162,47 @@ def test_a_long_prompt_in_the_same_batch_is_run_in_pieces(case: Case) -> None:
 
 
 def test_after_an_unrolled_exit_only_the_later_layers_run(case, executor, monkeypatch):
-    target = case.target
-    assert (target.capabilities.multi_step is not None) == (executor == "native")
-    if target.capabilities.multi_step is None:
+    target, steps = case.target, case.target.capabilities.multi_step
+    assert (steps is not None) == (executor == "native")
+    if steps is None:
         pytest.skip("torch drafts step by step")
     layers = target.config.layers
     seqs = [case.prefilled(5), case.prefilled(8)]
     passes = passes_of(target, monkeypatch)
     for kept in ((0, 3), (2, 1), (3, 0)):
-        tokens = target.decode_steps(seqs, 3, exit=EXIT)[0].T.tolist()
+        tokens = steps.decode_steps(seqs, 3, exit=EXIT)[0].T.tolist()
         draft = Draft.chains([tokens[0], tokens[1][:2]])  # one is cut
         case.run(seqs, draft)
         assert taken(passes) == [((EXIT, layers), 7)]
         case.keep(seqs, draft, [list(range(kept[0])), list(range(min(2, kept[1])))])
         case.check_kv(seqs)
         taken(passes)
-    target.decode_steps(seqs, 2, exit=EXIT)
-    tokens = target.decode_steps(seqs, 2)[0].T.tolist()  # the whole model: the rows of the first layers are dropped
+    steps.decode_steps(seqs, 2, exit=EXIT)
+    tokens = target.capabilities.multi_step.decode_steps(seqs, 2)[
+        0
+    ].T.tolist()  # the whole model: the rows of the first layers are dropped
     case.run(seqs, Draft.chains(tokens))
     assert [ran for ran, _ in taken(passes)] == [None]
 
 
 def test_hidden_states_must_come_with_a_later_slice(case: Case) -> None:
     with pytest.raises(TargetError, match="hidden states"):
-        case.target.run([Sequence([1, 2])], Draft.empty(1), layers=(EXIT, 3))
+        case.target.exits.run_layers([Sequence([1, 2])], Draft.empty(1), (EXIT, 3))
+
+
+def test_without_an_exit_in_use_no_line_of_it_runs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("forward", "keep", "drop"):
+        monkeypatch.delattr(EarlyExits, name)
+    seq = case.prefilled(4)
+    case.run([seq], Draft.chains([case.ids(2)]))
+    if steps := case.target.capabilities.multi_step:
+        steps.decode_steps([seq], 2)
+    case.target.release(seq.id)
+
+
+def test_what_a_target_can_do_is_declared_once_and_does_not_keep_it(case: Case) -> None:
+    target = Decoder(case.target.executor)
+    assert target.capabilities is target.capabilities
+    gone = weakref.ref(target)
+    del target
+    assert gone() is None

@@ -94,31 +94,31 @@ def test_an_unknown_kind_of_block_is_named_with_its_tensor(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def gemma(tmp_path: Path) -> Path:
+def plamo(tmp_path: Path) -> Path:
     """A file of an architecture that our own decoder does not run."""
     file, _ = gguf_model(tmp_path, family_config("llama"))
-    file.write_bytes(file.read_bytes().replace(b"llama", b"gemma"))
+    file.write_bytes(file.read_bytes().replace(b"llama", b"plamo"))
     return file
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_the_reason_for_llamacpp_is_said_where_it_fails(gemma, installed, monkeypatch):
+def test_the_reason_for_llamacpp_is_said_where_it_fails(plamo, installed, monkeypatch):
     if not installed:
         llama_cpp.cache_clear()
         monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(LoadError, match="its architecture is 'gemma'") as refused:
-        as_target(gemma)
+    with pytest.raises(LoadError, match="its architecture is 'plamo'") as refused:
+        as_target(plamo)
     if not installed:
         assert "llama-cpp-python cannot be imported" in str(refused.value)
         assert "pip install 'slipstream[gguf]'" in refused.value.fix
         llama_cpp.cache_clear()
 
 
-def test_a_file_of_another_architecture_is_left_to_llamacpp(gemma: Path) -> None:
-    described = describe(gemma)
+def test_a_file_of_another_architecture_is_left_to_llamacpp(plamo: Path) -> None:
+    described = describe(plamo)
     assert described.runner == "llamacpp"
-    assert "'gemma'" in described.refusals["decoder"]
+    assert "'plamo'" in described.refusals["decoder"]
     with pytest.raises(LoadError, match="llama"):  # not installed, or it lacks a tensor
         described.load()
     with pytest.raises(UnsupportedModelError, match="our own decoder does not run"):
-        describe(gemma, LoadSettings(executor="native"))
+        describe(plamo, LoadSettings(executor="native"))

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, MixtralConfig
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.targets.describe import describe
-from slipstream.targets.facts import has_chat_template
 from slipstream.targets.pair_check import check_pair
+from slipstream.tokens.token_map import has_chat_template
 from tests.targets.toy import ToyTarget
 from tests.tiny_checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
 
@@ -116,16 +117,17 @@ def test_a_broken_tokenizer_is_an_error_of_loading(tiny, tmp_path):
         check_pair(tiny.target, folder).require()
 
 
-def test_sizes_are_those_of_the_files(tiny, tmp_path):
+def test_sizes_are_those_of_the_files(tiny, tmp_path, monkeypatch):
     seen = describe(tiny.target)
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
     assert seen.config.parameters == seen.config.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
-    assert replace(seen, checkpoint="a/hub-id").stored == {"F32": 4 * count}
-    assert replace(seen, checkpoint="a/hub-id", place=tmp_path).stored is None, "weights that are not downloaded"
+    for downloaded, stored in ((tiny.target, {"F32": 4 * count}), (tmp_path, None)):  # with its weights, and without
+        monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, folder=downloaded, **__: str(folder))
+        assert replace(seen, checkpoint=Checkpoint.open("a/hub-id")).stored == stored
     assert seen.config.step_parameters == count - 320 * 48  # a step reads one row of the input embedding
     assert seen.config.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
-    assert has_chat_template(seen.place)
+    assert has_chat_template(seen.checkpoint)
 
 
 def test_only_the_chosen_experts_count_as_active(tmp_path):

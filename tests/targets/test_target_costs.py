@@ -60,7 +60,7 @@ def test_several_rows_include_the_cost_of_changing_their_number_and_one_row_does
 class Striding(Charging):
     """Several steps in one call take 7 each."""
 
-    steps_per_call, max_pending = 4, 512
+    steps_per_call = 4
 
     @property
     def capabilities(self) -> Capabilities:

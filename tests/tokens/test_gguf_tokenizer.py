@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.llamacpp_library import llama_cpp
 from slipstream.errors import LoadError
-from slipstream.targets.facts import has_chat_template
 from slipstream.tokens.gguf_tokenizer import SAME_SPLIT
 from slipstream.tokens.text import load_tokenizer
+from slipstream.tokens.token_map import has_chat_template
 from tests.checkpoints.gguf_files import byte_level_keys
 from tests.checkpoints.odd_gguf_files import write
 
@@ -94,7 +95,7 @@ def test_the_template_for_tools_is_taken_where_a_conversation_has_tools(given, p
     file = write(tmp_path / "a.gguf", **given)
     tokenizer, chat = load_tokenizer(file), [{"role": "user", "content": "hi"}]
     more: dict[str, Any] = {"tokenize": False, "tools": [{"type": "function", "function": {"name": "f"}}]}
-    assert has_chat_template(file)
+    assert has_chat_template(Checkpoint.open(file))
     assert tokenizer.apply_chat_template(chat, **more) == tools
     if plain is not None:
         assert tokenizer.apply_chat_template(chat, tokenize=False) == plain

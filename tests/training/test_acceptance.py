@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from slipstream import LLM, SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.targets.decoder import Decoder
-from slipstream.training.acceptance import Written, acceptance_probs, expected_steps
+from slipstream.training.acceptance import Written, acceptance_probs, expect_steps
 from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny_runs import quiet, run_config
@@ -82,22 +82,22 @@ def test_steps_are_counted_as_decoding_counts_them() -> None:
     # draft token.
     chance = torch.zeros(7, 2)
     chance[2] = torch.tensor([1.0, 1.0])
-    assert expected_steps(chance, text) == 3.0
+    assert expect_steps(chance, text) == 3.0
     # Draft tokens of the step after token 3 never matter, since it is never the last known one.
     chance[3] = torch.tensor([1.0, 1.0])
-    assert expected_steps(chance, text) == 3.0
+    assert expect_steps(chance, text) == 3.0
     # If the first draft token is accepted half the time: 1 + (half: 3 -> 6, both draft tokens after 3 accepted) ...
     chance[2] = torch.tensor([0.5, 1.0])
     # 2 -> 5 (both accepted) -> 6, or 2 -> 3 -> 6 (both after 3 accepted): two steps after prefill either way.
-    assert expected_steps(chance, text) == 3.0
+    assert expect_steps(chance, text) == 3.0
     chance[3] = torch.tensor([0.5, 0.0])  # now 3 -> 5 -> 6 half the time, 3 -> 4 -> ... the other half
-    assert expected_steps(chance, text) == pytest.approx(1 + 1 + 0.5 * (1 + 1) + 0.5 * (1 - 0.0) + 0.5 * 0.5)
+    assert expect_steps(chance, text) == pytest.approx(1 + 1 + 0.5 * (1 + 1) + 0.5 * (1 - 0.0) + 0.5 * 0.5)
 
 
 def test_a_text_that_ended_early_has_no_steps_after_its_end() -> None:
     ended = Written([9, 9, 1, 2, 0], prompt=2, limit=50)
     chance = torch.ones(5, 8)
-    assert expected_steps(chance, ended) == 2.0  # prefill, and one step whose draft tokens reach the end
+    assert expect_steps(chance, ended) == 2.0  # prefill, and one step whose draft tokens reach the end
 
 
 def test_the_predicted_acceptance_probabilities_are_those_given_the_text() -> None:

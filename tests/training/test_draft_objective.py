@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.errors import ParameterError
-from slipstream.training.draft_objective import masked_states
+from slipstream.training.draft_objective import compute_masked_states
 from slipstream.training.methods import DraftOptions
 from slipstream.training.run import prepare
 from slipstream.training.trainable import load_trainable
@@ -23,7 +23,7 @@ def test_masks_after_all_tokens_at_once_equal_a_pass_for_each(family: str, tmp_p
     model = load_trainable(tmp_path).double()
     tokens = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        states = masked_states(model, tokens, 4, MASK)  # [4, 2, 9, d]
+        states = compute_masked_states(model, tokens, 4, MASK)  # [4, 2, 9, d]
         for b, i in ((0, 0), (0, 5), (1, 8)):
             [alone] = model.states(torch.cat((tokens[b, : i + 1], torch.full((3,), MASK)))[None])
             torch.testing.assert_close(states[:, b, i], alone[0, i:])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from slipstream.training import losses
-from slipstream.training.losses import Aims, distribution_losses
+from slipstream.training.losses import Aims, compute_losses
 
 K, B, N, D, V = 3, 2, 7, 5, 11
 T = N + K + 1
@@ -38,7 +38,7 @@ def plain(states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
 def test_blocks_give_the_loss_and_the_gradients_of_the_definition(shared, monkeypatch):
     monkeypatch.setattr(losses, "BLOCK_BYTES", {"cpu": 4 * V * 3})  # blocks of three rows, the last one shorter
     states, weight, aims = setting(shared)
-    loss, each = distribution_losses(states, weight, aims, WEIGHTS)
+    loss, each = compute_losses(states, weight, aims, WEIGHTS)
     (2 * loss).backward()
     gradients = states.grad, weight.grad
     states.grad = weight.grad = None
@@ -52,7 +52,7 @@ def test_blocks_give_the_loss_and_the_gradients_of_the_definition(shared, monkey
 
 def test_exits_all_aim_at_the_same_distribution() -> None:
     states, weight, aims = setting(shared=True)
-    loss, _ = distribution_losses(states, weight, replace(aims, stride=0, ahead=2), WEIGHTS)
+    loss, _ = compute_losses(states, weight, replace(aims, stride=0, ahead=2), WEIGHTS)
     one = replace(aims, ahead=2)
-    apart = [distribution_losses(states[k : k + 1], weight, one, WEIGHTS[k : k + 1])[0] for k in range(K)]
+    apart = [compute_losses(states[k : k + 1], weight, one, WEIGHTS[k : k + 1])[0] for k in range(K)]
     assert loss.item() == pytest.approx(sum(x.item() for x in apart), rel=1e-12)

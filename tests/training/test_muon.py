@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.training.muon import Muon, orthogonal
+from slipstream.training.muon import Muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 20), (20, 5), (1, 7)])
@@ -29,6 +29,6 @@ def test_updates_are_those_of_torch_up_to_the_rounding_of_its_products(
 def test_singular_values_come_near_1() -> None:
     torch.manual_seed(2)
     for shape in ((6, 30), (30, 6), (16, 16)):
-        values = torch.linalg.svdvals(orthogonal(torch.randn(shape), torch.float32))
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape), torch.float32))
         assert values.min() > 0.3
         assert values.max() < 1.3

@@ -17,10 +17,15 @@ from slipstream.errors import ParameterError
 from slipstream.executor.executor import Batch
 from slipstream.heads.eagle_head import EagleHead, rotary_tables
 from slipstream.training import eagle3_objective
-from slipstream.training.dflash_objective import DFlashObjective, block_states
-from slipstream.training.eagle3_objective import chain_states, least_frequent, most_frequent, token_counts
+from slipstream.training.dflash_objective import DFlashObjective, compute_block_states
+from slipstream.training.eagle3_objective import (
+    compute_chain_states,
+    count_tokens,
+    find_least_frequent,
+    find_most_frequent,
+)
 from slipstream.training.features import Teacher, Window
-from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_objective import choose_layers_to_run, dropout_rates, exit_weights
 from slipstream.training.methods import DFlashOptions, LayerSkipOptions
 from slipstream.training.packing import TokenStream, write_stream
 from tests.drafters.head_targets import tiny_decoder
@@ -42,10 +47,10 @@ def test_dropout_rates_follow_the_paper_and_grow_over_training() -> None:
 
 def test_kept_layers_are_a_function_of_seed_and_step() -> None:
     rates = [0.5] * 8
-    assert kept_layers(rates, 1, 5) == kept_layers(rates, 1, 5)
-    draws = [kept_layers(rates, 1, step) for step in range(400)]
+    assert choose_layers_to_run(rates, 1, 5) == choose_layers_to_run(rates, 1, 5)
+    draws = [choose_layers_to_run(rates, 1, step) for step in range(400)]
     assert 0.45 < sum(map(sum, draws)) / (400 * 8) < 0.55
-    assert all(kept_layers([0.0] * 8, 3, step) == [True] * 8 for step in range(50))
+    assert all(choose_layers_to_run([0.0] * 8, 3, step) == [True] * 8 for step in range(50))
 
 
 def test_exit_weights_follow_the_paper_and_their_rotation_visits_every_layer() -> None:
@@ -74,7 +79,7 @@ def test_blocks_in_parallel_equal_blocks_one_by_one(changes: dict[str, Any]) -> 
     taps = torch.randn(2, T, 18, generator=generator, dtype=torch.float64)
     anchors = torch.tensor([[1, 5, 5, 12], [13, 2, 7, 3]])
     cos, sin = (table.double() for table in rotary_tables(head.config.decoder, T + n))
-    states = block_states(head, tokens, taps, anchors, (cos, sin))
+    states = compute_block_states(head, tokens, taps, anchors, (cos, sin))
     for b in range(2):
         for i, anchor in enumerate(anchors[b].tolist()):
             runtime = TorchDFlash(head)
@@ -131,8 +136,8 @@ def test_anchors_are_drawn_anew_in_each_step_where_a_draft_token_counts() -> Non
         drawn.append(anchors)
         return real(window, anchors)
 
-    real = tested._blocks
-    tested._blocks = recorded  # type: ignore[method-assign]
+    real = tested._compute_blocks
+    tested._compute_blocks = recorded  # type: ignore[method-assign]
     for step in (0, 1, 0):
         tested.begin_step(step)
         tested.predictions(given)
@@ -170,7 +175,7 @@ def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: py
     head = tiny(mask_token=17, fc_norm=True, decoder={"layers": 2, "windows": (None, None)})
     tokens, taps = inputs()
     cos, sin = (x.double() for x in rotary_tables(head.config.decoder, 64))
-    states = chain_states(head, tokens, taps, (cos, sin), STEPS)
+    states = compute_chain_states(head, tokens, taps, (cos, sin), STEPS)
     for b in range(2):
         for start in (0, 1, 5, T - STEPS - 1):
             n = start + STEPS
@@ -183,31 +188,31 @@ def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: py
 
 
 def test_the_mask_token_is_the_last_of_the_rarest() -> None:
-    assert least_frequent(np.array([0.0, 3.0, 0.0, 1.0])) == 2
+    assert find_least_frequent(np.array([0.0, 3.0, 0.0, 1.0])) == 2
 
 
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path) -> None:  # type: ignore[no-untyped-def]
     write_stream(tmp_path / "a.bin", [[5] * 6 + [7] * 3 + [9]], eos=None)
     write_stream(tmp_path / "b.bin", [[3] * 50 + [7] * 50], eos=None)
     streams = [TokenStream.open(tmp_path / f"{name}.bin", whole=False) for name in "ab"]
-    counts = token_counts(streams, (0.9, 0.1), 12)
+    counts = count_tokens(streams, (0.9, 0.1), 12)
     assert counts.sum() == pytest.approx(1.0)
     assert counts[5] == pytest.approx(0.54)
     assert counts[7] == pytest.approx(0.27 + 0.05)
-    assert most_frequent(counts, 3, always=(0,)).tolist() == [0, 5, 7]
+    assert find_most_frequent(counts, 3, always=(0,)).tolist() == [0, 5, 7]
 
 
 def test_bfloat16_states_meet_norms_of_their_own_dtype() -> None:
     """PyTorch has no fused norm for a bfloat16 input and a float32 weight, and would warn of it."""
     head, (tokens, taps) = tiny(), inputs()
     rotary = rotary_tables(head.config.decoder, T)
-    exact = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
+    exact = compute_chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
     head.float().borrow(head.borrowed["embedding"].float())
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
             warnings.simplefilter("error")
-            states = chain_states(head, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
+            states = compute_chain_states(head, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
     finally:
         torch.set_warn_always(False)
     for x, true in zip(states, exact, strict=True):

@@ -10,7 +10,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError
 from slipstream.training import regenerate as regenerate_module, schedule
 from slipstream.training.packing import TokenStream
-from slipstream.training.regenerate import prefixes, regenerate, self_prompts
+from slipstream.training.regenerate import make_prefixes, make_self_prompts, regenerate
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def tiny(tiny_target: Path) -> LLM:
 
 
 def test_prompts_are_conversations_up_to_the_answer_and_repeatable(llm: LLM) -> None:
-    write = self_prompts(llm)
+    write = make_self_prompts(llm)
     prompts = write(np.random.default_rng(5), 6)
     assert prompts == write(np.random.default_rng(5), 6) != write(np.random.default_rng(6), 6)
     assert len({tuple(ids) for ids in prompts}) == len(prompts) > 0
@@ -38,7 +38,7 @@ def test_prompts_are_conversations_up_to_the_answer_and_repeatable(llm: LLM) -> 
 
 
 def test_the_stream_holds_prompts_and_the_answers_of_the_target(llm: LLM, tmp_path: Path) -> None:
-    path = regenerate(llm, self_prompts(llm), tmp_path / "self.bin", 60, 24, temperatures=(0.0,), shard_size=6)
+    path = regenerate(llm, make_self_prompts(llm), tmp_path / "self.bin", 60, 24, temperatures=(0.0,), shard_size=6)
     for ids, mask in TokenStream.open(path, whole=True).documents():
         assert mask == sorted(mask)
         prompt = ids[: mask.index(True)]
@@ -47,7 +47,7 @@ def test_the_stream_holds_prompts_and_the_answers_of_the_target(llm: LLM, tmp_pa
 
 
 def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_path: Path) -> None:
-    prompts = prefixes([TokenStream.open(tiny_data, whole=False)], (4, 12), 100)
+    prompts = make_prefixes([TokenStream.open(tiny_data, whole=False)], (4, 12), 100)
 
     def made(name: str, **more: object) -> TokenStream:
         path = regenerate(tiny, prompts, tmp_path / name, 200, 10, seed=3, shard_size=8, **more)  # type: ignore[arg-type]
@@ -70,7 +70,11 @@ def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_pa
 
 
 def test_a_shard_holds_no_more_than_is_asked_for_and_is_counted_while_it_is_written(tiny, tiny_data, tmp_path) -> None:
-    prompts, asked, said = prefixes([TokenStream.open(tiny_data, whole=False)], (4, 12), 100), list[int](), list[int]()
+    prompts, asked, said = (
+        make_prefixes([TokenStream.open(tiny_data, whole=False)], (4, 12), 100),
+        list[int](),
+        list[int](),
+    )
 
     def few(rng: np.random.Generator, count: int) -> list[list[int]]:
         asked.append(count)
@@ -95,10 +99,10 @@ def test_texts_that_all_loop_and_a_target_that_writes_no_message_are_refused(tin
 
 def test_messages_are_counted_while_they_are_written(llm: LLM, capsys, monkeypatch) -> None:
     monkeypatch.setattr(schedule, "PAUSE", 0.0)
-    self_prompts(llm)(np.random.default_rng(5), 6)
+    make_self_prompts(llm)(np.random.default_rng(5), 6)
     assert re.search(r"wrote [1-5] of 6 messages, [\d.,]+ messages/s, .* left", capsys.readouterr().out)
 
 
 def test_a_target_without_a_chat_template_is_refused(tiny: LLM) -> None:
     with pytest.raises(ParameterError, match="no chat template"):
-        self_prompts(tiny)
+        make_self_prompts(tiny)

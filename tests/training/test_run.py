@@ -23,10 +23,10 @@ from slipstream.heads.eagle_format import load_eagle
 from slipstream.targets.decoder import Decoder
 from slipstream.tokens.text import load_tokenizer
 from slipstream.training import features, loop, resume_state, run_report
-from slipstream.training.eagle3_objective import layers_read
+from slipstream.training.eagle3_objective import choose_layers
 from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
 from slipstream.training.run import TrainingRun, prepare
-from slipstream.training.trainable import new_llama, save_model
+from slipstream.training.trainable import make_llama, save_model
 from slipstream.zoo import head_dir, target_dir
 from tests.tiny_checkpoints import make_family
 from tests.training.tiny_runs import logged, quiet, run_config, write_data
@@ -304,7 +304,7 @@ def test_regenerated_text_becomes_a_source_of_its_own_weight(prepared):
     more = {"answers_only": True, "regenerate": 400, "regenerate_tokens": 12, "regenerate_share": 0.25}
     run = prepared("medusa", **more)
     assert run.loop.orders.shares.tolist() == [0.75, 0.25]
-    window = run.loop.window([("1", 0)])
+    window = run.loop.read_window([("1", 0)])
     assert 0 < int(window.counts.sum()) < window.counts.numel(), "prompts do not count, answers do"
     run.loop.step()
 
@@ -342,7 +342,7 @@ def test_weights_of_a_gguf_file_are_not_trained(kind: str, tiny_target: Path, ti
 def test_a_draft_for_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="writes the target as a GGUF file")
     file = convert_to_gguf(zoo.target_dir(), tmp_path / "target.gguf", "f16").file
-    model = new_llama(
+    model = make_llama(
         0, vocab_size=4096, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
         intermediate_size=16,
     )  # fmt: skip
@@ -361,7 +361,7 @@ def test_a_draft_continues_from_a_checkpoint(tiny_target: Path, tiny_data: Path,
 
 
 def test_taps_of_small_targets_are_different_layers() -> None:
-    assert [layers_read(n) for n in (1, 2, 3, 4, 8, 32)] == [(1,), (1,), (1, 2), (1, 2, 3), (2, 4, 5), (2, 16, 29)]
+    assert [choose_layers(n) for n in (1, 2, 3, 4, 8, 32)] == [(1,), (1,), (1, 2), (1, 2, 3), (2, 4, 5), (2, 16, 29)]
 
 
 def test_layerskip_learns_and_reports_what_differs_from_the_original(tiny_target, tiny_data, tmp_path):

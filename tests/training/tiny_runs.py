@@ -9,7 +9,7 @@ import torch
 
 from slipstream.training.methods import RunConfig
 from slipstream.training.packing import write_stream
-from slipstream.training.trainable import new_llama, save_model
+from slipstream.training.trainable import make_llama, save_model
 
 VOCAB = 48
 
@@ -32,7 +32,7 @@ def write_data(path: Path, documents: int = 160, length: int = 60, seed: int = 0
 def train_target(folder: Path, steps: int = 120) -> Path:
     """A target trained on such texts, saved as a folder."""
     rng = np.random.default_rng(1)
-    model = new_llama(
+    model = make_llama(
         0, vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, intermediate_size=64, max_position_embeddings=128, eos_token_id=0, pad_token_id=0,
         rms_norm_eps=1e-5,

@@ -40,7 +40,7 @@ MOST_NEW = MOST_ROWS - 1
 
 
 class CudaExecutor(TorchExecutor):
-    """A decoder on a GPU; implements `executor.Executor` and `executor.MultiStepExecutor`.
+    """A decoder on a GPU; implements `executor.Executor`, and `MultiStep` for a `Batch`.
 
     Passes over at most MOST_ROWS rows are batch-invariant: the logits of a row are bitwise the same in any batch, chain
     or tree, given the same KV cache. Longer passes are not, so a prompt's KV depends on how it was cut.
@@ -89,7 +89,7 @@ class CudaExecutor(TorchExecutor):
     def decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
+        """See `MultiStep`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
         if steps > MOST_STEPS:
             raise TargetError(f"{steps} steps were asked for, the cuda backend runs at most {MOST_STEPS} in one call")

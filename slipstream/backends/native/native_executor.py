@@ -134,7 +134,7 @@ class NativeExecutor(NativePaged):
     def decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
+        """See `MultiStep`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)

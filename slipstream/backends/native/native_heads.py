@@ -27,7 +27,7 @@ from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch, check_steps
 from slipstream.heads.dflash_head import DFlashHead
-from slipstream.heads.eagle_head import EagleHead, scattered
+from slipstream.heads.eagle_head import EagleHead, scatter
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 
 INPUTS = {
@@ -153,7 +153,7 @@ class NativeDFlash(NativePaged):
             with kernel_lock():
                 added = self._logits(self._markov, rows, self._record, before, range(len(before)))
             logits = logits + added[:, : logits.shape[-1]]
-        return scattered(logits, self._ids, self.width)
+        return scatter(logits, self._ids, self.width)
 
     def _logits(
         self, model: np.ndarray, rows: PackedRows, caches: np.ndarray, tokens: Tensor, select: Seq[int]

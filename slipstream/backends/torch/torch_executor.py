@@ -19,9 +19,9 @@ from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPage
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.checkpoints.weights import Weights
-from slipstream.core.target import Runtime, Slice
+from slipstream.core.target import MultiStep, Runtime, Slice
 from slipstream.errors import TargetError
-from slipstream.executor.executor import Batch, MultiStepExecutor, Output, check_ids
+from slipstream.executor.executor import Batch, Output, check_ids
 from slipstream.host.torch_threads import all_threads
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -49,7 +49,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         super().__init__(TorchBlocks(config, self.dtype, self.device), settings.kv_blocks, SPREAD)
 
     @property
-    def multi_step(self) -> MultiStepExecutor | None:
+    def multi_step(self) -> MultiStep[Batch] | None:
         return None
 
     def _load(self, weights: Weights) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import activation_of, count_of, eos_ids, flag, positive
+from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.errors import ConfigError
 
-if TYPE_CHECKING:
-    from slipstream.checkpoints.config import DecoderConfig
-    from slipstream.checkpoints.gguf_header import GgufHeader
+Fields = dict[str, Any]
+"""Fields of a `DecoderConfig`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """How a `model_type` is read.
 
-    read        config.json -> DecoderConfig.
+    read        config.json -> fields of its DecoderConfig.
     names       parts of tensor names in safetensors -> canonical ones (`weights`).
     fused       the canonical parts, one after another, of a tensor that holds several.
     grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
@@ -34,7 +34,7 @@ class Family:
     gguf_pairs  as `pairs`, in GGUF files.
     """
 
-    read: Callable[[ReadKeys], DecoderConfig]
+    read: Callable[[ReadKeys], Fields]
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
     grouped: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ SANDWICH = {
 def common(
     config: ReadKeys, *, context: int, eps: float = 1e-6, tied: bool = False, size: int | None = None,
     act: tuple[str, str] = ("hidden_act", "silu"), norm_eps: str = "rms_norm_eps",
-) -> dict[str, Any]:  # fmt: skip
+) -> Fields:  # fmt: skip
     """What nearly all families say alike, as fields of DecoderConfig. The arguments are the family's defaults.
 
     size  of a head; None: hidden_size / heads. act, norm_eps: the keys of the activation, with its default, and of the
@@ -84,9 +84,8 @@ def common(
     }  # fmt: skip
 
 
-def described(given: Mapping[str, Any], **parts: Any) -> DecoderConfig:
+def described(given: Mapping[str, Any], **parts: Any) -> Fields:
     """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
-    from slipstream.checkpoints.config import DecoderConfig
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts
     each = tuple(
@@ -94,4 +93,4 @@ def described(given: Mapping[str, Any], **parts: Any) -> DecoderConfig:
         for i in range(given["layers"])
     )
     largest = {key: max(getattr(layer, key) for layer in each) for key in ("heads", "kv_heads", "head_dim")}
-    return DecoderConfig(**{**given, **largest}, windows=tuple(layer.window for layer in each), each=each)
+    return {**given, **largest, "windows": tuple(layer.window for layer in each), "each": each}

@@ -4,31 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from typing import Any
 
-from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import FULL, count_of, flag, partial_rope, positive, rope_parameters
-from slipstream.checkpoints.families.family import Family, common, described
+from slipstream.checkpoints.families.extras import biases, multipliers
+from slipstream.checkpoints.families.family import Family, Fields, common, described
 from slipstream.checkpoints.families.llama import sparse_layers
+from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, mixed
 from slipstream.checkpoints.module_shape import Experts
-from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, Recurrence
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from slipstream.errors import ConfigError
 
+LINEAR = "linear_attention"
 
-def _mixed_by(config: ReadKeys, recurrent: str, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
-    """What `layer_types` says of each layer: `part` for the name `recurrent`, or attention."""
-    layers, types = len(default), config.get("layer_types")
+
+def _mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
+    """What mixes the tokens of each layer, as `layer_types` says: `part`, or attention (None)."""
+    layers, types = len(default), config.get("layer_types", config.get("layers_block_type"))
     types = default if types is None else types
-    if not isinstance(types, (list, tuple)) or len(types) != layers or any(t not in (recurrent, FULL) for t in types):
-        raise ConfigError(
-            f"layer_types must name {recurrent} or {FULL} for each of {layers} layers, got {types!r:.200}",
-            fix="correct config.json",
-        )
-    return [part if kind == recurrent else None for kind in types]
+    attention, recurrent = (FULL, "attention"), ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")
+    known = (*attention, *recurrent)
+    if not isinstance(types, (list, tuple)) or len(types) != layers or any(each not in known for each in types):
+        what = f"layer_types must name {recurrent[0]} or {FULL} for each of {layers} layers, got {types!r:.200}"
+        raise ConfigError(what, fix="correct config.json")
+    return [part if each in recurrent else None for each in types]
 
 
-def _lfm2(config: ReadKeys) -> DecoderConfig:
+def _lfm2(config: ReadKeys) -> Fields:
     given = common(config, context=128_000, eps=1e-5, norm_eps="norm_eps", tied=True, act=("hidden_act", "silu"))
     part = Recurrence(
         kind=CONVOLUTION, taps=count_of(config, "conv_L_cache", 3), value=given["hidden_size"],
@@ -43,7 +45,7 @@ def _lfm2(config: ReadKeys) -> DecoderConfig:
         unit = count_of(config, "block_multiple_of", 256)
         inner = -(-inner // unit) * unit
     given |= {"rope_parameters": rope_parameters(config, 1e6), "intermediate_size": inner}
-    return described(given, recurrence=_mixed_by(config, "conv", part, default), qk_norm="head")
+    return described(given, recurrence=_mixers(config, part, default), qk_norm="head")
 
 
 def _delta(config: ReadKeys) -> Recurrence:
@@ -59,24 +61,51 @@ def _delta(config: ReadKeys) -> Recurrence:
     )
 
 
-def _qwen(config: ReadKeys) -> DecoderConfig:
+def _qwen(config: ReadKeys) -> Fields:
     """Qwen3-Next and Qwen3.5: three of four layers are Gated DeltaNet, the fourth is attention with a gate."""
     given = common(config, context=32768, size=256) | {"qkv_bias": flag(config, "attention_bias", False)}
     given["o_bias"] = given["qkv_bias"]
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
-    default = ["linear_attention" if (i + 1) % every else FULL for i in range(layers)]
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
-    parts: dict[str, Any] = {"recurrence": _mixed_by(config, "linear_attention", _delta(config), default)}
-    if given["model_type"] != "qwen3_5_text":
-        given["experts"] = Experts(
-            count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
-            count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
-            sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
-            shared_gate=True,
-        )  # fmt: skip
-        parts["sparse"] = list(given["experts"].layers)
-        parts["intermediate_size"] = [0 if sparse else given["intermediate_size"] for sparse in parts["sparse"]]
-    return described(given, **parts, qk_norm="head", gate=True)
+    mixers = _mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
+    if given["model_type"] == "qwen3_5_text":
+        return described(given, recurrence=mixers, qk_norm="head", gate=True)
+    experts = Experts(
+        count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
+        count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
+        sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
+        shared_gate=True,
+    )  # fmt: skip
+    return mixed(given, experts, recurrence=mixers, qk_norm="head", gate=True)
+
+
+def _granite_hybrid(config: ReadKeys) -> Fields:
+    """Granite 4, whose layers are Mamba-2 or attention, with or without experts beside a shared MLP."""
+    given = common(config, context=2048) | biases(config) | multipliers(config)
+    heads = count_of(config, "mamba_n_heads", 128)
+    width = count_of(config, "mamba_expand", 2) * given["hidden_size"]
+    if config.get("mamba_d_head") == "auto":
+        config["mamba_d_head"] = width // heads
+    limits = config.get("time_step_limit") or (0.0, float("inf"))
+    groups = count_of(config, "mamba_n_groups", 1)
+    part = Recurrence(
+        kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
+        key=count_of(config, "mamba_d_state", 256), value=count_of(config, "mamba_d_head", width // heads),
+        conv_bias=flag(config, "mamba_conv_bias", True), bias=flag(config, "mamba_proj_bias", False),
+        normed=width // groups, gate_first=True, time_steps=(float(limits[0]), float(limits[1])),
+    )  # fmt: skip
+    given["rope_parameters"] = rope_parameters(config)
+    shared, count = count_of(config, "shared_intermediate_size", 1024), count_of(config, "num_local_experts", 8, 0)
+    mixers = _mixers(config, part, [LINEAR] * given["layers"])
+    rotary = 0 if config.get("position_embedding_type") == "rope" else None
+    scale = positive(config, "attention_multiplier", 1.0)
+    if not count:
+        return described(given | {"intermediate_size": shared}, recurrence=mixers, scale=scale, rotary=rotary)
+    experts = Experts(
+        count, count_of(config, "num_experts_per_tok", 2), given["intermediate_size"], True,
+        (True,) * given["layers"], shared=shared,
+    )  # fmt: skip
+    return mixed(given, experts, recurrence=mixers, scale=scale, rotary=rotary)
 
 
 _CONVOLVED = ["recurrent.conv_queries", "recurrent.conv_keys", "recurrent.conv_values"]
@@ -110,6 +139,16 @@ FAMILIES: Mapping[str, Family] = {
             "k_layernorm": "k_norm", "embedding_norm": "norm",
         },
         fused={"recurrent.in_proj": ["recurrent.factors", "recurrent.gates", "recurrent.values"]},
+    ),
+    "granitemoehybrid": Family(
+        read=_granite_hybrid,
+        names={"mamba.conv1d": "recurrent.conv", "mamba": "recurrent"} | GRANITE_MOE,
+        fused=SHARED | {
+            "recurrent.conv": ["recurrent.conv_values", "recurrent.conv_keys", "recurrent.conv_queries"],
+            "recurrent.in_proj": [
+                "recurrent.gates", "recurrent.values", "recurrent.keys", "recurrent.queries", "recurrent.steps",
+            ],
+        },
     ),
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     activation_of,
@@ -16,7 +15,7 @@ from slipstream.checkpoints.config_values import (
     positive,
     rope_parameters,
 )
-from slipstream.checkpoints.families.family import Family, common
+from slipstream.checkpoints.families.family import Family, Fields, common
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.errors import ConfigError
 
@@ -26,13 +25,13 @@ LIKE_LLAMA = {
 """`model_type` -> the context that transformers assumes if config.json lacks it (its 4.x series writes no defaults)."""
 
 
-def _llama_like(config: ReadKeys) -> DecoderConfig:
+def _llama_like(config: ReadKeys) -> Fields:
     """RMS norm, rotary positions, gated MLP."""
     kind, hidden = config["model_type"], count_of(config, "hidden_size")
     heads, layers = count_of(config, "num_attention_heads"), count_of(config, "num_hidden_layers")
     attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and flag(config, "attention_bias", False)
     size = 128 if kind == "qwen3" else hidden // heads if kind.startswith("qwen") else None
-    return DecoderConfig(
+    return dict(
         **common(config, context=LIKE_LLAMA[kind], eps=1e-5 if kind == "mixtral" else 1e-6, size=size),
         qkv_bias=attention_bias or kind == "qwen2",
         o_bias=attention_bias,
@@ -44,21 +43,21 @@ def _llama_like(config: ReadKeys) -> DecoderConfig:
     )
 
 
-def _gpt2(config: ReadKeys) -> DecoderConfig:
+def _gpt2(config: ReadKeys) -> Fields:
     """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
     hidden, heads, layers = count_of(config, "n_embd"), count_of(config, "n_head"), count_of(config, "n_layer")
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
-    return DecoderConfig(
-        model_type="gpt2", vocab_size=count_of(config, "vocab_size"), hidden_size=hidden, layers=layers,
-        heads=heads, kv_heads=heads, head_dim=hidden // heads, windows=(None,) * layers,
-        intermediate_size=count_of(config, "n_inner", 4 * hidden),
-        context=count_of(config, "n_positions", 1024), position="learned",
-        norm="layer", norm_eps=positive(config, "layer_norm_epsilon", 1e-5),
-        activation=activation_of(config, "activation_function", "gelu_new"), gated=False,
-        qkv_bias=True, o_bias=True, mlp_bias=True,
-        tie_embeddings=flag(config, "tie_word_embeddings", True), eos_ids=eos_ids(config),
-    )  # fmt: skip
+    return {
+        "model_type": "gpt2", "vocab_size": count_of(config, "vocab_size"), "hidden_size": hidden, "layers": layers,
+        "heads": heads, "kv_heads": heads, "head_dim": hidden // heads, "windows": (None,) * layers,
+        "intermediate_size": count_of(config, "n_inner", 4 * hidden),
+        "context": count_of(config, "n_positions", 1024), "position": "learned",
+        "norm": "layer", "norm_eps": positive(config, "layer_norm_epsilon", 1e-5),
+        "activation": activation_of(config, "activation_function", "gelu_new"), "gated": False,
+        "qkv_bias": True, "o_bias": True, "mlp_bias": True,
+        "tie_embeddings": flag(config, "tie_word_embeddings", True), "eos_ids": eos_ids(config),
+    }  # fmt: skip
 
 
 def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.checkpoints.gguf_header import GgufShape, gguf_shape, read_header
+from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.gguf_header import GgufShape, gguf_shape
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.llamacpp_library import LlamaModel
 from slipstream.checkpoints.load_settings import LoadSettings
@@ -22,11 +22,11 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
-from slipstream.executor.executor import unknown_ids
+from slipstream.executor.executor import check_finite, unknown_ids
 from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
-from slipstream.targets.decoder import check_finite, check_is_chain
+from slipstream.targets.decoder import check_is_chain
 from slipstream.targets.described import Described
 from slipstream.targets.gguf.cell_memory import CellMemory
 from slipstream.targets.gguf.llama_context import ROWS, LlamaContext, Row
@@ -47,21 +47,18 @@ class GgufTarget:
     """context: of llama.cpp. shape: of the model. memory: who holds which cells of the context."""
 
     def __init__(self, context: LlamaContext, shape: GgufShape, runtime: Runtime):
-        self.config, self._runtime, self.memory = shape, runtime, CellMemory(context)
+        self.config, self.memory = shape, CellMemory(context)
         self.vocab_size = context.model.vocab_size
         self.context = min(shape.context, context.cells)
         self.device = torch.device("cpu")
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            eos_ids=frozenset(self.config.eos_ids),
+        self.capabilities = Capabilities(
+            eos_ids=frozenset(shape.eos_ids),
             trees=False,
-            runtime=self._runtime,
+            runtime=runtime,
             memory=self.memory,
             fork=self.memory.fork,
             torch_threads=1,
-            experts=self.config.routed,
+            experts=shape.routed,
         )
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
@@ -121,7 +118,7 @@ class DescribedGguf(Described):
     config: GgufShape = field(kw_only=True)
 
     @staticmethod
-    def of(checkpoint: str | Path, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedGguf:
+    def of(checkpoint: Checkpoint, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedGguf:
         """Raises CheckpointError for a damaged file, ParameterError for settings that llama.cpp does not have. A draft
         model takes what is for the target's own code: dtype and device."""
         draft = settings.role == "draft"
@@ -138,17 +135,17 @@ class DescribedGguf(Described):
                 why="it is run on the CPU",
                 fix="leave it out",
             )
-        shape = gguf_shape(read_header(checkpoint))
+        shape = gguf_shape(checkpoint.header)
         plain = shape.header.file_type == "F32"
         kv_dtype = settings.kv_dtype or ("float32" if plain else "float16")  # else that of llama.cpp
         resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
-        return DescribedGguf(checkpoint, resolved, LLAMACPP, refusals, place=shape.header.path, config=shape)
+        return DescribedGguf(checkpoint, resolved, LLAMACPP, refusals, config=shape)
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Those of llama.cpp, which knows further ones by name; of the file if it is not installed or refuses it."""
         try:
-            return LlamaModel(self.checkpoint, vocab_only=True).eos_ids
+            return LlamaModel(self.checkpoint.header, vocab_only=True).eos_ids
         except LoadError:
             return self.config.eos_ids
 
@@ -177,7 +174,7 @@ class DescribedGguf(Described):
         without llama-cpp-python."""
         shape, kv_dtype = self.config, self.settings.kv_dtype
         try:
-            model = LlamaModel(self.checkpoint, progress=progress)
+            model = LlamaModel(self.checkpoint.header, progress=progress)
         except LoadError as fault:  # our own decoder's reason may be the better one
             raise type(fault)("; ".join((*self.refusals.values(), fault.what)), why=fault.why, fix=fault.fix) from fault
         assert kv_dtype is not None
@@ -189,7 +186,7 @@ class DescribedGguf(Described):
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
         for why in self.refusals.values():
             log.warning("%s: llama.cpp runs it instead, slower", why)
-        warn_of_keys(shape.header.path.name, shape.header.metadata, own=False)
+        warn_of_keys(shape.header.path.name, shape.header.metadata, read=None)
         return GgufTarget(context, shape, runtime)
 
 

@@ -6,6 +6,7 @@ convolution layers. Each sequence is one forward, drafts are chains, and rejecte
 
 import inspect
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, Runtime, TargetOut
 from slipstream.errors import UnsupportedModelError
-from slipstream.executor.executor import check_ids
+from slipstream.executor.executor import check_finite, check_ids
 from slipstream.host.torch_threads import all_threads
-from slipstream.targets.decoder import check_finite, check_fork, check_is_chain
+from slipstream.targets.decoder import check_fork, check_is_chain
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.rollback import RollbackCache
@@ -47,7 +48,6 @@ class ChainsOnly:
         self.parts, self.config, self.one_by_one = parts, shape, one_by_one
         self.chunk = UNBOUNDED if one_by_one else chunk
         self.vocab_size, self.context, self.device = shape.vocab_size, shape.context, parts.device
-        self._runtime, self._head_host = runtime, head_host
         self._takes = set(inspect.signature(parts.module.forward).parameters)
         self._few_rows = FewRows(parts.module)
         self._cache_name = parts.cache_name
@@ -58,16 +58,13 @@ class ChainsOnly:
                 fix="use another model; transformers itself runs this one, without speculation",
             )
         self._caches: dict[int, RollbackCache] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            eos_ids=frozenset(self.config.eos_ids),
+        self.capabilities = Capabilities(
+            eos_ids=frozenset(shape.eos_ids),
             trees=False,
-            head_host=self._head_host,
-            runtime=self._runtime,
-            fork=self.fork,
-            experts=self.config.routed,
+            head_host=head_host,
+            runtime=runtime,
+            fork=partial(fork_cache, self._caches),
+            experts=shape.routed,
         )
 
     @all_threads()
@@ -93,14 +90,6 @@ class ChainsOnly:
 
     def release(self, seq_id: int) -> None:
         self._caches.pop(seq_id, None)
-
-    def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        """See `core.target.Fork`. A copy of states; keys and values are shared until one of the two goes on."""
-        parent = self._caches.get(parent_id)
-        read = None if parent is None else len(parent.tokens)
-        check_fork(parent_id, child_id, length, read, child_id in self._caches)
-        assert parent is not None
-        self._caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
 
     def _run_one(self, seq: Sequence, chain: Seq[int], taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
@@ -177,3 +166,12 @@ class ChainsOnly:
             start = len(cache.tokens)
             given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]
         return given
+
+
+def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, length: int) -> None:
+    """See `core.target.Fork`. A copy of states; keys and values are shared until one of the two goes on."""
+    parent = caches.get(parent_id)
+    read = None if parent is None else len(parent.tokens)
+    check_fork(parent_id, child_id, length, read, child_id in caches)
+    assert parent is not None
+    caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run

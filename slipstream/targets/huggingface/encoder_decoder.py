@@ -8,6 +8,7 @@ of each sequence (`packed_cross`), or one sequence after another, each with a ca
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from slipstream.checkpoints.module_shape import ModuleShape
 from slipstream.core.draft import Draft
 from slipstream.core.encoder import Encoder
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Capabilities, Runtime, TargetOut
+from slipstream.core.target import Fork, Runtime, TargetOut
 from slipstream.errors import UnsupportedModelError
 from slipstream.executor.executor import Batch
 from slipstream.host.torch_threads import all_threads
@@ -95,12 +96,10 @@ class EncoderDecoder:
     def __init__(self, runner: Decoder | ChainsOnly, encoder: Encoder, sources: EncodedSources):
         self.runner, self.encoder, self.sources = runner, encoder, sources
         self.vocab_size, self.context, self.device = runner.vocab_size, runner.context, runner.device
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See `Target`. The KV cache is not declared, because a kept text only helps texts that answer the same
-        source."""
-        return replace(self.runner.capabilities, encoder=self.encoder, fork=self.fork, memory=None)
+        can = runner.capabilities
+        assert can.fork is not None
+        # The KV cache is not declared, because a kept text only helps texts that answer the same source.
+        self.capabilities = replace(can, encoder=encoder, fork=partial(fork_answer, can.fork, sources), memory=None)
 
     @all_threads()
     @torch.inference_mode()
@@ -122,15 +121,14 @@ class EncoderDecoder:
         self.runner.release(seq_id)
         self.sources.release(seq_id)
 
-    def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        """See `core.target.Fork`. Both answer the same source. Raises TargetError for what `OutputRules.check_beams`
-        does not let pass."""
-        fork = self.runner.capabilities.fork
-        assert fork is not None
-        if self.sources.rules is not None:
-            self.sources.rules.check_beams()
-        fork(parent_id, child_id, length)
-        self.sources.share(parent_id, child_id)
+
+def fork_answer(fork: Fork, sources: EncodedSources, parent_id: int, child_id: int, length: int) -> None:
+    """See `core.target.Fork`. Both answer the same source. Raises TargetError for what `OutputRules.check_beams` does
+    not let pass."""
+    if sources.rules is not None:
+        sources.rules.check_beams()
+    fork(parent_id, child_id, length)
+    sources.share(parent_id, child_id)
 
 
 def start_of(module: Any) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slipstream.backends.table import resolve
-from slipstream.checkpoints.checkpoint import few, read_config, resolve as resolve_folder
+from slipstream.checkpoints.checkpoint import Checkpoint, few
 from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
@@ -22,7 +22,6 @@ from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, ParameterError, UnsupportedModelError, reading
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.described import Described
-from slipstream.targets.facts import stored_bytes
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, ENCODER_DECODER, PACKED, Kind
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
@@ -35,16 +34,15 @@ class DescribedModule(Described):
     """A checkpoint that transformers runs. What exactly it can do is known when it is tried (`trials`)."""
 
     @staticmethod
-    def of(checkpoint: str | Path, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedModule:
+    def of(checkpoint: Checkpoint, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedModule:
         """Raises ParameterError for settings that transformers does not have."""
         _refuse(settings)
         resolved = resolve(replace(settings, executor="torch"))
-        place = resolve_folder(checkpoint, weights=False)
-        return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals, place=place)
+        return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals)
 
     @cached_property
     def config(self) -> ModelShape:
-        return shape_in(self.place)
+        return shape_in(self.checkpoint.place, self.checkpoint.config.get("model_type"))
 
     @property
     def kind(self) -> Kind:
@@ -59,8 +57,7 @@ class DescribedModule(Described):
         settings, checkpoint = self.settings, self.checkpoint
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        folder = resolve_folder(checkpoint)
-        config, trusted = read_config(folder), settings.trust_remote_code
+        folder, config, trusted = checkpoint.download(), checkpoint.config, settings.trust_remote_code
         _check_code(config, checkpoint, trusted, settings.role)
         if settings.lora is not None and config.get("quantization_config"):
             raise UnsupportedModelError(
@@ -69,15 +66,15 @@ class DescribedModule(Described):
                 fix="give the checkpoint that it was quantised from",
             )
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        held = sum(stored_bytes(folder).values())  # names missing shards and pickles
+        held = sum(checkpoint.stored.values())  # names missing shards and pickles
         if not trusted and self.config.parameters > 8 * held:
             raise CheckpointError(
                 f"config.json of {folder} describes {self.config.parameters:,} weights, the files hold {held:,} bytes",
                 why="transformers would take memory for all of them before it looks",
                 fix="take both from the same checkpoint",
             )
-        local = Path(checkpoint).expanduser().is_dir() or not trusted  # the code of a hub id is not in `folder`
-        module = _loaded(folder if local else checkpoint, settings.dtype, trusted, settings.device_map)
+        local = checkpoint.is_local or not trusted  # the code of a hub id is not in `folder`
+        module = _loaded(folder if local else str(checkpoint), settings.dtype, trusted, settings.device_map)
         if settings.device_map is None and ModuleParts(module).device != settings.device:
             module.to(settings.device)
         if adapter is not None:
@@ -114,7 +111,7 @@ def _refuse(settings: LoadSettings) -> None:
     )
 
 
-def _check_code(config: Mapping[str, Any], checkpoint: str | Path, trust_remote_code: bool, role: str) -> None:
+def _check_code(config: Mapping[str, Any], checkpoint: Checkpoint, trust_remote_code: bool, role: str) -> None:
     """Raise UnsupportedModelError for a checkpoint that needs code of its own, unless that is trusted."""
     from transformers import CONFIG_MAPPING
 

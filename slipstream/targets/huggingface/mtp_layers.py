@@ -22,12 +22,12 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 
 from slipstream.backends.torch.torch_paged import SPREAD
-from slipstream.checkpoints.checkpoint import resolve
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.weights import check_finite
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 from slipstream.executor.executor import Batch, check_ids, check_steps
-from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors, without_layers
+from slipstream.heads.mtp_names import COUNTS, FAMILIES, explain_no_layers
 from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
@@ -189,15 +189,16 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
     config = module.config.get_text_config(decoder=True)
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise without_layers(config.model_type)
+        raise explain_no_layers(config.model_type)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
             "drafter 'mtp' was asked of a quantised target",
             why="transformers loads MTP layers in floating point only",
             fix="use the checkpoint that it was quantised from, or another drafter",
         )
-    folder = resolve(checkpoint or module.config.name_or_path or "a model in memory")
-    stored = family.stored(tensors(folder), config.num_hidden_layers)
+    opened = Checkpoint.open(checkpoint or module.config.name_or_path or "a model in memory")
+    folder = opened.download()
+    stored = family.count_layers(opened.tensor_names, config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
     if stored < max(1, declared):
         raise ConfigError(

@@ -30,6 +30,7 @@ from slipstream.core.target import Runtime, Target, released
 from slipstream.errors import SlipstreamError, TargetError
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.early_exit import EarlyExits
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
 from slipstream.targets.huggingface.packed_module import PackedModule
@@ -126,7 +127,7 @@ def check_packed(target: Target, trial: Trial) -> None:
             seq.tokens.append(text[seq.kv_len])
         other = (a[5] + 1) % target.vocab_size
         draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:5], [-1, 0])], target.device)
-        out = target.run(seqs, draft, (0, 1, target.layers, -1) if isinstance(target, Decoder) else ())
+        out = target.run(seqs, draft, (0, 1, target.config.layers, -1) if isinstance(target, Decoder) else ())
         rows = [0, 2, 3, 4, 5, 6]
         same(out.logits[rows], torch.cat((truth[0][4:7], truth[1][2:5])), limit, "a packed tree")
         target.commit(seqs, [[1], [0]])
@@ -140,14 +141,16 @@ def check_packed(target: Target, trial: Trial) -> None:
             packed = target.executor
             assert isinstance(packed, PackedModule)
             packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
+            target.capabilities = target.declared()
 
 
 def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor, limit: Limit) -> None:
     none = Draft.empty(len(seqs), target.device)
     packed.slices = True
-    half = target.run(seqs, none, layers=(0, 1)).hidden[1].clone()
-    if target.layers > 1:
-        same(target.run(seqs, none, layers=(1, target.layers), hidden=half).logits, whole, limit, "layers apart")
+    exits = EarlyExits(packed)
+    half = exits.run_layers(seqs, none, (0, 1)).hidden[1].clone()
+    if exits.layers > 1:
+        same(exits.run_layers(seqs, none, (1, exits.layers), half).logits, whole, limit, "layers apart")
 
 
 def check_chains(target: Target, trial: Trial) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams
-from slipstream.bench.provenance import engine_facts
+from slipstream.bench.provenance import describe_engine
 from slipstream.checkpoints import llamacpp_library
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.draft import Draft
@@ -152,7 +152,7 @@ def test_prompts_of_very_different_length_and_a_full_context(llm: LLM) -> None:
 
 
 def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
-    seen = engine_facts(llm)
+    seen = describe_engine(llm)
     assert seen["target"]["name"] == "target.gguf"
     assert len(seen["target"]["sha256"]) == 16
     assert (seen["executor"], seen["quantize"], seen["kv_dtype"]) == ("llamacpp", None, "float32")

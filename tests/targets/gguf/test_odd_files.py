@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.llamacpp_library import LlamaModel
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.tokens.gguf_tokenizer import SAME_SPLIT, GgufTokenizer
@@ -30,7 +31,7 @@ def seen(file: Path, **settings: Any) -> tuple[list[list[int]], list[int]]:
 
 def assert_same_tokens(file: Path) -> None:
     """Our own tokenizer encodes and decodes as llama.cpp does."""
-    own, reference = load_tokenizer(file), GgufTokenizer(LlamaModel(file, vocab_only=True))
+    own, reference = load_tokenizer(file), GgufTokenizer(LlamaModel(read_header(file), vocab_only=True))
     for text in TEXTS:
         ids = own.encode(text)
         assert ids == reference.encode(text), text
@@ -76,5 +77,5 @@ def test_what_would_end_the_process_of_llamacpp_is_refused_by_name(name, setting
 
 
 def test_ids_outside_of_the_vocabulary_have_no_text(tmp_path: Path) -> None:
-    tokenizer = GgufTokenizer(LlamaModel(write(tmp_path / "a.gguf"), vocab_only=True))
+    tokenizer = GgufTokenizer(LlamaModel(read_header(write(tmp_path / "a.gguf")), vocab_only=True))
     assert tokenizer.decode([97, 300, -1, 98]) == "ab"

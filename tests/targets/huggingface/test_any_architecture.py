@@ -128,8 +128,8 @@ def test_layers_run_apart_are_the_whole_model(name: str) -> None:
     seqs = [Sequence(PROMPTS[2]), Sequence(PROMPTS[1])]
     draft = Draft.trees([([5, 7, 9], [-1, -1, 1]), ([4], [-1])])
     whole = of.run(seqs, draft).logits.clone()
-    half = of.run(seqs, draft, layers=(0, 1)).hidden[1].clone()
-    rest = of.run(seqs, draft, layers=(1, of.layers), hidden=half).logits
+    half = of.exits.run_layers(seqs, draft, (0, 1)).hidden[1].clone()
+    rest = of.exits.run_layers(seqs, draft, (1, of.config.layers), half).logits
     assert torch.equal(rest, whole)
     llm = LLM(of, "layerskip", draft_tokens=3, draft_options={"exit": 1})
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=TOKENS))

@@ -1,0 +1,187 @@
+"""Families with mixtures of experts that Mixtral's and Qwen3's parts do not describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.checkpoints.config_values import (
+    count_of,
+    flag,
+    layer_kinds,
+    partial_rope,
+    positive,
+    refuse,
+    rope_parameters,
+)
+from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers, sliding
+from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.llama import sparse_layers
+from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.checkpoints.module_shape import Experts
+
+
+def mixed(given: Mapping[str, Any], experts: Experts, **parts: Any) -> Fields:
+    """A decoder whose layers are mixtures where `experts` says so."""
+    inner = [0 if sparse else given["intermediate_size"] for sparse in experts.layers]
+    sparse = list(experts.layers)
+    return described({**given, "experts": experts}, sparse=sparse, intermediate_size=inner, **parts)
+
+
+def _gpt_oss(config: ReadKeys) -> Fields:
+    given = common(config, context=131072, eps=1e-5, size=64)
+    biased = flag(config, "attention_bias", True)
+    given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": True, "activation": "swiglu"}
+    refuse(config, "swiglu_alpha", 1.702)
+    given["limit"] = positive(config, "swiglu_limit", 7.0)
+    default = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):
+        config["rope_parameters"] = default
+    layers, window = given["layers"], count_of(config, "sliding_window", 128)
+    experts = Experts(
+        count_of(config, "num_local_experts", 128), count_of(config, "num_experts_per_tok", 4),
+        given["intermediate_size"], True, (True,) * layers, router_bias=True,
+    )  # fmt: skip
+    return mixed(
+        given | {"rope_parameters": rope_parameters(config, 150000.0)},
+        experts,
+        window=[window if slides else None for slides in layer_kinds(config, layers, 2)],
+        sinks=True,
+    )
+
+
+def _qwen2_moe(config: ReadKeys) -> Fields:
+    refuse(config, "use_sliding_window", False)
+    given = common(config, context=32768)
+    layer_kinds(config, given["layers"])  # none has a window then
+    given["qkv_bias"] = flag(config, "qkv_bias", True)
+    experts = Experts(
+        count_of(config, "num_experts", 60), count_of(config, "num_experts_per_tok", 4),
+        count_of(config, "moe_intermediate_size", 1408), flag(config, "norm_topk_prob", False),
+        sparse_layers(config, given["layers"]), shared=count_of(config, "shared_expert_intermediate_size", 5632),
+        shared_gate=True,
+    )  # fmt: skip
+    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts)
+
+
+def _granite_moe(config: ReadKeys) -> Fields:
+    """Granite 3 MoE, and with a shared expert."""
+    given = common(config, context=2048) | biases(config) | multipliers(config)
+    shared = count_of(config, "shared_intermediate_size", 0, least=0) if "shared_intermediate_size" in config else 0
+    experts = Experts(
+        count_of(config, "num_local_experts", 8), count_of(config, "num_experts_per_tok", 2),
+        given["intermediate_size"], True, (True,) * given["layers"], shared=shared,
+    )  # fmt: skip
+    scale = positive(config, "attention_multiplier", 1.0)
+    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts, scale=scale)
+
+
+def _glm4_moe(config: ReadKeys) -> Fields:
+    """GLM-4.5 to 4.7. Layers that predict further tokens are left out."""
+    given = common(config, context=131072, eps=1e-5)
+    given["qkv_bias"] = flag(config, "attention_bias", False)
+    rope = partial_rope(config, given["head_dim"], default=0.5)
+    config.get("num_nextn_predict_layers")
+    inner, dense = count_of(config, "moe_intermediate_size", 1408), count_of(config, "first_k_dense_replace", 1, 0)
+    experts = Experts(
+        count_of(config, "n_routed_experts", 128), count_of(config, "num_experts_per_tok", 8), inner,
+        flag(config, "norm_topk_prob", True), tuple(i >= dense for i in range(given["layers"])), sigmoid=True,
+        corrected=True, groups=count_of(config, "n_group", 1), top_groups=count_of(config, "topk_group", 1),
+        scale=positive(config, "routed_scaling_factor", 1.0), shared=inner * count_of(config, "n_shared_experts", 1),
+    )  # fmt: skip
+    qk_norm = "head" if flag(config, "use_qk_norm", False) else ""
+    return mixed(given | {"rope_parameters": rope}, experts, qk_norm=qk_norm)
+
+
+def _minimax_m2(config: ReadKeys) -> Fields:
+    given = common(config, context=196608, size=128)
+    rotary = config.get("rotary_dim")
+    if rotary is not None:
+        config["partial_rotary_factor"] = count_of(config, "rotary_dim") / given["head_dim"]
+    experts = Experts(
+        count_of(config, "num_local_experts", 256), count_of(config, "num_experts_per_tok", 8),
+        given["intermediate_size"], True, (True,) * given["layers"], sigmoid=True, corrected=True,
+    )  # fmt: skip
+    rope = partial_rope(config, given["head_dim"], 5e6)
+    return mixed(given | {"rope_parameters": rope}, experts, qk_norm="width")
+
+
+def _olmoe(config: ReadKeys) -> Fields:
+    refuse(config, "clip_qkv", None)
+    given = common(config, context=4096, eps=1e-5) | biases(config)
+    experts = Experts(
+        count_of(config, "num_experts", 64), count_of(config, "num_experts_per_tok", 8),
+        given["intermediate_size"], flag(config, "norm_topk_prob", False), (True,) * given["layers"],
+    )  # fmt: skip
+    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts, qk_norm="width")
+
+
+# --- GGUF files ------------------------------------------------------------------------------------------------------
+
+
+def _gpt_oss_keys(header: GgufHeader) -> Mapping[str, Any]:
+    width = header.size("expert_feed_forward_length")
+    rope = header.rope | {"truncate": False}
+    return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True, "rope_parameters": rope}
+
+
+def _qwen2_moe_keys(header: GgufHeader) -> Mapping[str, Any]:
+    shared = header.size("expert_shared_feed_forward_length") or header.size("feed_forward_length")
+    return {"norm_topk_prob": False, "shared_expert_intermediate_size": shared, "qkv_bias": True}
+
+
+def _granite_moe_keys(header: GgufHeader) -> Mapping[str, Any]:
+    shared = header.size("expert_shared_feed_forward_length")
+    return granite_keys(header) | (
+        {"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {}
+    )
+
+
+def _glm4_moe_keys(header: GgufHeader) -> Mapping[str, Any]:
+    names = {tensor.name for tensor in header.tensors}
+    return {
+        "n_routed_experts": header.size("expert_count"), "n_shared_experts": header.size("expert_shared_count") or 1,
+        "first_k_dense_replace": header.size("leading_dense_block_count"),
+        "routed_scaling_factor": header.setting("expert_weights_scale") or 1.0,
+        "norm_topk_prob": header.setting("expert_weights_norm", False),
+        "n_group": header.size("expert_group_count") or 1,
+        "topk_group": header.size("expert_group_used_count") or 1, "use_qk_norm": "blk.0.attn_q_norm.weight" in names,
+    }  # fmt: skip
+
+
+_ROUTER = {"router": "gate", "sinks": "sinks.weight"}
+_GPT_OSS_GGUF = {"post_attention_layernorm": "post_attention_norm"}
+GRANITE_MOE = {
+    "block_sparse_moe.router.layer": "mlp.gate", "block_sparse_moe.router": "mlp.gate",
+    "block_sparse_moe.experts": "mlp.experts", "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj", "shared_mlp.input_linear": "mlp.shared_mlp",
+    "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
+}  # fmt: skip
+SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"]}
+_CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
+_MINIMAX = {
+    "block_sparse_moe.gate": "mlp.gate", "block_sparse_moe.e_score_correction_bias": "mlp.gate_correction.bias",
+    "block_sparse_moe.experts": "mlp.experts", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
+    "mlp.e_score_correction_bias": "mlp.gate_correction.bias",
+}  # fmt: skip
+
+FAMILIES = {
+    "gpt_oss": Family(
+        read=_gpt_oss, names=_ROUTER, transposed=True, gguf="gpt-oss", keys=_gpt_oss_keys, gguf_names=_GPT_OSS_GGUF
+    ),
+    "qwen2_moe": Family(read=_qwen2_moe, gguf="qwen2moe", keys=_qwen2_moe_keys),
+    "granitemoe": Family(
+        read=_granite_moe, names=GRANITE_MOE, gguf="granitemoe", gguf_pairs=True, keys=_granite_moe_keys
+    ),
+    "granitemoeshared": Family(read=_granite_moe, names=GRANITE_MOE, fused=SHARED, gguf_pairs=True),
+    "glm4_moe": Family(
+        read=_glm4_moe,
+        names=_CORRECTED,
+        gguf="glm4moe",
+        keys=_glm4_moe_keys,
+        gguf_names={"post_attention_layernorm": "post_attention_norm"},
+    ),
+    "minimax_m2": Family(read=_minimax_m2, names=_MINIMAX, gguf="minimax-m2"),
+    "olmoe": Family(read=_olmoe, gguf="olmoe", keys=lambda _: {"norm_topk_prob": False}),
+}

@@ -1,0 +1,24 @@
+"""The order of rows in heads of queries and keys, where a checkpoint has another one than our rotary embedding."""
+
+import re
+
+import numpy as np
+
+from slipstream.checkpoints.config import DecoderConfig
+
+_TURNED = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
+
+
+def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
+    """Where the rows of a query or key projection are in a tensor whose rotary embedding rotates neighbours, elements
+    2i and 2i + 1 of a head; ours rotates i and i + n / 2. None for tensors that are not rotated."""
+    found = _TURNED.fullmatch(name)
+    layer = config.described[int(found[1])] if found else None
+    if found is None or layer is None or layer.rotary is None:
+        return None
+    turned = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    head = np.concatenate([np.arange(turned).reshape(-1, 2).T.ravel(), np.arange(turned, layer.head_dim)])
+    heads = layer.heads if found[2] == "q" else layer.kv_heads
+    if found[3] == "norm" and layer.qk_norm == "head":
+        return head
+    return (np.arange(heads)[:, None] * layer.head_dim + head).ravel()

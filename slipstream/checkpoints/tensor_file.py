@@ -1,0 +1,137 @@
+"""`TensorFile`: one safetensors file, opened once. Importing this does not import torch.
+
+    8 bytes: length of the header, little-endian     JSON: name -> dtype, shape, data_offsets     values of the tensors
+
+The safetensors library opens a file for every handle, and again for torch. Here one open file serves the header and
+every mapping. The file is not trusted: offsets are compared with its size before anything is mapped.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.strict import parse_json
+from slipstream.errors import CheckpointError, reading
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
+    "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64", "F64": "float64",
+    "C64": "complex64",
+}  # fmt: skip
+"""Name of a dtype in the header -> its name in torch."""
+_LONGEST_HEADER = 100_000_000
+_MAPPED = 2**23
+"""Bytes that are read before the file is mapped anew."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file. dtype: its name in the header, such as "F16". begin, end: offsets of its bytes."""
+
+    file: TensorFile
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+    def read(self) -> Tensor:
+        """Return the tensor, a view of the mapped file. Raises CheckpointError for a dtype that torch does not have."""
+        import torch
+
+        if self.dtype not in _DTYPES:
+            what, why = f"{self.name} in {self.file.path} is stored as {self.dtype}", "torch has no such numbers"
+            raise CheckpointError(what, why=why, fix="use the checkpoint in 16 or 32 bits")
+        dtype = getattr(torch, _DTYPES[self.dtype])
+        if not self.nbytes:
+            return torch.empty(self.shape, dtype=dtype)
+        mapped = self.file.mapping(self.nbytes)
+        raw = torch.frombuffer(mapped, dtype=torch.uint8, count=self.nbytes, offset=self.begin)
+        return raw.view(dtype).reshape(self.shape)
+
+
+class TensorFile:
+    """tensors: by name, as the header lists them. Raises CheckpointError for a file that is missing, truncated or
+    damaged.
+
+    Pages that were read count as memory until their mapping is closed. So the file is mapped anew after every `_MAPPED`
+    bytes, and a mapping closes with the last tensor that is a view of it.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._mapping: mmap.mmap | None = None
+        self._used = 0
+        with reading(str(damaged(path).what), "download or export this file again", CheckpointError):
+            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            weakref.finalize(self, os.close, self._file)
+            self._seen = self._state()
+            self.tensors: Mapping[str, StoredTensor] = self._header()
+
+    def _state(self) -> tuple[int, int]:
+        """Size and time of the last change of the open file."""
+        seen = os.fstat(self._file)
+        return seen.st_size, seen.st_mtime_ns
+
+    def _header(self) -> dict[str, StoredTensor]:
+        size = self._seen[0]
+        length = int.from_bytes(os.pread(self._file, 8, 0), "little")
+        if not 0 < length <= min(size - 8, _LONGEST_HEADER):
+            raise damaged(self.path, f"its header would have {length} bytes")
+        header: dict[str, Any] = parse_json(os.pread(self._file, length, 8))
+        listed = {name: each for name, each in header.items() if name != "__metadata__"}
+        tensors = {}
+        for name, each in listed.items():
+            (begin, end), shape, dtype = each["data_offsets"], tuple(each["shape"]), each["dtype"]
+            if not all(type(count) is int and count >= 0 for count in (begin, end, *shape)):
+                raise damaged(self.path, f"{name} has an impossible shape or place")
+            bits = 8 if dtype == "BOOL" else int(re.findall(r"\d+", dtype)[0])
+            if 8 * (end - begin) != bits * math.prod(shape):
+                raise damaged(self.path, f"{name} is {dtype} {list(shape)} in {end - begin} bytes")
+            tensors[name] = StoredTensor(self, name, dtype, shape, 8 + length + begin, 8 + length + end)
+        at = 8 + length
+        for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end)):
+            if tensor.begin != at or tensor.end < at:
+                raise damaged(self.path, f"{tensor.name} does not follow the tensor before it")
+            at = tensor.end
+        if at != size:
+            raise damaged(self.path, f"its tensors end at byte {at}, the file at {size}")
+        return tensors
+
+    def mapping(self, nbytes: int) -> mmap.mmap:
+        """Return the mapped file for a tensor of `nbytes` bytes. Raises CheckpointError if the file has changed."""
+        if self._used > _MAPPED:
+            self.unmap()
+        if self._mapping is None:
+            if self._state() != self._seen:
+                why, fix = "its header was read before, and is no longer true", "load the model again"
+                raise CheckpointError(f"{self.path} has changed since it was opened", why=why, fix=fix)
+            self._mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY)
+        self._used += nbytes
+        return self._mapping
+
+    def unmap(self) -> None:
+        """Forget the mapping: the next access maps the file again."""
+        self._mapping, self._used = None, 0
+
+
+def damaged(path: Path, what: str = "") -> CheckpointError:
+    """Return the error for a file that is no whole safetensors file."""
+    said = f"{path} is not a readable safetensors file but truncated or corrupt"
+    return CheckpointError(said + (f": {what}" if what else ""), fix="download or export this file again")

@@ -1,0 +1,72 @@
+"""Loading opens each file of a checkpoint once, as the kernel counts it: libraries that open files are counted, too."""
+
+import ctypes
+import os
+import shutil
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slipstream import LLM, check_pair, load_model_pair, zoo
+from slipstream.checkpoints.checkpoint import Checkpoint
+
+OPENED, CLOSED, IS_FOLDER = 0x20, 0x18, 0x40000000
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify counts the opens")
+
+
+@pytest.fixture
+def opens() -> Iterator[Callable[[Path], Callable[[], Counter[str]]]]:
+    """Watch the files of a folder; what is returned tells how often each was opened since. Closing is watched, too:
+    the kernel joins equal events that follow one another."""
+    libc, watched = ctypes.CDLL(None, use_errno=True), list[int]()
+
+    def watch(folder: Path) -> Callable[[], Counter[str]]:
+        queue = libc.inotify_init1(os.O_NONBLOCK)
+        assert libc.inotify_add_watch(queue, os.fsencode(folder), OPENED | CLOSED) > 0
+        watched.append(queue)
+
+        def seen() -> Counter[str]:
+            events, counts, at = os.read(queue, 2**20), Counter[str](), 0
+            while at < len(events):
+                _, mask, _, length = struct.unpack_from("iIII", events, at)
+                if mask & OPENED and not mask & IS_FOLDER:
+                    counts[events[at + 16 : at + 16 + length].rstrip(b"\0").decode()] += 1
+                at += 16 + length
+            return counts
+
+        return seen
+
+    yield watch
+    for queue in watched:
+        os.close(queue)
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the embedded models that no other process opens."""
+    shutil.copytree(zoo.HERE / "models", tmp_path / "models")
+    monkeypatch.setattr(zoo, "HERE", tmp_path)
+    return tmp_path / "models"
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("draft", ["embedded", "eagle3", "medusa"])
+def test_loading_a_pair_opens_each_of_its_files_once(draft: str, executor: str, models: Path, opens) -> None:
+    of_target, of_draft = opens(models / "target"), opens(models / ("draft" if draft == "embedded" else draft))
+    LLM("embedded", draft, executor=executor)
+    for seen in (of_target(), of_draft()):
+        assert {"config.json", "model.safetensors"} <= seen.keys()
+        assert set(seen.values()) == {1}
+
+
+def test_a_checkpoint_that_is_open_is_read_once_however_many_ask(models: Path, opens) -> None:
+    seen = opens(models / "target")
+    target = Checkpoint.open("embedded")
+    check_pair(target, Checkpoint.open("embedded", "draft"))
+    for _ in range(2):
+        load_model_pair(target, "embedded")
+    assert set(seen().values()) == {1}
