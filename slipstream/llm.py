@@ -13,13 +13,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Number
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
@@ -30,6 +29,7 @@ from slipstream.core.target import Target, begun
 from slipstream.core.text_ends import Decode, completed_at, text_after
 from slipstream.core.warp import check_possible
 from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, check_draft_settings
+from slipstream.drafters.forced import MOST_FORCED
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.hybrid import with_predictions
 from slipstream.drafters.registry import DRAFTERS, most_chosen
@@ -118,7 +118,8 @@ class LLM:
     draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
                   rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
                   sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`
-                  is "auto", too, and goes on with what it has learned.
+                  is "auto", too, and goes on with what it has learned. Text that the form of a request forces is
+                  drafted even without a `draft`, at most so many tokens a step ("auto": 32); 0 turns that off, too.
     rule          how draft tokens are verified: "rejection", "block", "coupled" or "greedy".
     max_batch     most sequences in one step.
     settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... Those
@@ -158,7 +159,7 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        if isinstance(target, (str, Path, Checkpoint)):
+        if isinstance(target, CheckpointName):
             target = describe(target, load)
         described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
@@ -217,6 +218,11 @@ class LLM:
         if isinstance(self._draft_tokens, str):
             return self.drafter.traits.longest or most_chosen(self.drafter.name)
         return self._draft_tokens if isinstance(self._draft_tokens, int) else self._draft_tokens.most
+
+    @property
+    def _forced_tokens(self) -> int:
+        """Most draft tokens of a step whose text the form of a request forces."""
+        return self._draft_tokens if isinstance(self._draft_tokens, int) else MOST_FORCED
 
     def _new_lengths(self) -> int | DraftLengths:
         """What an engine takes. What was learned with another drafter is not for this one."""
@@ -344,8 +350,15 @@ class LLM:
         several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are those of the call's
         beginning; changing them takes effect with the next call."""
         engine = Engine(
-            self.target, self._guarded, self._rule, self.lengths, self.max_batch, self._lock, MOST_ROWS
-        )  # nobody waits for the next token of one of them: prompts are read as fast as possible
+            self.target,
+            self._guarded,
+            self._rule,
+            self.lengths,
+            self.max_batch,
+            self._lock,
+            MOST_ROWS,  # nobody waits for the next token of one of them: prompts are read as fast as possible
+            forced_tokens=self._forced_tokens,
+        )
         yield from engine.decode(seqs)
 
     def engine(self) -> Engine:
@@ -361,14 +374,14 @@ class LLM:
             self._lock,
             prefix_cache=True,
             usual_draft_tokens=self.most_draft_tokens if self.drafter.traits.drafts else 0,
+            forced_tokens=self._forced_tokens,
         )
 
     def prepare(self, spec: RequestSpec) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
-        (`drafters.hybrid.with_predictions`). For a text that is given, lengths are not chosen: all its drafts are
-        right, and nothing is to be learned from them.
+        (`drafters.hybrid.with_predictions`).
 
         The prediction may be an earlier output of the same seed: verification must not decide on it with the random
         numbers that made it. So the random numbers are seeded by the prediction, too, and with fixed lengths a repeated
@@ -382,8 +395,6 @@ class LLM:
         if not (rule or self.rule).coupled:
             digest = blake2b(np.asarray(spec.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
-        if spec.params.structured is not None and spec.params.structured.tokens is not None:
-            return Prepared(seq, rule, DRAFTERS[STACK].length, chosen=False)
         if self.drafter.traits.reads_predictions:
             return Prepared(seq, rule, self.most_draft_tokens)
         return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)

@@ -9,7 +9,6 @@ from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence, SourcedSequence
-from slipstream.core.structured import Structured
 from slipstream.drafters.lookups import ReadableText
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.messages import RequestSpec
@@ -47,7 +46,7 @@ def decoded(llm: LLM, asks: list[RequestSpec], streams: Seq[Stream] = ()) -> lis
         if streams:
             streams[i].nonce, prepared.seq.random = prepared.seq.random.nonce, streams[i]
         seqs.append(prepared.seq)
-        engine.add(prepared.seq, prepared.rule, prepared.draft_tokens, prepared.chosen)
+        engine.add(prepared.seq, prepared.rule, prepared.draft_tokens)
     while engine.unfinished:
         engine.step()
     return seqs
@@ -134,13 +133,10 @@ def test_the_model_behind_a_prediction_is_the_one_in_use() -> None:
 
 
 def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> None:
-    """Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
     ask = RequestSpec(PROMPT, PARAMS, prediction=(4, 3, 2))
-    assert (llm.prepare(ask).draft_tokens, llm.prepare(ask).chosen) == (16, True)
-    assert llm.engine().draft_tokens == 0, "without a drafter, only predictions are drafted"
-    given = replace(ask, params=replace(PARAMS, structured=Structured(tokens=(4, 3, 2))))
-    assert (llm.prepare(given).draft_tokens, llm.prepare(given).chosen) == (10, False)
+    assert llm.prepare(ask).draft_tokens == 16
+    assert llm.engine().draft_tokens == 0, "without a drafter, only predictions and forced texts are drafted"
     llm.draft_tokens = 4
     assert llm.prepare(ask).draft_tokens == 10
 

@@ -145,7 +145,7 @@ class Checkpoint:
 
     def unmap(self) -> None:
         """Unmap the weight files, because mapped pages count as memory. The next access maps them again."""
-        for file in {tensor.file for tensor in self.tensors.values()}:
+        for file in {self.header.file} if self.is_gguf else {tensor.file for tensor in self.tensors.values()}:
             file.unmap()
 
     @property

@@ -170,4 +170,6 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
             why=f"{tensor.type} stores {count} numbers in a block",
             fix="convert the model again",
         )
-    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, (outs, columns // count, size))
+    nbytes = outs * columns // count * size
+    mapped, at = header.file.mapping(nbytes), header.weights_at + tensor.offset
+    return np.frombuffer(mapped, np.uint8, nbytes, at).reshape(outs, columns // count, size)

@@ -20,6 +20,7 @@ from typing import Any
 
 from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, MAGIC, TEMPLATE, WHOLE, wrong_value
 from slipstream.checkpoints.module_shape import UNBOUNDED, Experts, ModelShape
+from slipstream.checkpoints.tensor_file import MappedFile
 from slipstream.checkpoints.weight_blocks import TYPES
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
@@ -61,11 +62,15 @@ class GgufHeader:
     """metadata: by key; arrays are lists. weights_at: where the weights begin. read: the keys of the architecture that
     were asked for."""
 
-    path: Path
+    file: MappedFile
     metadata: Mapping[str, Any]
     tensors: tuple[GgufTensor, ...]
     weights_at: int
     read: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
     @property
     def architecture(self) -> str:
@@ -163,17 +168,17 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
     UnsupportedModelError for one that is a part of several."""
     path = Path(checkpoint).expanduser()
     try:
-        size = path.stat().st_size
+        file = MappedFile(path, mmap.ACCESS_READ)
     except OSError as fault:
         raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
+    size = file.size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        reader = _Reader(data)
-        try:
-            header = _header(path, reader)
-        except (ValueError, KeyError) as fault:
-            raise _damaged(path, f"its header cannot be read ({fault})") from fault
+    try:
+        header = _header(file, _Reader(file.mapping(0)))
+    except (ValueError, KeyError) as fault:
+        raise _damaged(path, f"its header cannot be read ({fault})") from fault
+    file.unmap()
     ends = [tensor.offset + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
     wanted = header.weights_at + max(ends, default=0)
     if wanted > size:
@@ -226,7 +231,8 @@ class _Reader:
         return list(struct.unpack(f"<{count}{_NUMBERS[kind]}", data))
 
 
-def _header(path: Path, reader: _Reader) -> GgufHeader:
+def _header(file: MappedFile, reader: _Reader) -> GgufHeader:
+    path = file.path
     if reader.take(4) != MAGIC:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
@@ -255,7 +261,7 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _damaged(path, f"its alignment is {alignment!r}")
-    return GgufHeader(path, metadata, listed, -(-reader.at // alignment) * alignment)
+    return GgufHeader(file, metadata, listed, -(-reader.at // alignment) * alignment)
 
 
 def _tensor(reader: _Reader) -> GgufTensor:

@@ -1,4 +1,4 @@
-"""`TensorFile`: one safetensors file, opened once. Importing this does not import torch.
+"""`MappedFile`: a file that is opened once; `TensorFile`: a safetensors file. Importing this does not import torch.
 
     8 bytes: length of the header, little-endian     JSON: name -> dtype, shape, data_offsets     values of the tensors
 
@@ -36,6 +36,55 @@ _MAPPED = 2**23
 """Bytes that are read before the file is mapped anew."""
 
 
+class MappedFile:
+    """A file that is open for as long as this object is alive.
+
+    Pages that were read count as memory until their mapping is closed. So the file is mapped anew after every `_MAPPED`
+    bytes, and a mapping closes with the last array that is a view of it.
+
+    access  of `mmap`: with ACCESS_COPY, views can be written, and the file stays as it is. Raises OSError.
+    """
+
+    def __init__(self, path: Path, access: int):
+        self.path, self._access = path, access
+        self._mapping: mmap.mmap | None = None
+        self._used = 0
+        self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
+        self._seen = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        """Size and time of the last change of the open file."""
+        seen = os.fstat(self._file.fileno())
+        return seen.st_size, seen.st_mtime_ns
+
+    @property
+    def size(self) -> int:
+        return self._seen[0]
+
+    def content(self, count: int, at: int) -> bytes:
+        """Read `count` bytes at `at`, without a mapping."""
+        self._file.seek(at)
+        return self._file.read(count)
+
+    def mapping(self, nbytes: int) -> mmap.mmap:
+        """Return the mapped file, of which `nbytes` bytes will be read. Raises CheckpointError if the file has changed
+        since it was opened."""
+        mapping = None if self._used > _MAPPED else self._mapping
+        if mapping is None:
+            if self._state() != self._seen:
+                why, fix = "what was read before may no longer be true", "load the model again"
+                raise CheckpointError(f"{self.path} has changed since it was opened", why=why, fix=fix)
+            mapping = mmap.mmap(self._file.fileno(), 0, access=self._access)
+            self._mapping, self._used = mapping, 0
+        self._used += nbytes
+        return mapping
+
+    def unmap(self) -> None:
+        """Forget the mapping: the next access maps the file again."""
+        self._mapping, self._used = None, 0
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in a file. dtype: its name in the header, such as "F16". begin, end: offsets of its bytes."""
@@ -66,35 +115,21 @@ class StoredTensor:
         return raw.view(dtype).reshape(self.shape)
 
 
-class TensorFile:
+class TensorFile(MappedFile):
     """tensors: by name, as the header lists them. Raises CheckpointError for a file that is missing, truncated or
-    damaged.
-
-    Pages that were read count as memory until their mapping is closed. So the file is mapped anew after every `_MAPPED`
-    bytes, and a mapping closes with the last tensor that is a view of it.
-    """
+    damaged."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._mapping: mmap.mmap | None = None
-        self._used = 0
         with reading(str(damaged(path).what), "download or export this file again", CheckpointError):
-            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            weakref.finalize(self, os.close, self._file)
-            self._seen = self._state()
+            super().__init__(path, mmap.ACCESS_COPY)  # torch has no read-only tensors
             self.tensors: Mapping[str, StoredTensor] = self._header()
 
-    def _state(self) -> tuple[int, int]:
-        """Size and time of the last change of the open file."""
-        seen = os.fstat(self._file)
-        return seen.st_size, seen.st_mtime_ns
-
     def _header(self) -> dict[str, StoredTensor]:
-        size = self._seen[0]
-        length = int.from_bytes(os.pread(self._file, 8, 0), "little")
+        size = self.size
+        length = int.from_bytes(self.content(8, 0), "little")
         if not 0 < length <= min(size - 8, _LONGEST_HEADER):
             raise damaged(self.path, f"its header would have {length} bytes")
-        header: dict[str, Any] = parse_json(os.pread(self._file, length, 8))
+        header: dict[str, Any] = parse_json(self.content(length, 8))
         listed = {name: each for name, each in header.items() if name != "__metadata__"}
         tensors = {}
         for name, each in listed.items():
@@ -113,22 +148,6 @@ class TensorFile:
         if at != size:
             raise damaged(self.path, f"its tensors end at byte {at}, the file at {size}")
         return tensors
-
-    def mapping(self, nbytes: int) -> mmap.mmap:
-        """Return the mapped file for a tensor of `nbytes` bytes. Raises CheckpointError if the file has changed."""
-        if self._used > _MAPPED:
-            self.unmap()
-        if self._mapping is None:
-            if self._state() != self._seen:
-                why, fix = "its header was read before, and is no longer true", "load the model again"
-                raise CheckpointError(f"{self.path} has changed since it was opened", why=why, fix=fix)
-            self._mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY)
-        self._used += nbytes
-        return self._mapping
-
-    def unmap(self) -> None:
-        """Forget the mapping: the next access maps the file again."""
-        self._mapping, self._used = None, 0
 
 
 def damaged(path: Path, what: str = "") -> CheckpointError:

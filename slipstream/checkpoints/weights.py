@@ -162,7 +162,7 @@ def load_weights(
     folder = opened.download()
     if opened.is_gguf:
         tensors = GgufTensors(opened.header, config)
-        return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
+        return Weights(tensors.readers, config, dtype, progress, opened, tensors)
     readers: dict[str, tuple[Read, tuple[int, ...]]] = {
         name: (tensor.read, tensor.shape) for name, tensor in opened.tensors.items()
     }

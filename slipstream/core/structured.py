@@ -166,3 +166,8 @@ class Constraint(Protocol):
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         """Whether the text ends after `tail`: it has the form, and no longer text has."""
         ...
+
+    def forced(self, output: Seq[int]) -> Seq[int]:
+        """Tokens that probably follow the output, because the form forces the text that they write; perhaps none. They
+        depend on the form and the output only."""
+        ...

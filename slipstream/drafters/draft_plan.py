@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
@@ -24,7 +24,6 @@ from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
 if TYPE_CHECKING:
-    from slipstream.checkpoints.checkpoint import CheckpointName
     from slipstream.checkpoints.weights import Progress
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
@@ -44,10 +43,6 @@ WITH_MTP, WITH_HEAD = "mtp", "suffix,eagle3"
 """In place of the latter where the target's checkpoint brings MTP layers, and where a head ships for the target."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
-
-
-_NAMES = (str, Path, Checkpoint)
-"""Types of a name that `Checkpoint.open` takes."""
 
 
 def names_of(text: str) -> tuple[str, ...]:
@@ -145,7 +140,7 @@ class DraftPlan:
             return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)  # type: ignore
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
-        if isinstance(draft, _NAMES):
+        if isinstance(draft, CheckpointName):
             return DraftPlan(WITH_DRAFT, {**options, "model": draft}, bare=draft != EMBEDDED)
         if isinstance(draft, tuple) and len(draft) == 2 and isinstance(draft[1], Mapping):
             return DraftPlan.of(draft[0], {**draft[1], **options})
@@ -178,7 +173,7 @@ class DraftPlan:
     def checkpoints(self) -> list[CheckpointName]:
         """Draft models and heads that are read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
-        return [name for name in named if isinstance(name, _NAMES)]
+        return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
         """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
@@ -228,9 +223,9 @@ class DraftPlan:
             head = options.get("head", EMBEDDED)
             if head == EMBEDDED:
                 head = head_dir(plan.name, target.checkpoint.place)
-            opened = Checkpoint.open(head) if isinstance(head, _NAMES) else head
+            opened = Checkpoint.open(head) if isinstance(head, CheckpointName) else head
             return replace(plan, options=options | {"head": opened})
-        if not isinstance(options.get("model"), _NAMES):
+        if not isinstance(options.get("model"), CheckpointName):
             return plan
         model = Checkpoint.open(options["model"], "draft")
         if plan.bare and not _has_tokens(model):
@@ -352,7 +347,7 @@ class DrafterFactory:
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import loaded
         from slipstream.targets.described import Described
-        from slipstream.targets.pair_check import check_pair, require_widths
+        from slipstream.targets.pair_check import check_pair, width_fault
 
         files = draft if isinstance(draft, Described) else None
         if self.settings.draft_tokenizer != SAME and (pair is None or not (pair.compared and pair.fits)):
@@ -366,8 +361,9 @@ class DrafterFactory:
             model: Target = draft  # the settings are for the models that are loaded here
         else:
             model = files.load(self.progress) if files else loaded(draft, self.settings.of_draft(), self.progress)
-        if target_files is None or draft_files is None:
-            require_widths(self.target.vocab_size, model.vocab_size)
+        unknown = target_files is None or draft_files is None
+        if unknown and (fault := width_fault(self.target.vocab_size, model.vocab_size)):
+            raise fault
         return model
 
     def _with_tokenizer(self, files: Described | None) -> Writer:

@@ -25,7 +25,7 @@ from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError
-from slipstream.targets.pair_check import require_kind
+from slipstream.targets.pair_check import kind_fault
 
 log = logging.getLogger("slipstream")
 
@@ -181,7 +181,8 @@ def make(
     if isinstance(model, Writer):
         return StringDrafter(model, target.device)
     encoder, of_draft = target.capabilities.encoder, model.capabilities.encoder
-    require_kind(encoder is not None, of_draft is not None)
+    if (fault := kind_fault(encoder is not None, of_draft is not None)) is not None:
+        raise fault
     if encoder is not None and of_draft is not None and encoder.start != of_draft.start:
         raise PairError(
             f"texts of the target begin with the ids {encoder.start}, those of the draft model with {of_draft.start}",

@@ -4,9 +4,10 @@
     while engine.unfinished:
         ran = engine.step()     requests join, one step runs, finished requests leave
 
-All requests have one drafter. Each has its own rule and most draft tokens, and keeps them from its first token to its
-last. What a request decodes does not depend on the others: with greedy decoding and under the rule `coupled` its text
-is that of the request alone, and any other rule keeps its distribution.
+All requests have one drafter, and before it the one that drafts what the form of a request forces. Each request has its
+own rule and most draft tokens, and keeps them from its first token to its last. What it decodes does not depend on the
+others: with greedy decoding and under the rule `coupled` its text is that of the request alone, and any other rule
+keeps its distribution.
 
 A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of the prompts of
 those that are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
@@ -18,7 +19,7 @@ ends with `finish` "error", and the others go on.
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Sequence as Seq
+from collections.abc import Generator, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
+from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import EngineStats
@@ -75,6 +77,8 @@ class Engine:
     rule, draft_tokens  of requests that name none (see `add`). `DraftLengths` in place of a number: they are chosen in
                   each step.
     usual_draft_tokens  most draft tokens of requests that name no number, if they are fewer.
+    forced_tokens  most draft tokens of a step whose text the form of a request forces. They are not chosen: they are
+                  nearly certain.
     max_batch     most requests in one step; more wait.
     lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
                   share a target share a lock.
@@ -94,6 +98,7 @@ class Engine:
         prompt_rows: int | None = None,
         prefix_cache: bool = False,
         usual_draft_tokens: int | None = None,
+        forced_tokens: int = MOST_FORCED,
     ):
         self.target, self.rule = target, rule
         self.drafter = drafter if isinstance(drafter, Guard) else Guard(drafter, target)
@@ -102,6 +107,7 @@ class Engine:
             self.lengths.serve(self.drafter.traits.prices_rows)
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
+        self.forced_tokens, self._forms = forced_tokens, Guard(FormDrafter(target.device), target)
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.stats = EngineStats()  # what is counted here; `EngineThread.stats` adds the rest
         memory = target.capabilities.memory
@@ -174,13 +180,14 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            budgets = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts)))
-            timed, draft = self._timed(seqs, prompts, budgets), None
+            forced = self._forced(seqs)
+            budgets = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts), forced))
+            timed, draft = self._timed(seqs, prompts, budgets, forced), None
             try:
                 if timed is not None and not _prompt_rows(seqs, prompts) and not any(each.depth for each in budgets):
                     self._run_plainly(seqs)
                 else:
-                    draft = self._run(seqs, prompts, budgets)
+                    draft = self._run(seqs, prompts, budgets, forced=forced)
             except Exception as fault:
                 timed = None
                 self._run_alone([*seqs, *prompts], budgets, fault)
@@ -220,11 +227,17 @@ class Engine:
         budgets: Seq[Budget],
         drafts: bool = True,
         several: bool = True,
+        forced: Mapping[int, Seq[int]] | None = None,
     ) -> Draft | None:
         """Run a step, or several plain ones in one call. Return the draft of the former. drafts: whether the drafter is
-        shown the requests that it drafts for, which are first; if there are none, the target reads no hidden states."""
+        shown the requests that it drafts for, which are first; if there are none, the target reads no hidden states.
+        forced: see `_forced`."""
         shown, reading = (sum(map(self._is_attached, each)) if drafts else 0 for each in (seqs, prompts))
-        drafter, budgets = (self.drafter, budgets[:shown]) if shown + reading else (NO_DRAFTER, budgets)
+        drafter: Drafter = self.drafter if shown + reading else NO_DRAFTER
+        if forced:
+            drafter = ForcedFirst(forced, drafter, shown, self.target.vocab_size)
+        elif shown + reading:
+            budgets = budgets[:shown]
         several = several and not prompts and not any(each.depth for each in budgets)
         if several and plain_steps(seqs, self.target, drafter, self.rule, budgets):
             return None
@@ -242,13 +255,25 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget]) -> TimedStep | None:
+    def _forced(self, seqs: Seq[Sequence]) -> dict[int, Seq[int]]:
+        """Draft what the forms of these requests force, by the ids of those for which something is."""
+        formed = [seq for seq in seqs if seq.constraint is not None]
+        if not formed or not self.forced_tokens:
+            return {}
+        draft = self._forms.propose(formed, [budget(seq, self.forced_tokens) for seq in formed])
+        return {
+            seq.id: draft.ids[draft.splits[b] : draft.splits[b + 1]] for b, seq in enumerate(formed) if draft.nodes(b)
+        }
+
+    def _timed(
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, Seq[int]]
+    ) -> TimedStep | None:
         """The timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or if
-        no request may draft."""
+        no request may draft. Rows of forced tokens count as those of prompts, which are run anyway."""
         # The first step of a text that answers a source reads that, too.
         if self.lengths is None or any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
-        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
+        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq) and seq.id not in forced]
         requests = [self._request(seqs[b]) for b in decoding]
         if not any(one.chosen for one in requests) or any(one.draft_tokens and not one.chosen for one in requests):
             return None
@@ -258,17 +283,22 @@ class Engine:
             [budgets[b].depth for b in decoding],
             sharing=len(seqs) + len(prompts),
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
-            prompt_rows=_prompt_rows(seqs, prompts),
+            prompt_rows=_prompt_rows(seqs, prompts) + _forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
         )
 
-    def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[Budget]:
+    def _chosen(self, seqs: Seq[Sequence], prompt_rows: int, forced: Mapping[int, Seq[int]]) -> list[Budget]:
         requests = list(map(self._request, seqs))
         budgets = [budget(one.seq, 0 if one.detached else one.draft_tokens) for one in requests]
-        choosing = [b for b, one in enumerate(requests) if _decodes(seqs[b]) and (one.chosen or not one.draft_tokens)]
+        for b, seq in enumerate(seqs):
+            if seq.id in forced:
+                budgets[b] = Budget(len(forced[seq.id]))
+        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq) and seq.id not in forced]
+        choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
         if self.lengths is not None and any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
+            rows = prompt_rows + _forced_rows(forced)
+            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, rows), strict=True):
                 budgets[b] = chosen
         return budgets
 
@@ -410,6 +440,11 @@ NO_DRAFTER = NoDrafter()
 def _decodes(seq: Sequence) -> bool:
     """Whether all of its prompt was read before this step."""
     return seq.unread == 1 and seq.kv_len > 0
+
+
+def _forced_rows(forced: Mapping[int, Seq[int]]) -> int:
+    """Rows of a step that belong to requests with forced tokens."""
+    return sum(1 + len(chain) for chain in forced.values())
 
 
 def _prompt_rows(seqs: Seq[Sequence], prompts: Seq[Sequence]) -> int:

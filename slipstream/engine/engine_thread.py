@@ -34,7 +34,6 @@ class Prepared:
     seq: Sequence
     rule: Rule | None = None
     draft_tokens: int | None = None
-    chosen: bool = True
 
 
 @dataclass(eq=False)
@@ -141,7 +140,7 @@ class EngineThread:
         if key not in self._wanted:
             return []
         try:
-            self.engine.add(request.seq, request.rule, request.draft_tokens, request.chosen)
+            self.engine.add(request.seq, request.rule, request.draft_tokens)
         except SlipstreamError as fault:  # the KV cache is too small for it
             return self._refuse(key, fault)
         self._live[request.seq.id] = _Live(key, request.seq)

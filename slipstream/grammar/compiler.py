@@ -21,12 +21,14 @@ import numpy as np
 
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
+from slipstream.grammar.forced_text import SpelledForm
 from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, rebuild
+from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
 from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 log = logging.getLogger("slipstream")
 
@@ -36,7 +38,7 @@ times as much, let a bomb compute for seconds and take half a gigabyte."""
 
 NOT_FORCED = '\n%llguidance {"no_forcing": true}'
 """Where only one text can follow, llguidance allows only the tokens that the tokenizer would write it with. Here, as
-elsewhere, all that write it: which tokens are likely, the target says."""
+elsewhere, all that write it: which tokens are likely, the target says. `ForcedText` drafts the former."""
 
 PROBED = 4
 """A compiled grammar is followed for so many tokens, because most bombs explode there."""
@@ -62,6 +64,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int):
         self._vocab_size = vocab_size
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made when first needed
+        self._symbols = lru_cache(1)(lambda: Symbols(self._vocabulary()))
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
@@ -69,13 +72,14 @@ class Grammars:
         compiled, which says where."""
         if structured.tokens is not None:
             return GivenTokens(structured.tokens, self._vocab_size)
-        matcher, free = self._compiled(structured)
-        return TextConstraint(self._vocabulary(), matcher, free, stop_ids)
+        matcher, free, spelled = self._compiled(structured)
+        return TextConstraint(self._vocabulary(), matcher, free, spelled, stop_ids)
 
-    def _compile(self, structured: Structured) -> tuple[LLMatcher, FreeText]:
-        vocabulary = self._vocabulary()
-        matcher = compile_form(vocabulary, structured)
-        return matcher, FreeText(vocabulary, matcher, structured)
+    def _compile(self, structured: Structured) -> tuple[LLMatcher, FreeText, SpelledForm]:
+        vocabulary, symbols = self._vocabulary(), self._symbols()
+        matcher, grammar = compile_form(vocabulary, structured)
+        spelled = SpelledForm(vocabulary, symbols, _make_matcher(symbols.tokens, grammar))
+        return matcher, FreeText(vocabulary, matcher, structured), spelled
 
 
 def check_structured(structured: Structured) -> None:
@@ -84,12 +88,11 @@ def check_structured(structured: Structured) -> None:
         compile_form(Vocabulary.of_bytes(), structured)
 
 
-def compile_form(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
-    """A matcher at the beginning of the form. Raises ParameterError."""
-    from llguidance import LLMatcher
+def compile_form(vocabulary: Vocabulary, structured: Structured) -> tuple[LLMatcher, str]:
+    """Compile a form. Returns a matcher at its beginning, and the grammar. Raises ParameterError."""
 
     def make_matcher(grammar: str) -> LLMatcher:
-        return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_make_limits())
+        return _make_matcher(vocabulary.tokens, grammar)
 
     grammar = _write_grammar(structured)
     schemas = list(_find_schemas(grammar)) if structured.kind in ("json_schema", "grammar") else []
@@ -97,7 +100,8 @@ def compile_form(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
         check_multiples(schema)
         if (strict := _write_strict(schema)) != json.dumps(schema):
             grammar = grammar[: place.start] + strict + grammar[place.stop :]
-    state = make_matcher(grammar + NOT_FORCED)
+    grammar += NOT_FORCED
+    state = make_matcher(grammar)
     if reason := fault_of(state):
         faults = (fault for _, schema in schemas if (fault := _find_fault(schema, make_matcher)))
         raise _explain_refusal(structured, next(faults, reason))
@@ -112,7 +116,13 @@ def compile_form(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
         probe.consume_token(int(allowed[0]))
     if not n:
         raise _explain_refusal(structured, "no text has this form except the empty one")
-    return state
+    return state, grammar
+
+
+def _make_matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+    from llguidance import LLMatcher
+
+    return LLMatcher(tokens, grammar, log_level=0, limits=_make_limits())
 
 
 def _write_grammar(structured: Structured) -> str:

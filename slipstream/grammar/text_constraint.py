@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.structured import Structured
 from slipstream.errors import DeadEndError, ParameterError
+from slipstream.grammar.forced_text import ForcedText, SpelledForm
 from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -175,8 +176,11 @@ class TextConstraint:
     States are kept from one call to the next: a drafter asks first, then `prune`, verification and `stop`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, stop_ids: frozenset[int]):
+    def __init__(
+        self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, spelled: SpelledForm, stop_ids: frozenset[int]
+    ):
         self._vocabulary, self._free = vocabulary, free
+        self._forced = ForcedText(spelled)
         self._stops = sorted(token for token in stop_ids if token < vocabulary.size)
         self._walk = Walk(grammar)
         self._all = np.ones(vocabulary.size, np.bool_)
@@ -199,6 +203,12 @@ class TextConstraint:
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         self._settle(output)
         return self._state(tuple(tail)).complete
+
+    def forced(self, output: Seq[int]) -> Seq[int]:
+        self._settle(output)
+        state = self._state(())
+        begin = state.place.begin
+        return () if begin is None or state.over else self._forced.tokens([*state.place.lead, *output[begin:]])
 
     def _settle(self, output: Seq[int]) -> None:
         """Make `output` the one that tails follow. States that are still reachable are kept."""
@@ -261,19 +271,22 @@ class GivenTokens:
         outside = next((token for token in tokens if token >= vocab_size), None)
         if outside is not None:
             raise ParameterError(f"structured.tokens holds id {outside}, the vocabulary is 0..{vocab_size - 1}")
-        self._tokenise, self._vocab_size = tuple(tokens), vocab_size
+        self._text, self._vocab_size = tuple(tokens), vocab_size
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         rows = np.ones((len(tails), self._vocab_size), np.bool_)
         for row, tail in zip(rows, tails, strict=True):
             at = len(output) + len(tail)
-            if at < len(self._tokenise) and tuple(tail) == self._tokenise[len(output) : at]:
+            if at < len(self._text) and tuple(tail) == self._text[len(output) : at]:
                 row[:] = False
-                row[self._tokenise[at]] = True
+                row[self._text[at]] = True
         return rows
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        return len(output) + len(tail) >= len(self._tokenise)
+        return len(output) + len(tail) >= len(self._text)
+
+    def forced(self, output: Seq[int]) -> Seq[int]:
+        return self._text[len(output) :]
 
 
 class Walk:

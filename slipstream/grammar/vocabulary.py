@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class Vocabulary:
         copied.no_truncation()
         copied.add_special_tokens([AddedToken(END, special=True)])
         try:
-            return Vocabulary(_make_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
+            return Vocabulary(make_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
         except ValueError as fault:  # what bytes its tokens write is unknown
             raise _explain_impossible(
                 f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes"
@@ -58,7 +59,7 @@ class Vocabulary:
     @staticmethod
     def of_bytes() -> Vocabulary:
         """One id for each byte, of no model. Raises ParameterError if llguidance is not installed."""
-        tokens = _make_tokens("byte")
+        tokens = make_tokens("byte")
         return Vocabulary(tokens, tokens.vocab_size)
 
     def row(self, mask: bytes) -> NDArray[np.bool_]:
@@ -76,12 +77,22 @@ class Vocabulary:
         return [self.tokens.decode_bytes([token]) for token in range(known)] + [b""] * (self.size - known)
 
     @cached_property
+    def _sorted(self) -> list[bytes]:
+        return sorted(self.written)
+
+    def has_longer(self, text: bytes) -> bool:
+        """Return whether some token begins with this text and is longer."""
+        at = bisect_right(self._sorted, text)
+        return at < len(self._sorted) and self._sorted[at].startswith(text)
+
+    @cached_property
     def special(self) -> frozenset[int]:
         known = min(self.size, self.tokens.vocab_size)
         return frozenset(token for token in range(known) if self.tokens.is_special_token(token))
 
 
-def _make_tokens(*given: Any, **named: Any) -> LLTokenizer:
+def make_tokens(*given: Any, **named: Any) -> LLTokenizer:
+    """Make a tokenizer of llguidance. Raises ParameterError if it is not installed."""
     try:
         from llguidance import LLTokenizer
     except ImportError as fault:

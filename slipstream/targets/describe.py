@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,7 +101,7 @@ def loaded(model: object, settings: LoadSettings, progress: Progress | None = No
             "give the path of the checkpoint, or load the target with them: Decoder.load(path, ...)",
         )
         return model
-    if isinstance(model, (str, Path, Checkpoint)):
+    if isinstance(model, CheckpointName):
         described = describe(model, settings)
         check_memory(described)
         return described.load(progress)

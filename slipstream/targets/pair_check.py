@@ -7,10 +7,9 @@ incompatible pair still decodes correctly, because the target verifies ids, but 
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
+from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import differ
 from slipstream.errors import PairError, ParameterError
@@ -63,40 +62,40 @@ class PairReport:
 
     @property
     def fits(self) -> bool:
-        return not self.problem
+        return self.fault is None
 
-    @cached_property
+    @property
     def problem(self) -> str:
         """Why the pair is incompatible, in one sentence; empty if it is compatible."""
+        return "" if self.fault is None else self.fault.what
+
+    @cached_property
+    def fault(self) -> PairError | None:
+        """Why the pair is incompatible: a model of another kind, or other tokens; None if it is compatible."""
         target, draft = self.target, self.draft
+        fault = kind_fault(target.config.source_context is not None, draft.config.source_context is not None)
+        if fault is not None:
+            return fault
         names = f"target {str(target.checkpoint)!r} and draft {str(draft.checkpoint)!r}"
-        if kinds := kind_problem(target.config.source_context is not None, draft.config.source_context is not None):
-            return kinds
         if self.ordinary:
-            return (
+            return _other_tokens(
                 f"{names} do not share a vocabulary: {len(self.ordinary)} of {self.common} common ids map to different "
                 f"tokens, the first (id: target / draft): {'; '.join(map(str, self.differences))}"
             )
         for whole, other in ((target, draft), (draft, target)):  # a token without a row in the other head
             width = other.config.vocab_size
             if whole.token_map and not other.token_map and max(whole.token_map.tokens, default=0) >= width:
-                return (
+                return _other_tokens(
                     f"{names} do not share a vocabulary: {str(whole.checkpoint)!r} has {len(whole.token_map.tokens)} "
                     f"tokens, {str(other.checkpoint)!r} has an output of {width} ids and no tokenizer to compare"
                 )
-        widths = target.config.vocab_size, draft.config.vocab_size
-        if target.token_map is draft.token_map is None and differ(*widths):
-            return (
-                f"{names} have outputs of {widths[0]} and {widths[1]} ids, and neither has a tokenizer: the difference "
-                "is too large to be padding"
-            )
-        return ""
+        neither = target.token_map is draft.token_map is None
+        return width_fault(target.config.vocab_size, draft.config.vocab_size) if neither else None
 
     def require(self) -> None:
         """Raise PairError unless both are of one kind and map the same ids to the same tokens."""
-        require_kind(self.target.config.source_context is not None, self.draft.config.source_context is not None)
-        if self.problem:
-            raise _other_tokens(self.problem)
+        if self.fault is not None:
+            raise self.fault
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -158,7 +157,7 @@ def check_pair(target: CheckpointName | Described, draft: CheckpointName | Descr
 
 
 def _described(model: CheckpointName | Described, role: str) -> Described:
-    if isinstance(model, (str, Path, Checkpoint)):
+    if isinstance(model, CheckpointName):
         return describe(model, LoadSettings(role=role))
     if isinstance(model, Described):
         return model
@@ -172,28 +171,25 @@ def _described(model: CheckpointName | Described, role: str) -> Described:
 _KIND = {True: "an encoder-decoder", False: "a decoder"}
 
 
-def kind_problem(target: bool, draft: bool) -> str:
-    """Says that only one of the two is an encoder-decoder; empty if both or none is."""
-    return "" if target == draft else f"the target is {_KIND[target]}, the draft model is {_KIND[draft]}"
+def kind_fault(target: bool, draft: bool) -> PairError | None:
+    """Return the error for a pair of which only one is an encoder-decoder; None if both or none is."""
+    if target == draft:
+        return None
+    return PairError(
+        f"the target is {_KIND[target]}, the draft model is {_KIND[draft]}",
+        why="a decoder continues a prompt, an encoder-decoder answers a source: they read different inputs",
+        fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
+    )
 
 
-def require_kind(target: bool, draft: bool) -> None:
-    """Raise PairError if only one of a target and its draft model is an encoder-decoder."""
-    if problem := kind_problem(target, draft):
-        raise PairError(
-            problem,
-            why="a decoder continues a prompt, an encoder-decoder answers a source: they read different inputs",
-            fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
-        )
-
-
-def require_widths(target: int, draft: int) -> None:
-    """Raise PairError for models of which only the numbers of ids are known, if these differ by more than padding."""
-    if differ(target, draft):
-        raise _other_tokens(
-            f"the target has an output of {target} ids, the draft model one of {draft}: the difference is too large to "
-            "be padding"
-        )
+def width_fault(target: int, draft: int) -> PairError | None:
+    """Return the error for models of which only the numbers of ids are known, if these differ by more than padding."""
+    if not differ(target, draft):
+        return None
+    return _other_tokens(
+        f"the target has an output of {target} ids, the draft model one of {draft}, and there are no two tokenizers to "
+        "compare: the difference is too large to be padding"
+    )
 
 
 def _other_tokens(problem: str) -> PairError:

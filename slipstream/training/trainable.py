@@ -129,11 +129,13 @@ def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None)
         )
     model.lm.config.dtype = torch.float16
     model.lm.save_pretrained(folder, state_dict=weights)
-    if tokenizer_from is not None and tokenizer_from.is_file():
+    if tokenizer_from is None:
+        return
+    if Checkpoint.open(tokenizer_from).is_gguf:
         tokenizer = tokenizer_of(tokenizer_from)
         if isinstance(tokenizer, FolderTokenizer):  # what llama.cpp alone can read stays in the GGUF file
             tokenizer.transformers.save_pretrained(folder)
-    elif tokenizer_from is not None:
+    else:
         for path in sorted(tokenizer_from.iterdir()):
             if path.name.startswith(
                 ("tokenizer", "special_tokens", "vocab", "merges", "chat_template", "added_tokens")

@@ -13,6 +13,9 @@ import pytest
 
 from slipstream import LLM, check_pair, load_model_pair, zoo
 from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.errors import CheckpointError
+from slipstream.targets.describe import describe
+from tests.checkpoints.gguf_files import tiny_model
 
 OPENED, CLOSED, IS_FOLDER = 0x20, 0x18, 0x40000000
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify counts the opens")
@@ -70,3 +73,18 @@ def test_a_checkpoint_that_is_open_is_read_once_however_many_ask(models: Path, o
     for _ in range(2):
         load_model_pair(target, "embedded")
     assert set(seen().values()) == {1}
+
+
+def test_a_gguf_file_is_opened_once(tmp_path: Path, opens) -> None:
+    (tmp_path / "a.gguf").write_bytes(tiny_model())
+    seen = opens(tmp_path)
+    LLM(tmp_path / "a.gguf", executor="torch")
+    assert seen() == {"a.gguf": 1}
+
+
+def test_a_file_that_changed_since_it_was_opened_is_refused(models: Path) -> None:
+    target, file = describe("embedded"), models / "target" / "model.safetensors"
+    assert target.stored
+    file.write_bytes(file.read_bytes() + b"0")
+    with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        target.load()

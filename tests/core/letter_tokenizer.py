@@ -20,7 +20,7 @@ def constraint_of(params: SamplingParams, vocab: int, stop_ids: frozenset[int] =
     """As `LLM` gives it to a sequence with these parameters."""
     if params.structured is None:
         return None
-    return grammars(vocab).constraint(params.structured, stop_ids)
+    return grammars(vocab).make_constraint(params.structured, stop_ids)
 
 
 @cache

@@ -116,12 +116,16 @@ class RememberedForm:
 
     def __init__(self, form: Constraint):
         self._allowed, self._complete = functools.cache(form.allowed), functools.cache(form.complete)
+        self._forced = functools.cache(form.forced)
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         return self._allowed(tuple(output), tuple(map(tuple, tails)))
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return self._complete(tuple(output), tuple(tail))
+
+    def forced(self, output: Seq[int]) -> Seq[int]:
+        return self._forced(tuple(output))
 
 
 S = TypeVar("S", bound=Sequence)

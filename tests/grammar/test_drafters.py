@@ -19,6 +19,7 @@ from tests.targets.toy import ToyTarget
 
 FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
 CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
+FORCED = Structured(regex="(abc[de]ab|b(cad|eba)|c)+")  # after a comes bc
 SMALL_TREE = {"small tree": lambda target: eagle_drafter(V, 3, shape="tree", width=2, nodes=3)}
 MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS, **SMALL_TREE}
 TRIGGERED = ("suffix", "model", "eagle tree, drawn", "medusa", "eagle3")
@@ -41,7 +42,10 @@ def plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize(("name", "form"), [*((name, FORM) for name in MAKERS), *((name, CALLS) for name in TRIGGERED)])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, FORM) for name in MAKERS), *((name, CALLS) for name in TRIGGERED), *((name, FORCED) for name in MAKERS)],
+)
 def test_greedy_text_is_that_of_plain_constrained_decoding(name: str, form: Structured) -> None:
     params = SamplingParams(structured=form, max_tokens=30)
     prompts = Case(target, MAKERS[name]).prompts(5)
@@ -50,17 +54,18 @@ def test_greedy_text_is_that_of_plain_constrained_decoding(name: str, form: Stru
         done = llm.generate(prompts, params)
         assert [each.token_ids for each in done] == [plain(tuple(prompt), params) for prompt in prompts]
         assert not any(each.stats.drafter_faults for each in done)
-        assert form is FORM or all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
+        assert form is not CALLS or all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
 
 
 DRAWING = ("model", "suffix", "medusa", "eagle3", "small tree")
 REJECTION = [(name, "rejection", FORM, 2) for name in DRAWING]
 LONGER = [(name, rule, FORM, 3) for name in ("model", "suffix") for rule in ("rejection", "block")]
 CALLED = [("suffix", "rejection", CALLS, 4), ("small tree", "rejection", CALLS, 2)]
+FORCED_TEXT = [(name, rule, FORCED, 3) for name in ("none", "suffix", "model") for rule in ("rejection", "block")]
 PROMPT = [0, 1, 2, 0, 1, 2, 0]
 
 
-@pytest.mark.parametrize(("name", "rule", "form", "steps"), REJECTION + LONGER + CALLED)
+@pytest.mark.parametrize(("name", "rule", "form", "steps"), REJECTION + LONGER + CALLED + FORCED_TEXT)
 def test_every_text_is_exactly_as_probable_as_in_plain_decoding(name: str, rule: str, form: Structured, steps: int):
     """By enumeration of the first token and so many steps. Of calls, a second one may begin in the text."""
     params = SamplingParams(temperature=1.0, top_k=3, max_tokens=2 + steps, structured=form)

@@ -1,0 +1,71 @@
+"""Drafts the tokens that write what a form forces: the drafter `grammar`, which stands before every other one.
+
+No user names it: it drafts for each request with a form. Its tokens are nearly certain, so no policy chooses how many
+there are, and they count as rows that have to be run anyway. The drafter in use sees such a step as any other, and
+drafts for the other requests.
+"""
+
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits, read_prompts
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+from slipstream.drafters.hybrid import DraftPart, join_drafts
+
+MOST_FORCED = 32
+"""Most tokens of a forced text that are drafted in one step, where the user names no number."""
+
+
+class FormDrafter(Drafter):
+    """Proposes the beginning of what is forced. device: where the target wants its draft tokens."""
+
+    name = "grammar"
+    traits = DrafterTraits(chains_only=True)
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = device
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        chains = list[Seq[int]]()
+        for seq, budget in zip(seqs, budgets, strict=True):
+            began = perf_counter()
+            forced = seq.constraint.forced(seq.output) if seq.constraint is not None and budget.depth > 0 else ()
+            chains.append(forced[: budget.depth])
+            seq.stats.seconds["draft"] += perf_counter() - began
+        return Draft.chains(chains, device=self.device)
+
+
+class ForcedFirst(Drafter):
+    """The drafter of a step in which some requests have forced tokens.
+
+    forced   id of a sequence -> its forced tokens, which it drafts. drafter: drafts for the others among the first
+             `shown` sequences, and is shown these.
+    """
+
+    def __init__(self, forced: Mapping[int, Seq[int]], drafter: Drafter, shown: int, vocab_size: int):
+        self._forced, self._drafter, self._shown, self._vocab_size = forced, drafter, shown, vocab_size
+        self.name, self.traits = drafter.name, replace(drafter.traits, drafts=True)
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        chains = [self._forced.get(seq.id, ())[: each.depth] for seq, each in zip(seqs, budgets, strict=True)]
+        left = [Budget(0) if seq.id in self._forced else each for seq, each in zip(seqs, budgets, strict=True)]
+        others = self._drafter.propose(seqs[: self._shown], left[: self._shown]).padded(len(seqs) - self._shown)
+        forced = Draft.chains(chains, device=others.tokens.device).named(FormDrafter.name)
+        parts = [DraftPart(forced if chain else others) for chain in chains]
+        return join_drafts(parts, self._vocab_size, others.tokens.device).with_drawn(others.drawn)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        if self._shown:
+            self._drafter.observe(seqs[: self._shown], draft, out, verdict)
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`."""
+        read_prompts(self._drafter, seqs, out)
+
+    def release(self, seq_id: int) -> None:
+        self._drafter.release(seq_id)

@@ -1,0 +1,209 @@
+"""`ForcedText`: the tokens that write the text which a form forces next.
+
+A schema forces names, quotes and brackets, but hardly ever a single token, because several tokens may write the
+beginning of the same text. So the form is followed byte by byte, as far as only one text can follow, and this text is
+split as the tokenizer splits it behind the last token. White space that may stand there or not is taken as the text had
+it before (see `Spacing`). The last token is left out where it depends on what follows:
+
+    text so far            {"city": "Paris",
+    forced                  "unit": "                    then c or f
+    its tokens behind `,`  ` "`  `unit`  `":`  ` "`      the last one is the same before c and before f
+
+What is found is a draft: verification decides, so a wrong guess costs time and changes no text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence as Seq
+from copy import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from slipstream.grammar.spacing import Spacing
+from slipstream.grammar.symbols import Symbols
+from slipstream.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+log = logging.getLogger("slipstream")
+
+AHEAD = 256
+"""Bytes after which a forced text is not followed further yet: a grammar may force an endless one."""
+
+REMEMBERED = 2**14
+"""Forced texts of a form whose tokens are kept."""
+
+USUAL = b"aA0"
+"""Bytes that stand for all that may follow, where they may: texts are split alike before most others."""
+
+MOST_COMPARED = 4
+"""Where none of these may follow: so many bytes that may are compared."""
+
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")
+"""A special token in the forced text of llguidance."""
+
+_WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]*\Z")
+
+
+class SpelledForm:
+    """A form that is followed byte by byte, shared by its requests.
+
+    grammar  a matcher of `symbols` at the beginning of the form.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher):
+        self.symbols, self.grammar = symbols, grammar
+        self.tokens = lru_cache(REMEMBERED)(self._tokens)
+        self._vocabulary = vocabulary
+        self._is_told = False
+        if grammar.is_error():
+            self.tell(grammar.get_error())
+
+    def tell(self, reason: str) -> None:
+        """Warn once that forced text is not drafted."""
+        if not self._is_told:
+            self._is_told = True
+            line = reason.strip().split("\n")[0]
+            log.warning("text that a form forces is not drafted any more: %s. The text is not affected.", line)
+
+    def read(self, forced: bytes) -> list[int]:
+        """Turn forced text of llguidance into symbols."""
+        found, first, at = list[int](), self.symbols.first, 0
+        for special in _SPECIAL.finditer(forced):
+            found += [first + byte for byte in forced[at : special.start()]]
+            found.append(int(special[1]))
+            at = special.end()
+        return found + [first + byte for byte in forced[at:]]
+
+    def _tokens(self, last: int | None, ahead: tuple[int, ...], follow: bytes | None) -> tuple[int, ...]:
+        """Return the tokens that write the symbols `ahead` behind the token `last`.
+
+        follow  bytes that may come next, each of which stands for a text; b"": the text ends. None: not known.
+        """
+        tokens, run = list[int](), bytearray()
+        for symbol in ahead:
+            if symbol >= self.symbols.first:
+                run.append(symbol - self.symbols.first)
+                continue
+            tokens += [*self._split(last, bytes(run)), symbol]
+            last, run = symbol, bytearray()
+        if follow is None:
+            return (*tokens, *self._split(last, bytes(run))[:-1])
+        ways = [self._split(last, bytes(run), bytes([byte])) for byte in follow] or [self._split(last, bytes(run))]
+        common = 0
+        while all(len(way) > common and way[common] == ways[0][common] for way in ways):
+            common += 1
+        found = ways[0][:common]
+        if any(_last_word(bytes([byte])) for byte in follow):
+            found = self._without_last_word(found, bytes(run))
+        return (*tokens, *found)
+
+    def _without_last_word(self, tokens: list[int], text: bytes) -> list[int]:
+        """Return the tokens before the first one in whose place one may stand that goes on behind the text, which ends
+        within a word."""
+        written, cut = self._vocabulary.written, len(tokens)
+        rest = text[sum(len(written[token]) for token in tokens) :]
+        for n in reversed(range(len(tokens))):
+            rest = written[tokens[n]] + rest
+            if len(rest) > 1 + len(_last_word(text)):  # the space before a word belongs to its token
+                break
+            if self._vocabulary.has_longer(rest):
+                cut = n
+        return tokens[:cut]
+
+    def _split(self, last: int | None, data: bytes, follow: bytes = b"") -> list[int]:
+        """Return the tokens of `data` that are complete where `follow` comes next."""
+        written, split = self._vocabulary.written, self._vocabulary.tokens.tokenize_bytes
+        before = b"" if last is None or last in self._vocabulary.special else written[last]
+        tokens = split(before + data + follow)
+        if before:  # the model may have written the text before in tokens that the tokenizer would not
+            tokens = tokens[1:] if tokens[:1] == [last] else split(data + follow)
+        complete, at = list[int](), 0
+        for token in tokens:
+            text = written[token] if token < len(written) else b""
+            if not text or data[at : at + len(text)] != text:  # or a token that the tokenizer writes for unknown text
+                break
+            complete.append(token)
+            at += len(text)
+        return complete
+
+
+class ForcedText:
+    """Follows one text along its form, and keeps what is forced after it."""
+
+    def __init__(self, form: SpelledForm):
+        self._form = form
+        self._begin()
+
+    def _begin(self) -> None:
+        self._text: list[int] = []
+        self._matcher = self._form.grammar.deep_copy()  # stands behind the text and `_ahead`
+        self._spacing = Spacing()
+        self._ahead: list[int] = []  # symbols
+        self._follow: bytes | None = None  # see `SpelledForm.tokens`
+        self._is_lost = self._matcher.is_error()
+
+    def tokens(self, text: list[int]) -> Seq[int]:
+        """Return the tokens that are forced after these tokens, which begin where the form begins."""
+        if text[: len(self._text)] != self._text:
+            self._begin()
+        for token in text[len(self._text) :]:
+            self._read(self._form.symbols.of(token))
+        self._text = text
+        if not self._ahead and not self._is_lost:
+            self._look_ahead()
+        if not self._ahead or self._is_lost:
+            return ()
+        return self._form.tokens(text[-1] if text else None, tuple(self._ahead), self._follow)
+
+    def _read(self, symbols: Seq[int]) -> None:
+        """Go on with what one token writes."""
+        if self._is_lost:
+            return
+        ahead, same = self._ahead, 0
+        while same < min(len(symbols), len(ahead)) and symbols[same] == ahead[same]:
+            same += 1
+        if same < len(symbols):
+            if same < len(ahead):
+                self._matcher.rollback(len(ahead) - same)
+            rest = list(symbols[same:])
+            self._is_lost = self._matcher.try_consume_tokens(rest) < len(rest)
+            same = len(ahead)
+        self._ahead = ahead[same:]
+        self._spacing.read(self._form.symbols.bytes_of(symbols), learns=True)
+
+    def _look_ahead(self) -> None:
+        """Follow the form as far as only one text can."""
+        matcher, symbols, spacing = self._matcher, self._form.symbols, copy(self._spacing)
+        self._follow, goes_on = None, True
+        while goes_on and len(self._ahead) < AHEAD:
+            found = self._form.read(matcher.compute_ff_bytes())[:AHEAD]
+            if not found and not matcher.is_error():
+                allowed = symbols.allowed(matcher.compute_bitmask())
+                only = symbols.only(allowed)
+                gap = spacing.expected(None if only is None else symbols.bytes_of([only])[0])
+                found = symbols.spaces(allowed, gap) + ([] if only is None else [only])
+                goes_on = only is not None
+                self._follow = None if goes_on else _compared(symbols.following(allowed))
+            count = matcher.try_consume_tokens(found)
+            if matcher.is_error():
+                self._form.tell(matcher.get_error())
+                self._is_lost = True
+                return
+            self._ahead += found[:count]
+            spacing.read(symbols.bytes_of(found[:count]))
+            goes_on = goes_on and count == len(found)
+
+
+def _last_word(text: bytes) -> bytes:
+    """Return the letters and digits at the end of a text."""
+    return _WORD.search(text)[0]  # type: ignore[index]  # it matches the empty word, too
+
+
+def _compared(following: bytes) -> bytes:
+    """Return the bytes that stand for all that may follow."""
+    usual = bytes(byte for byte in USUAL if byte in following)
+    return usual or following[:MOST_COMPARED]

@@ -1,0 +1,64 @@
+"""`Spacing`: the white space that a text has where its form leaves that free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SPACES = b" \t\r\n"
+OPEN, CLOSE, MARKS = b"{[(", b"}])", b"{[(}]):,"
+USUAL = {ord(":"): b" ", ord(","): b" "}
+"""White space behind a mark, before the text has shown its own: as `json.dumps` writes it."""
+
+
+@dataclass
+class Spacing:
+    """Reads a text and remembers the white space behind each mark of JSON (a text writes it the same way throughout).
+    A copy reads on without changing what was remembered.
+
+    seen   by the mark and the byte behind the white space (None: any): the white space, and the depth that it stood at.
+    last   the last byte that is no white space; gap: the white space since then.
+    """
+
+    seen: dict[tuple[int, int | None], tuple[bytes, int]] = field(default_factory=dict)
+    last: int = 0
+    gap: bytes = b""
+    depth: int = 0
+    is_quoted: bool = False
+    is_escaped: bool = False
+
+    def read(self, data: bytes, learns: bool = False) -> None:
+        """Go on with these bytes. learns: whether their white space is remembered."""
+        for byte in data:
+            if self.is_quoted:
+                self.is_quoted = self.is_escaped or byte != ord('"')
+                self.is_escaped = byte == ord("\\") and not self.is_escaped
+                self.last = byte
+            elif byte in SPACES:
+                self.gap += bytes([byte])
+            else:
+                self.depth -= byte in CLOSE
+                if learns:
+                    self.seen[self._mark, byte] = self.seen[self._mark, None] = self.gap, self.depth
+                self.depth += byte in OPEN
+                self.last, self.gap, self.is_quoted = byte, b"", byte == ord('"')
+
+    @property
+    def _mark(self) -> int:
+        """The last byte, if it is a mark; all others are one."""
+        return self.last if self.last in MARKS else 0
+
+    def expected(self, following: int | None) -> bytes:
+        """Return the white space that is still to be written before the byte `following` (None: not known)."""
+        if self.is_quoted:
+            return b""
+        closes = following is not None and following in CLOSE
+        depth = self.depth - closes
+        key = self._mark, following
+        if key not in self.seen:
+            opening = next((mark for mark in OPEN if closes and (mark, None) in self.seen), self._mark)
+            key = opening, None
+        gap, stood = self.seen.get(key, (USUAL.get(self.last, b""), 0))
+        if b"\n" in gap and stood > 0:
+            line, indent = gap[: gap.rindex(b"\n") + 1], gap[gap.rindex(b"\n") + 1 :]
+            gap = line + indent[: len(indent) // stood] * depth
+        return gap[len(self.gap) :] if gap.startswith(self.gap) else b""

@@ -1,0 +1,87 @@
+"""`Symbols`: an alphabet of bytes and special tokens, in which llguidance can follow a form byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.grammar.spacing import SPACES
+from slipstream.grammar.vocabulary import Vocabulary, make_tokens
+
+SPECIAL = 0xFF
+"""Stands for a special token where bytes are read; no byte of UTF-8."""
+
+
+class Symbols:
+    """The symbols of one vocabulary. A special token keeps its id; byte b has the id `first + b`.
+
+    tokens  of llguidance, with these symbols alone.
+    """
+
+    def __init__(self, vocabulary: Vocabulary):
+        from llguidance import TokenizerWrapper
+
+        self.first = vocabulary.tokens.vocab_size
+        self._written, self._special = vocabulary.written, vocabulary.special
+        special = sorted(self._special)
+        texts = [b""] * self.first + [bytes([byte]) for byte in range(256)] + [b"<end>"]
+        for token in special:
+            texts[token] = self._written[token]
+        self.tokens = make_tokens(TokenizerWrapper(_Alphabet(texts, [*special, len(texts) - 1])), slices=[])
+        self._ids = np.array([*special, *range(self.first, self.first + 256)])
+        self._count = len(special)
+        self._is_space = np.isin(self._ids - self.first, list(SPACES))
+        self.of = lru_cache(None)(self._of)
+
+    def _of(self, token: int) -> tuple[int, ...]:
+        """Return the symbols of a token."""
+        if token in self._special:
+            return (token,)
+        return tuple(self.first + byte for byte in (self._written[token] if token < len(self._written) else b""))
+
+    def bytes_of(self, symbols: Seq[int]) -> bytes:
+        """Return the bytes of symbols, `SPECIAL` for each special token."""
+        return bytes([symbol - self.first if symbol >= self.first else SPECIAL for symbol in symbols])
+
+    def allowed(self, mask: bytes) -> NDArray[np.bool_]:
+        """Return which symbols a bit mask of llguidance allows: special tokens, then bytes."""
+        bits = np.frombuffer(mask, np.uint8)
+        allowed: NDArray[np.bool_] = (bits[self._ids >> 3] >> (self._ids & 7) & 1).astype(np.bool_)
+        return allowed
+
+    def only(self, allowed: NDArray[np.bool_]) -> int | None:
+        """Return the only symbol that may follow, white space aside; None if there are none or several. A special token
+        is the only one if the others begin to spell its name: no tokenizer does."""
+        solid = np.flatnonzero(allowed & ~self._is_space)
+        if len(solid) > 2 or not len(solid):
+            return None
+        symbol = int(self._ids[solid[0]])
+        if len(solid) == 1 or (
+            symbol < self.first <= (other := int(self._ids[solid[1]]))
+            and self._written[symbol][0] == other - self.first
+        ):
+            return symbol
+        return None
+
+    def spaces(self, allowed: NDArray[np.bool_], gap: bytes) -> list[int]:
+        """Return the symbols of white space, if it may follow; else none."""
+        return [self.first + byte for byte in gap] if all(allowed[self._count + byte] for byte in gap) else []
+
+    def following(self, allowed: NDArray[np.bool_]) -> bytes:
+        """Return the bytes that may follow, white space aside."""
+        return bytes((np.flatnonzero((allowed & ~self._is_space)[self._count :])).tolist())
+
+
+class _Alphabet:
+    """What llguidance needs to know of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int]):
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, special[-1]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self.eos_token_id - 256 + byte for byte in text]

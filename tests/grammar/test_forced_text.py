@@ -1,0 +1,174 @@
+"""What a form forces is drafted in the model's own tokens: as far as only one text can follow, and no further."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from slipstream import LLM, SamplingParams, Structured, Trigger
+from slipstream.grammar.compiler import Grammars
+from slipstream.tokens.text import load_tokenizer
+from slipstream.zoo import checkpoint_of
+from tests.core.letter_tokenizer import letter_tokenizer
+from tests.targets.toy import ToyTarget
+
+V = 4096
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(checkpoint_of("embedded", "target"))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Any) -> Grammars:
+    return Grammars(tokenizer, V)
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
+    }  # fmt: skip
+
+
+WEATHER = record(
+    city={"type": "string"}, unit={"enum": ["celsius", "fahrenheit"]}, days={"type": "integer"},
+    at=record(lat={"type": "number"}, names={"type": "array", "items": {"type": "string"}}),
+)  # fmt: skip
+VALUE = {"city": 'Paris, "the" city', "unit": "celsius", "days": 3, "at": {"lat": 2.5, "names": ["a", "b c"]}}
+
+
+def followed(grammars: Grammars, ids: list[int], form: Structured) -> tuple[list[int], list[int]]:
+    """The forced tokens that were right, and those that were wrong, along a text."""
+    constraint, output = grammars.make_constraint(form, frozenset()), list[int]()
+    right, wrong = list[int](), list[int]()
+    while len(output) < len(ids):
+        forced, rest = list(constraint.forced(output)), ids[len(output) :]
+        same = next(
+            (n for n, (a, b) in enumerate(zip(forced, rest, strict=False)) if a != b), min(len(forced), len(rest))
+        )
+        right += forced[:same]
+        wrong += forced[same : same + 1]
+        output += rest[: same + 1]
+    return right, wrong
+
+
+@pytest.mark.parametrize(
+    ("layout", "most_wrong"), [({}, 0), ({"indent": 2}, 4), ({"separators": (",", ":")}, 2)], ids=str
+)
+def test_names_and_marks_of_a_schema_are_forced_in_the_layout_that_the_text_has(
+    grammars: Grammars, tokenizer: Any, layout: dict[str, Any], most_wrong: int
+) -> None:
+    ids = tokenizer.encode(json.dumps(VALUE, **layout))
+    right, wrong = followed(grammars, ids, Structured(json_schema=WEATHER))
+    assert len(right) > len(ids) / 3
+    assert len(wrong) <= most_wrong
+
+
+def test_a_text_is_never_forced_where_the_form_leaves_a_choice(grammars: Grammars, tokenizer: Any) -> None:
+    constraint = grammars.make_constraint(Structured(regex="(red|green|blue)!"), frozenset())
+    assert not constraint.forced([])
+    assert tokenizer.decode(constraint.forced(tokenizer.encode("gr"))) == "een!"
+    assert not grammars.make_constraint(Structured(regex="[a-z]+"), frozenset()).forced([])
+
+
+def test_the_last_token_is_left_out_where_it_depends_on_what_follows(grammars: Grammars, tokenizer: Any) -> None:
+    for text, form in (("true", "tru(e|th)"), ("return x", "retu(rn x|n)")):
+        forced = list(grammars.make_constraint(Structured(regex=form), frozenset()).forced([]))
+        ids = tokenizer.encode(text)
+        assert forced == ids[: len(forced)]
+
+
+def test_a_form_after_free_text_is_forced_from_its_trigger_on(grammars: Grammars, tokenizer: Any) -> None:
+    form = Structured(grammar='start: "CALL" " weather" (" now" | " later")', trigger=Trigger(["CALL"], repeats=True))
+    constraint = grammars.make_constraint(form, frozenset())
+    output = tokenizer.encode("the CAL")
+    assert not constraint.forced(output)
+    output = tokenizer.encode("the CALL")
+    assert tokenizer.decode([*output, *constraint.forced(output)]).startswith("the CALL weather")
+    output = tokenizer.encode("the CALL weather now and CALL")
+    assert tokenizer.decode(constraint.forced(output)).startswith(" weather")
+
+
+def test_a_given_text_is_forced_token_by_token(grammars: Grammars) -> None:
+    constraint = grammars.make_constraint(Structured(tokens=[5, 6, 7]), frozenset())
+    assert list(constraint.forced([])) == [5, 6, 7]
+    assert list(constraint.forced([5, 6])) == [7]
+
+
+def test_forced_text_does_not_depend_on_how_the_text_was_read(grammars: Grammars, tokenizer: Any) -> None:
+    """A constraint that is asked for other texts in between, as after a preemption, says the same."""
+    ids, form = tokenizer.encode(json.dumps(VALUE, indent=1)), Structured(json_schema=WEATHER)
+    one = grammars.make_constraint(form, frozenset())
+    step_by_step = [list(one.forced(ids[:n])) for n in range(len(ids))]
+    assert [list(one.forced(ids[:n])) for n in reversed(range(len(ids)))] == step_by_step[::-1]
+    assert [list(grammars.make_constraint(form, frozenset()).forced(ids[:n])) for n in range(len(ids))] == step_by_step
+
+
+ENDLESS = {"grammar": 'start: "a" start'}
+
+
+@pytest.mark.parametrize("form", [ENDLESS, {"regex": "a{3000}"}, {"regex": "(ab|c)*d{40}"}], ids=str)
+def test_a_form_that_forces_an_endless_text_is_drafted_in_parts_or_not_at_all(form: dict[str, Any]) -> None:
+    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
+    params = SamplingParams(structured=Structured(**form), max_tokens=300)
+    plain = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5), draft_tokens=0)
+    done, alone = (each.generate([[1]], params)[0] for each in (llm, plain))
+    assert done.token_ids == alone.token_ids
+    assert alone.stats.steps == 300 or form is not ENDLESS
+    assert done.stats.steps < alone.stats.steps or form is ENDLESS
+
+
+def test_a_forced_text_that_cannot_be_followed_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        for _ in range(2):
+            llm.generate([[1]], SamplingParams(structured=Structured(**ENDLESS), max_tokens=20))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "is not drafted any more" in told
+    assert "\n" not in told
+
+
+def test_forced_text_that_the_tokens_cannot_write_is_drafted_up_to_there() -> None:
+    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
+    form = Structured(grammar='start: "abc" (/[d]/ | "é") "ab"')
+    done = llm.generate([[1]], SamplingParams(structured=form))[0]
+    assert done.text == "abcdab"
+    assert done.stats.accepted
+    assert done.stats.drafter_faults == 0
+
+
+def test_a_text_that_ends_with_its_form_is_drafted_to_its_end(tokenizer: Any) -> None:
+    llm = LLM("embedded")
+    done = llm.generate(
+        ["The answer:"], SamplingParams(structured=Structured(regex=" (no|yes) or return"), max_tokens=40)
+    )
+    assert done[0].finish_reason == "stop"
+    assert done[0].stats.steps < len(done[0].token_ids)
+
+
+def test_forced_drafts_are_on_without_a_drafter_and_off_with_no_draft_tokens() -> None:
+    form = Structured(json_schema=WEATHER)
+    base = {"structured": form, "max_tokens": 60}
+    llm = LLM("embedded")
+    on, off = (llm.generate(["x"], SamplingParams(**base, **more))[0] for more in ({}, {"draft_tokens": 0}))
+    assert on.token_ids == off.token_ids
+    assert on.stats.accepted
+    assert not off.stats.proposed
+    none = LLM("embedded", draft_tokens=0).generate(["x"], SamplingParams(**base))[0]
+    assert not none.stats.proposed
+    few = LLM("embedded", draft_tokens=2).generate(["x"], SamplingParams(**base))[0]
+    assert max(few.stats.drafted_at) == 2
+
+
+@pytest.mark.parametrize("draft", [None, "suffix", "embedded"])
+def test_statistics_name_the_drafter_of_each_token(draft: str | None) -> None:
+    llm = LLM("embedded", draft)
+    seq = llm.sequence("x = ", SamplingParams(structured=Structured(json_schema=WEATHER), max_tokens=60))
+    for _ in llm.decode([seq]):
+        pass
+    named = [name for name in seq.proposers if name is not None]
+    assert "grammar" in named
+    assert set(named) <= {"grammar", llm.drafter.name}
+    assert len(named) == seq.stats.accepted
