@@ -32,7 +32,7 @@ _PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 _MIXERS = ["linear_attention", FULL, "linear_attention", "linear_attention"]
 _DELTA = {
     "head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32, "layer_types": _MIXERS,
+    "linear_value_head_dim": 32, "layer_types": _MIXERS, "initializer_range": 0.15,
 }  # fmt: skip
 _MAMBA = {
     "layer_types": _MIXERS, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
@@ -95,9 +95,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: config_of(
         "Lfm2", **_TIED, layer_types=["conv", FULL, "conv", "conv"], conv_bias=True, block_auto_adjust_ff_dim=False
     ),
-    "qwen3.5": lambda: config_of("Qwen3_5Text", **_SHAPE, **_DELTA),
+    "qwen3.5": lambda: config_of("Qwen3_5Text", **_SHAPE | _DELTA),
     "qwen3-next": lambda: config_of(
-        "Qwen3Next", **_MOE, **_DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
+        "Qwen3Next", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
     ),
     "granite-hybrid": lambda: config_of(
         "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0

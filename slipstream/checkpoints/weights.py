@@ -260,6 +260,7 @@ HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _TIED = (EMBEDDING, "wte.weight", HEAD)
 _BUFFERS = re.compile(r".*rotary_emb\..*inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = re.compile(r"((model|language_model)\.)*")
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
 _EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 _GPT2 = {
@@ -293,6 +294,9 @@ def _canonical(
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
         return _fused_experts(prefix, part, "bias" if bias else "weight", shape[0], family.transposed)
+    layer = _LAYER.match(name)
+    if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
+        return []
     stem, _, kind = name.rpartition(".")
     found = _OF_LAYER.fullmatch(stem)
     at, part = found.groups() if found else ("", "")

@@ -125,6 +125,7 @@ _QWEN = Family(
     fused=_GATED,
     grouped={"self_attn.q_proj": "heads", "recurrent.in_proj_qkvz": "groups", "recurrent.in_proj_ba": "groups"},
     plus_one=True,
+    further=True,
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {

@@ -178,6 +178,7 @@ FAMILIES = {
     "glm4_moe": Family(
         read=_glm4_moe,
         names=_CORRECTED,
+        further=True,
         gguf="glm4moe",
         keys=_glm4_moe_keys,
         gguf_names={"post_attention_layernorm": "post_attention_norm"},
