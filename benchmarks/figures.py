@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from benchmarks.markdown import beside, bound
-from slipstream.bench.estimates import ratio
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
+from slipstream.measure.estimates import estimate_ratio
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def judge(
         if name not in series:
             reason = skipped.get(name) or skipped.get(name.split("_", 1)[-1]) or "not measured in this run"
             return {**row, "verdict": "skipped", "reason": reason.strip()}
-    estimate = ratio(series[figure.top], series[figure.bottom])
+    estimate = estimate_ratio(series[figure.top], series[figure.bottom])
     verdict = "reached" if figure.reached(estimate.value) else "missed"
     return {**row, **vars(estimate), "verdict": verdict}
 
@@ -116,5 +116,5 @@ def agreement(texts: list[list[int]], references: list[list[int]]) -> dict[str, 
     divergences = []
     for prompt, (a, b) in enumerate(zip(texts, references, strict=True)):
         if a != b:
-            divergences.append({"prompt": prompt, "token": common_beginning(a, b)})
+            divergences.append({"prompt": prompt, "token": count_common(a, b)})
     return {"identical": 1 - len(divergences) / len(texts), "divergences": divergences}

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
-from slipstream.drafters.draft_plan import options_of
-from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.drafters.draft_plan import find_options
+from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.measure.tables import Column, Table, words
 
 
 @grouped
@@ -28,7 +28,7 @@ def drafters(
     Other commands take these options as `-o NAME=VALUE`."""
     if name is None:
         rows = {
-            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": most_chosen(each)}
+            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": limit_chosen(each)}
             for each, spec in DRAFTERS.items()
         }
         if as_json:
@@ -47,7 +47,7 @@ def drafters(
         return
     if name not in DRAFTERS:
         raise ParameterError(f"there is no drafter {name!r}", fix=did_you_mean(name, DRAFTERS))
-    config = options_of(name)
+    config = find_options(name)
     known = defaults(config)
     if as_json:
         print(json.dumps(known))
@@ -57,7 +57,7 @@ def drafters(
     spec = DRAFTERS[name]
     if spec.length:
         console.print(
-            f"Draft tokens: chosen in each step, up to {most_chosen(name)}; {spec.length} where a number is needed."
+            f"Draft tokens: chosen in each step, up to {limit_chosen(name)}; {spec.length} where a number is needed."
         )
     if spec.trained_by is not None:
         console.print(f"Train it with `slipstream train {spec.trained_by}`.")
@@ -80,7 +80,7 @@ def summary(name: str) -> str:
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
 
-def meanings(config: Any) -> dict[str, str]:
+def meanings(config: object) -> dict[str, str]:
     """Option -> what the docstring of the configuration says of it, in paragraphs that begin with one name or more."""
     texts: dict[str, str] = {}
     names = [""]

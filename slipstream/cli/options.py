@@ -123,7 +123,7 @@ class ModelOptions(LoadSettings):
     @property
     def usual(self) -> str:
         """The drafters in use where none is named; llama.cpp offers no hidden states to a head."""
-        names = draft_plan.usual(self.target, self.draft_model)
+        names = draft_plan.choose_usual(self.target, self.draft_model)
         return WITHOUT_DRAFT if names == WITH_HEAD and self.executor == LLAMACPP else names
 
     @property
@@ -137,7 +137,7 @@ class ModelOptions(LoadSettings):
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
         """The drafter in use and its options, as `LLM.use` takes them."""
-        return draft_plan.asked(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
+        return draft_plan.parse_draft(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
 
     @property
     def draft_is_read(self) -> bool:

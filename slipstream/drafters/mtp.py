@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, needed
+from slipstream.core.target import HEAD_HOST, Target, require
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.heads.mtp_names import FAMILIES, TRANSFORMERS, explain_no_layers, has_mtp_layers
@@ -42,7 +42,7 @@ def make(target: Target, **options: Any) -> MtpDrafter:
     """See `registry`; options as in `EagleDraftConfig`. Raises ParameterError, PairError (also for a target
     without MTP layers) and the family of LoadError."""
     config = EagleDraftConfig(**options)
-    host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
+    host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
     family = host.family if host.module is None else host.module.config.get_text_config(decoder=True).model_type
     if family not in FAMILIES:
         raise explain_no_layers(family)

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import PairError
 
 log = logging.getLogger("slipstream")
@@ -38,7 +38,7 @@ class MtpFamily:
     index: str
     numbered: bool = False
     types: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: JsonMapping = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def count_layers(self, names: Iterable[str], layers: int) -> int:
@@ -93,9 +93,8 @@ def explain_no_layers(family: str) -> PairError:
 
 
 def count_mtp_layers(target: CheckpointName) -> int:
-    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, or (with a warning) if
-    transformers cannot run the layers or some are missing. Of a checkpoint on the hub, the small files are downloaded.
-    """
+    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, and (with a warning) if
+    transformers cannot run them or some are missing. Of a checkpoint on the hub, the small files are downloaded."""
     try:
         opened = Checkpoint.open(target)
         config = opened.config

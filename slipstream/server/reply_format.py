@@ -26,8 +26,6 @@ REASONING = (
 """Markers of reasoning, of which a chat template holds the second."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
-_IDS = ("sample00{index}", "functions.{name}:{index}")
-"""Forms of the ids of calls, one of which each template takes."""
 _LATE = "Sample of the system."
 _ODD = [{"role": role, "content": _LATE if role == "system" else _SAID} for role in ("user", "system", "user")]
 _ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
@@ -109,15 +107,15 @@ class ReplyFormat:
 
     def reply(self, prompt: str, use: ToolUse) -> Reply:
         """A reply to this prompt, of which nothing was said yet."""
-        reads = self.calls is not None and (use.tools or self.calls.lead)
-        read = FORCED.get(use.choice) or (self.calls.read if self.calls is not None and reads else None)
+        calls = self.calls or ToolFormat("", ())
+        read = FORCED.get(use.choice) or (calls.read if calls.lead or (use.tools and self.calls is not None) else None)
         if isinstance(self.calls, HarmonyFormat):
             read = partial(self.calls.read, answer=FORCED.get(use.choice))
-        call_id = None if self.calls is None else self.calls.call_ids(prompt)
-        return Reply(use.functions, read, self.reasoning, self._inside(prompt), None if use.parallel else 1, call_id)
+        most, earlier = None if use.parallel else 1, prompt.count(calls.opening)
+        return Reply(use.functions, read, self.reasoning, self._inside(prompt), most, calls.call_id, earlier)
 
 
-def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
+def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, bool]:
     """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
     no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
     as text."""
@@ -126,8 +124,10 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
     shown, taken = False, list[bool]()
-    for ids, joins, names in product(_IDS, (False, True), (_NAMES, _NAMES[:1])):
-        calls = [_sample(name, ids.format(name=name, index=i), joins) for i, name in enumerate(names)]
+    ids = dict.fromkeys(form.call_id for form in reversed(FORMATS))  # most templates take any
+    for call_id, joins, names in product(ids, (False, True), (_NAMES, _NAMES[:1])):
+        made = [call_id.format(drawn=f"{i:032}"[::-1], name=name, number=i) for i, name in enumerate(names)]
+        calls = [_sample(*each, joins) for each in zip(names, made, strict=True)]
         turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
         shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
         taken += [joins] if turns else []

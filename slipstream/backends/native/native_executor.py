@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedTables, decoder_weights
-from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, cut_steps, make_picks
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
@@ -94,7 +94,8 @@ class NativeExecutor(NativePaged):
         self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         first, last = layers or (0, self.config.layers)
-        check_slice(self.config, first, last, taps)
+        if layers is not None or taps:
+            check_slice(self.config, first, last, taps)
         count, width = batch.splits[-1], self.config.hidden_size
         given = np.empty((0, width), np.float32)
         if first > 0:
@@ -142,7 +143,7 @@ class NativeExecutor(NativePaged):
         probs = np.empty((steps, count, vocab if sampling.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
-        last, picks = np.asarray(batch.splits[1:], np.int64) - 1, picks_of(sampling, steps, count, vocab)
+        last, picks = np.asarray(batch.splits[1:], np.int64) - 1, make_picks(sampling, steps, count, vocab)
         with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
@@ -157,7 +158,7 @@ class NativeExecutor(NativePaged):
         if exit is not None:
             streams = torch.from_numpy(stream), torch.from_numpy(later)
             return DecodedSteps(torch.from_numpy(drawn), drawn_logits, drawn_probs, *streams)
-        return steps_that_ran(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)
+        return cut_steps(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""

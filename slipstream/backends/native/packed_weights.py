@@ -29,7 +29,7 @@ from slipstream.backends.native.kernels.records import (
     SILU,
     SWIGLU,
 )
-from slipstream.backends.native.threads import aligned
+from slipstream.backends.native.threads import allocate_aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
@@ -82,7 +82,7 @@ class Layout:
 
     def room(self, nbytes: int, value: int = 0) -> np.ndarray:
         """uint8 [nbytes] of this value."""
-        array = aligned(nbytes, value)
+        array = allocate_aligned(nbytes, value)
         self.arrays.append(array)
         self.nbytes += array.nbytes
         return array

@@ -16,7 +16,7 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.errors import TargetError
-from slipstream.executor.executor import Batch, not_finite, unknown_ids
+from slipstream.executor.executor import Batch, make_not_finite, make_unknown_ids
 from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache
 
@@ -241,12 +241,12 @@ class NativePaged(PagedCache[NativeBlocks]):
             self._record[0]["ring"], self._record[0]["lag"] = self._states.ring, self._states.lag
         return self._record
 
-    def _call(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
+    def _call(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:
         """Call kernel(board, *args, arena, threads) and return its status (see `Workspace.run`). Raises TargetError for
         a token or position outside the embedding."""
         status = self._workspace.run(kernel, *args, rows=rows)
         if status == NO_SUCH_TOKEN:
-            raise unknown_ids("a token id is outside the model's embedding")
+            raise make_unknown_ids("a token id is outside the model's embedding")
         if status == NO_SUCH_POSITION:
             raise TargetError(
                 "a position is after the last one that the model has an embedding for",
@@ -256,7 +256,7 @@ class NativePaged(PagedCache[NativeBlocks]):
         return status
 
 
-def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:
+def make_picks(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:
     """How the kernels pick tokens in K steps of B sequences, among `vocab` ids."""
     inv_temperature, uniforms, noise = np.ones(count), np.empty((0, 0)), np.empty((0, 0, 0))
     if sampling.inv_temperature is not None:
@@ -272,7 +272,7 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, *ends)
 
 
-def steps_that_ran(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None) -> DecodedSteps:
+def cut_steps(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None) -> DecodedSteps:
     """What a call returns that picked tokens [K, B] so, and may have ended before K."""
     if not len(picks.rates):
         return DecodedSteps(drawn, logits, probs)
@@ -284,7 +284,7 @@ def steps_that_ran(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | 
 def check_finite(status: int) -> None:
     """Raise TargetError if the hidden states that tokens are drawn from are not finite."""
     if status != FINE:
-        raise not_finite()
+        raise make_not_finite()
 
 
 def as_int64(tokens: Tensor) -> np.ndarray:

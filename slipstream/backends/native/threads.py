@@ -75,7 +75,7 @@ class WorkerPool:
     def __init__(self, size: int):
         self.size = size
         self.contention = ContentionMonitor()
-        self._counters = aligned(COUNTER_BYTES).view(np.int64)
+        self._counters = allocate_aligned(COUNTER_BYTES).view(np.int64)
         self.board = np.zeros(1, records.BOARD)
         self.board["threads"] = self.board["size"] = size
         self.board["counters"], self.board["address"] = self._counters.ctypes.data, self.board.ctypes.data
@@ -110,7 +110,7 @@ class WorkerPool:
             if self._gates[number - 1].locked():
                 self._gates[number - 1].release()
 
-    def run(self, function: Callable[..., Any], *args: Any, threads: int) -> Any:
+    def run(self, function: Callable[..., Any], *args: object, threads: int) -> Any:
         """Call function(board, *args, threads) with at most `threads` threads. The caller holds `kernel_lock()`."""
         threads = min(threads, self.size)
         if threads > 1:
@@ -183,7 +183,7 @@ class Workspace:
     def threads(self, rows: int) -> int:
         return 1 if self._small and rows <= FEW_ROWS else self.most
 
-    def run(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
+    def run(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:
         """Call kernel(board, *args, arena, threads) (see `WorkerPool.run`) and return its status. A negative status -n
         means that n bytes are needed: the call is then repeated with a larger arena."""
         while True:
@@ -193,7 +193,7 @@ class Workspace:
             self._arena = np.empty(-status + (-status >> 2), np.uint8)
 
 
-def aligned(nbytes: int, value: int = 0) -> np.ndarray:
+def allocate_aligned(nbytes: int, value: int = 0) -> np.ndarray:
     """uint8 [nbytes] of this value, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that
     on NUMA machines the pages are spread over the nodes as they will be read."""
     room = np.empty(nbytes + 64, np.uint8)
