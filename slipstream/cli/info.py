@@ -66,7 +66,7 @@ def plan_memory(target: Described, *models: Described) -> MemoryPlan:
 
 
 def collect_facts(seen: Described, name: str) -> dict[str, Any]:
-    """What is known of a model, by names; `make_rows` and a check of a pair show it."""
+    """Collect the facts of a model by name; `make_rows` and a check of a pair show them."""
     from slipstream.checkpoints.config import DecoderConfig
     from slipstream.tokens.token_map import has_chat_template
 

@@ -100,8 +100,8 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
 def run(
     files: OutputOptions, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
 ) -> tuple[Result, int]:
-    """Measure beside a progress bar of so many steps, and print. Return the result, and the exit code if it is no
-    success. measure: gets the function that advances the bar."""
+    """Measure beside a progress bar of `total` steps, and print. Return the result and the exit code. measure: gets the
+    function that advances the bar."""
     with render.progress(what, total) as advance:
         result, code = keep_unfinished(lambda: measure(advance))
     finish(result, files)

@@ -23,7 +23,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
-from slipstream.measure.configs import Contender, DrafterChoice
+from slipstream.measure.configs import Contender, DrafterChoice, slipstream
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result, check_writable, write as save, write_text
@@ -249,14 +249,10 @@ def join_results(results: list[Result]) -> Result:
 
 
 def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
-    """What `--config` reads to start this server again."""
-    used = server.choice
-    config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter}
-    if used.draft is not None and "additional_config" not in server.values:
-        config["draft"] = models.draft_model
-    config["draft_tokens"] = used.draft_tokens
-    if used.options:
-        config["drafter_option"] = [f"{key}={value}" for key, value in used.options.items()]
-    if engine.vllm_option:
-        config["vllm_option"] = list(engine.vllm_option)
-    return config
+    """Write what `--config` reads to start this server again, with the names that the user gave."""
+    options = {"vllm_option": list(engine.vllm_option)} if engine.vllm_option else {}
+    return {
+        "engine": "vllm",
+        **slipstream(replace(server.choice, target=models.target, draft=models.draft_model)),
+        **options,
+    }

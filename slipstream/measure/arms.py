@@ -172,7 +172,7 @@ class Run:
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
-    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after the one in
+    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after its
     `against`."""
     runs: dict[int, Run] = {}
     for arm in arms:

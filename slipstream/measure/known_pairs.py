@@ -1,6 +1,6 @@
 """Recommended pairs of target and draft model, their published acceptance rates and speed-ups, and the sources.
 
-They are listed in templates/known_models.json. Shapes are those of the published config.json files; sizes are computed
+They are listed in templates/known_models.json. Shapes come from the published config.json files; sizes are computed
 from them. A figure without a source is None and is shown as "no published figure".
 """
 

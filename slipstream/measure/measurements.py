@@ -1,5 +1,5 @@
-"""What measurements hold: dataclasses that `results.to_json` writes and `results.from_json` reads. Fields without a
-default are in each file; the others were added later. Times are in seconds."""
+"""These dataclasses hold measurements: `results.to_json` writes them and `results.from_json` reads them. Fields without
+a default are in each file; the others were added later. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Forecasted:
-    """What the closed forms predict for an arm."""
+    """Holds the prediction of the closed forms for an arm."""
 
     tokens_per_second: float
     speedup: float

@@ -136,7 +136,9 @@ def now() -> str:
 def command_line(arguments: Iterable[str] | None = None) -> str:
     """The running command, as typed in a shell."""
     words = list(sys.argv if arguments is None else arguments)
-    return shlex.join([Path(words[0]).name.removesuffix(".py"), *words[1:]]) if words else ""
+    program = Path(words[0]) if words else Path()
+    name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
+    return shlex.join([name, *words[1:]])
 
 
 def public(text: str) -> str:

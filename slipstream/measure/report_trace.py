@@ -44,7 +44,8 @@ def name_proposers(data: TraceData) -> list[str]:
 
 
 def show_text(data: TraceData) -> dict[str, Any]:
-    """What a page shows of the tokens. Where a pointer rests on one, the browser shows what `label_token` says."""
+    """Collect the values that a page shows of the tokens. Where a pointer rests on a token, the browser shows its
+    `label`."""
     prompt = data.prompt["text"]
     return {
         "who": name_proposers(data),

@@ -1,4 +1,4 @@
-"""What a tune result holds, and its report: the choice, what limits each setting, and what was measured."""
+"""The data of a tune result and their report show the choice, the limit of each setting, and the measurements."""
 
 import json
 from dataclasses import dataclass, field
@@ -169,7 +169,7 @@ def tabulate_recorded(rows: list[Recorded]) -> Table:
 
 
 def explain(row: Raced) -> str:
-    """What limits a setting, and what to do about it, in sentences."""
+    """Say what limits a setting, and what to do about it."""
     d = row.diagnosis
     who = f"{row.setting}, {interval(row.speedup)}"
     if d.reason:

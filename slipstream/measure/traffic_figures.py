@@ -119,7 +119,7 @@ def compute_percentiles(values: Seq[float | None]) -> dict[str, float] | None:
 
 
 def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
-    """What limits how far the figures can be trusted."""
+    """Say what limits how far the figures can be trusted."""
     texts = []
     if arms and min(arm.rounds for arm in arms) < FEWEST_PASSES:
         texts.append(estimates.REASONS[estimates.FEW_PASSES])

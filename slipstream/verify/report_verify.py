@@ -1,4 +1,4 @@
-"""What a verify result holds, and its report."""
+"""The data of a verify result, and the report that shows them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +91,7 @@ class TestedPlace(PlaceTest):
 
 @dataclass
 class VerifyData:
-    """The rows of each check. faults: what is wrong with single texts."""
+    """Holds the rows of each check. faults: errors in single texts."""
 
     prompts: dict[str, Any] = field(default_factory=dict)
     control: Control | None = None
