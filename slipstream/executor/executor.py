@@ -97,18 +97,12 @@ def make_batch(
     certain: list[int] = []
     for b, seq in enumerate(seqs):
         first, last = draft.splits[b], draft.splits[b + 1]
-<<<<<<< HEAD
-        end = seq.end if stop is None else stop
-        pending = end - starts[b]
-        certain.append(pending)
-        tokens += seq.tokens[starts[b] : end]
-=======
         start, end = starts[b] if starts else seq.kv_len, seq.end if stop is None else stop
         pending = end - start
         ids.append(seq.id)
         past.append(start)
+        certain.append(pending)
         tokens += seq.tokens[start:end]
->>>>>>> main
         if first == last or draft.is_chain:
             positions += range(start, end + last - first)
             trees.append(None)
