@@ -23,6 +23,7 @@ from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
 from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.checkpoints.rotary import frequencies
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
 log = logging.getLogger("slipstream")
@@ -56,7 +57,7 @@ class DecoderConfig(ModelShape):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    ropes: tuple[Mapping[str, Any], ...] = ()
+    ropes: tuple[JsonMapping, ...] = ()
     growth: tuple[float, int] | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -192,7 +193,7 @@ class DecoderConfig(ModelShape):
         return self.experts is not None and self.experts.layers[layer]
 
     @property
-    def rotaries(self) -> tuple[Mapping[str, Any], ...]:
+    def rotaries(self) -> tuple[JsonMapping, ...]:
         """The parameters of all rotary embeddings."""
         return (self.ropes or (self.rope_parameters,)) if self.position == "rope" else ()
 
@@ -274,7 +275,7 @@ class DecoderConfig(ModelShape):
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
 
 
-_ORDINARY: Mapping[str, Any] = {
+_ORDINARY: JsonMapping = {
     "is_causal": True, "is_encoder_decoder": False, "per_layer_config": None, "attention_chunk_size": None,
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
 }  # fmt: skip

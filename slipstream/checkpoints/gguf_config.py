@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
+from slipstream.core.strict import JsonObject
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
 MODEL_TYPES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
@@ -87,7 +88,7 @@ def in_blocks(header: GgufHeader) -> bool:
     return any(tensor.type in READERS for tensor in header.tensors)
 
 
-def gguf_config(header: GgufHeader) -> dict[str, Any]:
+def gguf_config(header: GgufHeader) -> JsonObject:
     """The architecture of a GGUF file, as config.json would say it. Raises UnsupportedModelError for one that `refusal`
     refuses, and what `gguf_shape` raises."""
     why = refusal(header)
@@ -98,7 +99,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             fix="leave executor at 'auto', or choose executor='llamacpp'",
         )
     shape, family = gguf_shape(header), MODEL_TYPES[header.architecture]
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
         "tie_word_embeddings": shape.tie_embeddings,
     }  # fmt: skip

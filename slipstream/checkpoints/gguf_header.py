@@ -22,6 +22,7 @@ from slipstream.checkpoints.gguf_keys import END_TEXTS, ENDS, MAGIC, TEMPLATE, W
 from slipstream.checkpoints.module_shape import UNBOUNDED, Experts, ModelShape
 from slipstream.checkpoints.tensor_file import MappedFile
 from slipstream.checkpoints.weight_blocks import TYPES
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
 ALIGNMENT = 32
@@ -63,7 +64,7 @@ class GgufHeader:
     were asked for."""
 
     file: MappedFile
-    metadata: Mapping[str, Any]
+    metadata: JsonMapping
     tensors: tuple[GgufTensor, ...]
     weights_at: int
     read: set[str] = field(default_factory=set)
@@ -95,7 +96,7 @@ class GgufHeader:
         return ["sliding_attention" if each else "full_attention" for each in slides]
 
     @property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         """Return the rotary parameters in the form of config.json. A factor without a type means linear scaling."""
         kind = self.setting("rope.scaling.type", "linear")
         factor = self.setting("rope.scaling.factor", self.setting("rope.scale_linear")) or 1.0

@@ -3,13 +3,13 @@ transformers runs, from its configuration, whose names differ between families. 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from slipstream.checkpoints.recurrence import Recurrence
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
 UNBOUNDED = 2**31 - 1
@@ -88,7 +88,7 @@ class ModelShape:
     context: int
     source_context: int | None = None
     position: str = "rope"
-    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    rope_parameters: JsonMapping = field(default_factory=dict)
     windows: tuple[int | None, ...] = ()
     experts: Experts | None = None
     tie_embeddings: bool = False

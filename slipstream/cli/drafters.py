@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import find_options
 from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError, did_you_mean
@@ -93,7 +94,7 @@ def meanings(config: object) -> dict[str, str]:
     return texts
 
 
-def defaults(config: Any) -> dict[str, Any]:
+def defaults(config: Any) -> JsonObject:
     """Option -> default."""
     values = {}
     for field in fields(config):

@@ -18,6 +18,7 @@ from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.cli.report import make_section
 from slipstream.cli.table_forms import print_section
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import limit_chosen
 from slipstream.errors import ParameterError, ServedError
@@ -162,7 +163,7 @@ def make_contender(models: LabModels, spec: str, adaptive: bool = False, **chang
     return Contender(label, drafter, one.fixed_length, options)
 
 
-def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
+def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, JsonObject]:
     """The models with one drafter, as given on the command line, and the options of the drafter."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])

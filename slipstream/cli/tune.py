@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import typer
 
@@ -20,6 +20,7 @@ from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, fi
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
@@ -248,7 +249,7 @@ def join_results(results: list[Result]) -> Result:
     return replace(results[0], data=TrafficData(arms), warnings=list(warnings), complete=complete)
 
 
-def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
+def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> JsonObject:
     """Write what `--config` reads to start this server again, with the names that the user gave."""
     options = {"vllm_option": list(engine.vllm_option)} if engine.vllm_option else {}
     return {

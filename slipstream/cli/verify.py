@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
@@ -12,6 +11,7 @@ from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 from slipstream.measure.endpoint import Endpoint
 
@@ -99,7 +99,7 @@ def verify(
 
 
 def compare_servers(
-    base_url: str, against: str, name: str, fields: dict[str, Any], prompts: PromptOptions, files: OutputOptions
+    base_url: str, against: str, name: str, fields: JsonObject, prompts: PromptOptions, files: OutputOptions
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.measure.configs import Settings
 from slipstream.measure.diagnosis import NOTHING, Diagnosis
 from slipstream.measure.measurements import Figures
@@ -77,13 +78,13 @@ class Chosen:
 class Configurations:
     """The choice as `slipstream generate --config` reads it, and as arguments of `vllm serve`."""
 
-    slipstream: dict[str, Any]
+    slipstream: JsonObject
     vllm: Settings
 
 
 @dataclass(frozen=True)
 class TuneData:
-    prompts: dict[str, Any] = field(default_factory=dict)
+    prompts: JsonObject = field(default_factory=dict)
     drafters: list[Recorded] = field(default_factory=list)
     raced: list[Raced] = field(default_factory=list)
     choice: Chosen | None = None

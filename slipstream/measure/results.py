@@ -22,7 +22,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonObject, parse_json
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
@@ -75,13 +75,13 @@ class Result:
     """See the module docstring. data: a dataclass of the measurements; JSON values of a result that was read."""
 
     kind: str
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    settings: JsonObject
+    provenance: JsonObject
     data: Any = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     complete: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
         return head | to_json(self)
 

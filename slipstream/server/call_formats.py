@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from slipstream.core.strict import JsonMapping
 from slipstream.core.structured import Structured, Trigger
 from slipstream.server.call_arguments import Pairs, gemma_arguments, json_symbol, python_arguments
 from slipstream.server.reply import CALL_ID, CONTENT, MOST_NAME, REASONING, NoCall, Reading, Reply, plain
@@ -33,7 +33,7 @@ class Calls:
     reasoning  see `Trigger`.
     """
 
-    schemas: Mapping[str, Any]
+    schemas: JsonMapping
     parallel: bool
     special: Mapping[str, int]
     reasoning: Seq[str] | None

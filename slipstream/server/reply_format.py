@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import ParameterError, PromptError, did_you_mean
@@ -28,7 +29,7 @@ REASONING = (
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
 _LATE = "Sample of the system."
 _ODD = [{"role": role, "content": _LATE if role == "system" else _SAID} for role in ("user", "system", "user")]
-_ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
+_ARGUMENTS: JsonObject = {"text": "sample text", "count": 7}
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 _TOOLS = [{"type": "function", "function": {"name": n, "description": "-", "parameters": _SCHEMA}} for n in _NAMES]
 
@@ -138,12 +139,12 @@ def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, boo
     return None if shown else next(signs, None), taken[:1] == [True]
 
 
-def _sample(name: str, call_id: str, joins: bool) -> dict[str, Any]:
+def _sample(name: str, call_id: str, joins: bool) -> JsonObject:
     arguments: Any = json.dumps(_ARGUMENTS) if joins else _ARGUMENTS
     return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
-def _turns(tokenizer: Any, *answer: dict[str, Any], **given: Any) -> list[str]:
+def _turns(tokenizer: Any, *answer: JsonObject, **given: Any) -> list[str]:
     """Render messages that answer a question. Returns the text after the question, and the text after its prompt; none
     if the template refuses them. given: other values that it reads."""
     asked = [{"role": "user", "content": _ASKED}]

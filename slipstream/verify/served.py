@@ -18,7 +18,7 @@ p-value decides, at a level that keeps the probability of a false alarm over all
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.params import Strict, integer, number, option
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.core.text_ends import count_common
 from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
@@ -69,7 +70,7 @@ class ServedConfig(Strict):
     clients: int = option(8, check=integer(1))
     level: float = option(1e-3, check=number(0.0, 0.5, open_low=True))
     seed: int = option(0, check=integer(0))
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: JsonMapping = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ def make_section(result: Result) -> Section:
     return shown
 
 
-def _lead(data: ServedData, settings: dict[str, Any]) -> str:
+def _lead(data: ServedData, settings: JsonObject) -> str:
     what = f"{settings['served']} and {settings['reference']}"
     if data.verdict == BUG:
         return Alarm(f"BUG: {what} do not give the same output.")
@@ -338,7 +339,7 @@ def _greedy_table(rows: list[ServedText]) -> Table:
     )  # fmt: skip
 
 
-def _sampled_table(rows: list[SampledPrompt], settings: dict[str, Any]) -> Table:
+def _sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
     columns = [
         words("prompt", lambda row: shorten(row.prompt)),
         Column("samples", cell=lambda row: row.samples),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
@@ -20,6 +19,7 @@ from slipstream.checkpoints.config_values import (
 )
 from slipstream.checkpoints.families.family import GATE_UP, QKV, SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.core.strict import JsonMapping, JsonObject
 
 
 def biases(config: ReadKeys, attention: bool = False) -> dict[str, bool]:
@@ -208,7 +208,7 @@ def _ernie(config: ReadKeys) -> Fields:
 def sliding(pattern: int) -> Any:
     """Windows as metadata say: of all layers but every `pattern`-th, if nothing is said of which."""
 
-    def keys(header: GgufHeader) -> Mapping[str, Any]:
+    def keys(header: GgufHeader) -> JsonMapping:
         window = header.size("attention.sliding_window")
         types = header.layer_types(pattern) if window else [FULL] * header.size("block_count")
         return {"sliding_window": window or None, "layer_types": types}
@@ -216,7 +216,7 @@ def sliding(pattern: int) -> Any:
     return keys
 
 
-def granite_keys(header: GgufHeader) -> dict[str, Any]:
+def granite_keys(header: GgufHeader) -> JsonObject:
     return {
         "embedding_multiplier": header.setting("embedding_scale"),
         "attention_multiplier": header.setting("attention.scale"),
@@ -224,7 +224,7 @@ def granite_keys(header: GgufHeader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _olmo2_keys(header: GgufHeader) -> Mapping[str, Any]:
+def _olmo2_keys(header: GgufHeader) -> JsonMapping:
     if not header.size("attention.sliding_window"):
         return {}
     rope = header.rope
@@ -235,7 +235,7 @@ def _olmo2_keys(header: GgufHeader) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _mistral3_keys(header: GgufHeader) -> dict[str, Any]:
+def _mistral3_keys(header: GgufHeader) -> JsonObject:
     beta = header.setting("attention.temperature_scale")
     return {"rope_parameters": header.rope | ({"llama_4_scaling_beta": beta} if beta else {})}
 

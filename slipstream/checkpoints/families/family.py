@@ -10,9 +10,10 @@ from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import activation_of, count_of, eos_ids, flag, positive
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.layers import LayerDescription
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ConfigError
 
-Fields = dict[str, Any]
+Fields = JsonObject
 """Fields of a `DecoderConfig`."""
 
 
@@ -44,7 +45,7 @@ class Family:
     transposed: bool = False
     further: bool = False
     gguf: str = ""
-    keys: Callable[[GgufHeader], Mapping[str, Any]] | None = None
+    keys: Callable[[GgufHeader], JsonMapping] | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_pairs: bool = False
 
@@ -86,7 +87,7 @@ def common(
     }  # fmt: skip
 
 
-def described(given: Mapping[str, Any], **parts: Any) -> Fields:
+def described(given: JsonMapping, **parts: Any) -> Fields:
     """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts

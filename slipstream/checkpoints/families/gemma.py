@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
@@ -18,11 +17,12 @@ from slipstream.checkpoints.config_values import (
 )
 from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.core.strict import JsonObject
 
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 
 
-def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> dict[str, Any]:
+def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> JsonObject:
     refuse(config, "use_bidirectional_attention", False)
     biased = flag(config, "attention_bias", False)
     return common(config, context=context, tied=True, size=256, act=act) | {
@@ -63,7 +63,7 @@ def _gemma3(config: ReadKeys) -> Fields:
     )
 
 
-def _gemma2_keys(header: GgufHeader) -> dict[str, Any]:
+def _gemma2_keys(header: GgufHeader) -> JsonObject:
     heads, width = header.size("attention.head_count"), header.size("embedding_length")
     size = header.size("attention.key_length") or 256
     return {
@@ -74,7 +74,7 @@ def _gemma2_keys(header: GgufHeader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gemma3_keys(header: GgufHeader) -> dict[str, Any]:
+def _gemma3_keys(header: GgufHeader) -> JsonObject:
     heads, width = header.size("attention.head_count"), header.size("embedding_length")
     size = header.size("attention.key_length") or 256
     local = header.setting("rope.freq_base_swa", 1e4)

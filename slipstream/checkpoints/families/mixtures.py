@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
@@ -20,9 +19,10 @@ from slipstream.checkpoints.families.family import Family, Fields, common, descr
 from slipstream.checkpoints.families.llama import sparse_layers
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
+from slipstream.core.strict import JsonMapping
 
 
-def mixed(given: Mapping[str, Any], experts: Experts, **parts: Any) -> Fields:
+def mixed(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
     """A decoder whose layers are mixtures where `experts` says so."""
     inner = [0 if sparse else given["intermediate_size"] for sparse in experts.layers]
     sparse = list(experts.layers)
@@ -120,25 +120,25 @@ def _olmoe(config: ReadKeys) -> Fields:
 # --- GGUF files ------------------------------------------------------------------------------------------------------
 
 
-def _gpt_oss_keys(header: GgufHeader) -> Mapping[str, Any]:
+def _gpt_oss_keys(header: GgufHeader) -> JsonMapping:
     width = header.size("expert_feed_forward_length")
     rope = header.rope | {"truncate": False}
     return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True, "rope_parameters": rope}
 
 
-def _qwen2_moe_keys(header: GgufHeader) -> Mapping[str, Any]:
+def _qwen2_moe_keys(header: GgufHeader) -> JsonMapping:
     shared = header.size("expert_shared_feed_forward_length") or header.size("feed_forward_length")
     return {"norm_topk_prob": False, "shared_expert_intermediate_size": shared, "qkv_bias": True}
 
 
-def _granite_moe_keys(header: GgufHeader) -> Mapping[str, Any]:
+def _granite_moe_keys(header: GgufHeader) -> JsonMapping:
     shared = header.size("expert_shared_feed_forward_length")
     return granite_keys(header) | (
         {"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {}
     )
 
 
-def _glm4_moe_keys(header: GgufHeader) -> Mapping[str, Any]:
+def _glm4_moe_keys(header: GgufHeader) -> JsonMapping:
     names = {tensor.name for tensor in header.tensors}
     return {
         "n_routed_experts": header.size("expert_count"), "n_shared_experts": header.size("expert_shared_count") or 1,
