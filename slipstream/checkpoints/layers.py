@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ATTENTION = "attention"
+from slipstream.checkpoints.recurrence import Recurrence
 
 NO_SCALE = 0.0
 
@@ -14,7 +14,7 @@ NO_SCALE = 0.0
 class LayerDescription:
     """A layer of a decoder: x += attention(norm(x)), then x += mlp(norm(x)). The defaults are Llama's.
 
-    kind           what mixes the tokens: ATTENTION, softmax over keys and values in the KV cache.
+    recurrence     what mixes the tokens in place of attention; None: attention does.
     heads, kv_heads, head_dim  of its attention.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
     rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
@@ -37,7 +37,7 @@ class LayerDescription:
     scaled         the layer's output is multiplied by a learned number.
     """
 
-    kind: str = ATTENTION
+    recurrence: Recurrence | None = None
     heads: int
     kv_heads: int
     head_dim: int
@@ -62,6 +62,11 @@ class LayerDescription:
     beside: bool = False
     side_width: int = 0
     scaled: bool = False
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it has keys and values of its own in the KV cache."""
+        return self.shared is None and self.recurrence is None
 
     @property
     def score_scale(self) -> float:
