@@ -30,6 +30,15 @@ _MINISTRAL = _YARN | {
 }  # fmt: skip
 _ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 1e4, "factor": 1.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+_MIXERS = ["linear_attention", FULL, "linear_attention", "linear_attention"]
+_DELTA = {
+    "head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32, "layer_types": _MIXERS, "initializer_range": 0.15,
+}  # fmt: skip
+_MAMBA = {
+    "layer_types": _MIXERS, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "shared_intermediate_size": 48, "time_step_limit": (0.05, 0.8),
+}  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -93,4 +102,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere": lambda: config_of("Cohere", **_TIED, logit_scale=0.5),
     "cohere2": lambda: config_of("Cohere2", **_TIED, **_WINDOWS, head_dim=16, logit_scale=0.5),
     "olmoe": lambda: config_of("Olmoe", **_MOE, num_experts=4),
+    "lfm2": lambda: config_of(
+        "Lfm2", **_TIED, layer_types=["conv", FULL, "conv", "conv"], conv_bias=True, block_auto_adjust_ff_dim=False
+    ),
+    "qwen3.5": lambda: config_of("Qwen3_5Text", **_SHAPE | _DELTA),
+    "qwen3-next": lambda: config_of(
+        "Qwen3Next", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
+    ),
+    "granite-hybrid": lambda: config_of(
+        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0
+    ),
+    "granite-hybrid-moe": lambda: config_of(
+        "GraniteMoeHybrid", **_MOE, **_GRANITE, **_MAMBA, num_local_experts=4, position_embedding_type="rope"
+    ),
 }  # fmt: skip

@@ -46,7 +46,7 @@ def refusal(header: GgufHeader) -> str | None:
     }  # fmt: skip
     if header.architecture in STRICT:
         plain["expert_group_count"] = (0, 1)
-    if FAMILIES[MODEL_TYPES[header.architecture]].predicts:
+    if FAMILIES[MODEL_TYPES[header.architecture]].further:
         del plain["nextn_predict_layers"]
     for key, values in plain.items():
         if key.startswith("rope") and any(tensor.name == SHORT for tensor in header.tensors):

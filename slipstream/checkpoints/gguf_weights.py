@@ -51,7 +51,7 @@ class GgufTensors:
         self.quantised = header.file_type if in_blocks(header) else None
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
         by_name = {tensor.name: tensor for tensor in header.tensors}
-        for i in range(config.layers, header.size("block_count") if FAMILIES[config.model_type].predicts else 0):
+        for i in range(config.layers, header.size("block_count") if FAMILIES[config.model_type].further else 0):
             by_name = {name: tensor for name, tensor in by_name.items() if not name.startswith(f"blk.{i}.")}
         for name in (DIVISORS, SHORT, LONG) if header.architecture != "qwen2" else ():
             by_name.pop(name, None)  # it is in the configuration

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ATTENTION = "attention"
+from slipstream.checkpoints.recurrence import Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
     """A layer of a decoder: x += attention(norm(x)), then x += mlp(norm(x)). The defaults are Llama's.
 
-    kind           what mixes the tokens: ATTENTION, softmax over keys and values in the KV cache.
+    recurrence     what mixes the tokens in place of attention; None: attention does.
     heads, kv_heads, head_dim  of its attention.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
     rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
@@ -33,7 +33,7 @@ class LayerDescription:
     scaled         the layer's output is multiplied by a learned number.
     """
 
-    kind: str = ATTENTION
+    recurrence: Recurrence | None = None
     heads: int
     kv_heads: int
     head_dim: int
@@ -56,6 +56,11 @@ class LayerDescription:
     intermediate_size: int = 0
     sparse: bool = False
     scaled: bool = False
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it has keys and values of its own in the KV cache."""
+        return self.shared is None and self.recurrence is None
 
     @property
     def score_scale(self) -> float:

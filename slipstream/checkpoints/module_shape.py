@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
@@ -124,6 +125,11 @@ class ModelShape:
     def kv_bytes(self, itemsize: int = 4) -> int:
         """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
         return 2 * self.kv_width * itemsize
+
+    @property
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """Its recurrent layers that our own kernels run."""
+        return ()
 
     @property
     def routed(self) -> tuple[int, int] | None:

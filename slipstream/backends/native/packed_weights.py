@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels import processor, records
 from slipstream.backends.native.kernels.addresses import matrix_tile_address
 from slipstream.backends.native.kernels.formats import FORMATS, Format, named
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
@@ -23,6 +23,7 @@ from slipstream.backends.native.kernels.records import (
     LAYER,
     MATRIX,
     MODEL,
+    RECURRENT,
     RELU,
     RELU_SQUARED,
     SILU,
@@ -31,6 +32,7 @@ from slipstream.backends.native.kernels.records import (
 from slipstream.backends.native.threads import allocate_aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stacked
 from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.checkpoints.weights import Weights
@@ -299,6 +301,36 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     record["growth"] = 1 + len(config.rotaries) if layer.growing else 0
 
 
+def recurrent_layer(
+    part: Recurrence, config: DecoderConfig, number: int, weights: Mapping[str, Tensor], layout: Layout
+) -> np.ndarray:
+    """A RECURRENT record with its weights, except for the products."""
+    record, at = np.zeros((), RECURRENT), f"layers.{number}.recurrent"
+    record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[
+        part.kind
+    ]
+    for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "normed", "gate_first"):
+        record[name] = getattr(part, name)
+    record["gate"] = sum(part.projections.values()) - part.width
+    convolved = [weights[f"{at}.conv_{name}.weight"].float()[:, 0] for name in part.mixed]
+    record["conv"] = layout.vector(torch.cat(convolved).t())
+    biases = [weights[f"{at}.conv_{name}.bias"].float() for name in part.mixed if part.conv_bias]
+    record["conv_bias"] = layout.vector(torch.cat(biases)) if biases else 0
+    if part.per_head:
+        record["rate"] = layout.vector(-weights[f"{at}.A_log"].double().exp().float())
+        record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
+    record["skip"] = layout.named(weights, f"{at}.D")
+    if part.normed:
+        record["norm"], record["eps"] = layout.vector(weights[f"{at}.norm.weight"]), config.norm_eps
+        record["norm_width"] = len(weights[f"{at}.norm.weight"])
+    record["least"], record["most"] = part.time_steps
+    before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
+    record["cells_before"] = sum(each.cells for each in before)
+    record["kept_before"] = sum(each.kept for each in before)
+    record["tail_before"] = sum((each.taps - 1) * each.kept for each in before)
+    return record[()]
+
+
 def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
     """Fill a MODEL record with what all layers of a decoder share, without its weights."""
     record["width"], record["vocab"] = config.hidden_size, config.vocab_size
@@ -350,9 +382,14 @@ def decoder_weights(
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
-        parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-        layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
-        layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.recurrence is not None:
+            layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
+            layer["qkv"] = joined([f"{at}.recurrent.{part}" for part in described.recurrence.projections])
+            layer["o"] = joined([f"{at}.recurrent.out_proj"])
+        else:
+            parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
+            layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
+            layer["o"] = joined([f"{at}.self_attn.o_proj"])
         if described.scaled:
             layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
         if config.side_width:

@@ -6,7 +6,7 @@ R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, 
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels import matrices, memory
+from slipstream.backends.native.kernels import matrices, memory, recurrent
 from slipstream.backends.native.kernels.arithmetic import activate, exp, maximum, rms_norm, sigmoid
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, 
 from slipstream.backends.native.kernels.memory import address_of, floats, half, integers, pointer, shorts, small, where
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, PLAIN, copy, matrix_at
-from slipstream.backends.native.kernels.records import ADD, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
+from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
@@ -56,23 +56,25 @@ def next_rows(rows, last, after):
 
 @kernel()
 def _widest(model):
-    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of
-    the largest head, numbers of all query heads, outputs of queries, keys, values and gates)"""
+    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of the
+    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of a recurrence)"""
     columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
+    scratch = 0
     for number in range(model.count):
         layer = layer_of(model, number)
         inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
         for matrix in (layer.qkv, layer.o, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
-        size, queries = max(size, layer.size), max(queries, layer.heads * layer.size)
+        size, queries = max(size, layer.size), max(queries, layer.o.width)
         projected = max(projected, layer.qkv.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
+        scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
     for number in range(model.expert_count):
         for part in (UP, DOWN):
             matrix = expert_of(model, number, part)
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, expert_of(model, number, UP).outs)
-    return columns, bytes, wide, size, queries, projected
+    return columns, bytes, wide, size, queries, projected, scratch
 
 
 @kernel()
@@ -82,12 +84,12 @@ def room(board, model, rows, arena, columns, bytes):
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
-    widest, row_bytes, wide, size, queries, projected = _widest(model)
+    widest, row_bytes, wide, size, queries, projected, least = _widest(model)
     widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
     stride, wide_stride = padded(model.width), padded(max(wide, model.most_experts))
     qkv_stride, mixed_stride = padded(max(projected, model.width)), padded(queries)
     slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
-    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(size, slots))
+    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(size, slots), least)
     scratch = (scratch + 63) // 64 * 64
     base = (address_of(arena) + 63) // 64 * 64
     board.prepare.scratch = board.attend.scratch = base
@@ -397,19 +399,27 @@ def one_layer(
         board, model, layer.qkv, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv, room.qkv_stride,
         NOTHING,
     )  # fmt: skip
-    matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
+    attention = layer.recurrent.kind == ATTENTION
+    if attention:
+        matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
+    else:
+        matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
     if active_count == 0:
         return
     for a in range(active_count):
         if active[a] > a:
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
-    starts = np.empty(active_count + 1, np.int64)
-    bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
-    matrices.attend(
-        board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
-        room.mixed_stride,
-    )  # fmt: skip
+            if not attention:
+                row = floats(room.mixed + 4 * room.mixed_stride * active[a], layer.o.width)
+                copy(row, floats(room.mixed + 4 * room.mixed_stride * a, layer.o.width))
+    if attention:
+        starts = np.empty(active_count + 1, np.int64)
+        bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
+        matrices.attend(
+            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
+            room.mixed_stride,
+        )  # fmt: skip
     if layer.parallel:
         _inner(board, model, layer, layer.up, active_count, NOTHING)
         _add_attention(board, model, layer, active_count)

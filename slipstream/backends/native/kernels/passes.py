@@ -16,6 +16,7 @@ from slipstream.backends.native.kernels.matrices import linear, logits_of, scrat
 from slipstream.backends.native.kernels.memory import address_of, floats, integers
 from slipstream.backends.native.kernels.products import NORM, PLAIN, copy, matrix_at, norm_row
 from slipstream.backends.native.kernels.records import ADD, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, NOT_FINITE, NOTHING
+from slipstream.backends.native.kernels.recurrent import advance
 
 # --- decoders --------------------------------------------------------------------------------------------------------
 
@@ -100,6 +101,8 @@ def _forward(
     if asked > 0:
         gather, mode = NOTHING if alone else address_of(wanted), NORM if model.norm else PLAIN
         logits_of(board, model, space.x, space.stride, asked, mode, gather, address_of(logits), logits.shape[1])
+    if cache.states:
+        advance(cache.states, cache.sequences, cache.lag)
     return state
 
 
