@@ -43,6 +43,7 @@ class DecoderConfig(ModelShape):
     growth       (beta, n): queries of growing layers are multiplied by 1 + beta * log(1 + position // n).
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output that is added to the residual
                  stream, and the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
+    side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
     """
 
     intermediate_size: int
@@ -63,6 +64,8 @@ class DecoderConfig(ModelShape):
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float = 0.0
+    side_width: int = 0
+    side_vocab: int = 0
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
@@ -118,7 +121,7 @@ class DecoderConfig(ModelShape):
                 fix="use the unquantised checkpoint and quantize='int8'",
             )
         for key, plain in _ORDINARY.items():
-            if config.get(key, plain) not in (plain, None):
+            if key not in family.reads and config.get(key, plain) not in (plain, None):
                 raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
         with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
             decoder = DecoderConfig(**family.read(config))
@@ -166,7 +169,15 @@ class DecoderConfig(ModelShape):
     def unlike_llama(self) -> str | None:
         """The first part, in words, that only the native kernels have; None if every executor can run this decoder."""
         plain = replace(self, each=())
-        for name in ("embedding_scale", "residual_scale", "logits_scale", "logits_cap", "limit", "norm_bias"):
+        for name in (
+            "embedding_scale",
+            "residual_scale",
+            "logits_scale",
+            "logits_cap",
+            "limit",
+            "norm_bias",
+            "side_width",
+        ):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 return f"it has {name} {getattr(self, name)}"
         if self.experts and not self.experts.plain:
@@ -227,6 +238,10 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.side_width:
+            out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
+            linear("side_projection", self.layers * self.side_width, d)
+            norm("side_norm", self.side_width)
         for i, layer in enumerate(self.described):
             at = f"layers.{i}"
             if layer.norm_before:
@@ -239,6 +254,12 @@ class DecoderConfig(ModelShape):
                 norm(f"{at}.post_attention_layernorm")
             for part in ("attention", "mlp") if layer.norm_after else ():
                 norm(f"{at}.{part}_out_norm")
+            if layer.scaled:
+                out[f"{at}.layer_scalar.weight"] = (1,)
+            if self.side_width:
+                linear(f"{at}.side_gate", self.side_width, d)
+                linear(f"{at}.side_projection", d, self.side_width)
+                norm(f"{at}.side_norm")
             if layer.sparse:
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from slipstream.checkpoints.recurrence import Recurrence
 
-NO_SCALE = 0.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
@@ -30,10 +28,8 @@ class LayerDescription:
     gate           the output of attention is multiplied by the sigmoid of another projection of its input.
     norm_before, norm_after  whether the inputs, and the outputs, of attention and MLP are normalised.
     parallel       attention and MLP read the same x; one_norm: and the same norm of it.
-    intermediate_size  of its MLP; of the MLP beside the experts in a mixture; 0: it has none.
+    intermediate_size  of its MLP; 0: it has experts instead.
     sparse         the MLP is a mixture of experts (`ModelShape.experts`).
-    beside         the MLP beside the experts has norms of its own, and its output is added to theirs.
-    side_width     width of its embedding of each token; 0: none.
     scaled         the layer's output is multiplied by a learned number.
     """
 
@@ -59,8 +55,6 @@ class LayerDescription:
     one_norm: bool = False
     intermediate_size: int = 0
     sparse: bool = False
-    beside: bool = False
-    side_width: int = 0
     scaled: bool = False
 
     @property

@@ -113,7 +113,11 @@ class ModelShape:
         """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
         step reads one row, and without an encoder, which runs once."""
         shapes = self.shapes()
-        looked_up = ["embed_positions.weight", *([] if self.tie_embeddings else ["embed_tokens.weight"])]
+        looked_up = [
+            "embed_positions.weight",
+            "side_embed_tokens.weight",
+            *([] if self.tie_embeddings else ["embed_tokens.weight"]),
+        ]
         if self.source_context is not None:
             looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)

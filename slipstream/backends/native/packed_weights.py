@@ -297,6 +297,7 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     if layer.rotary is not None:
         record["rotary"] = 1 + layer.rotary
         record["rotated"] = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    record["factor"] = 1
     record["growth"] = 1 + len(config.rotaries) if layer.growing else 0
 
 
@@ -389,6 +390,11 @@ def decoder_weights(
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
             layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
             layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.scaled:
+            layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
+        if config.side_width:
+            layer["side_gate"], layer["side_out"] = (joined([f"{at}.side_{part}"]) for part in ("gate", "projection"))
+            layer["side_out_norm"] = vector(f"{at}.side_norm.weight")
         if described.intermediate_size:
             layer["up"], layer["down"] = mlp(f"{at}.mlp")
         if not described.sparse:
@@ -417,6 +423,14 @@ def decoder_weights(
         )
     if "embed_positions.weight" in weights:
         record["positions"] = layout.embedding(weights, "embed_positions.weight")
+    if config.side_width:
+        record["side_width"], record["side_norm"] = config.side_width, vector("side_norm.weight")
+        record["side_projection"] = joined(["side_projection"])
+        blocks = layout.joined_blocks(weights, ["side_embed_tokens"]) if as_stored else None
+        record["side_embed"] = (
+            layout.embedding(weights, "side_embed_tokens.weight") if blocks is None
+            else panelled(blocks, config.side_vocab)
+        )  # fmt: skip
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair

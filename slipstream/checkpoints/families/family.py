@@ -22,6 +22,7 @@ class Family:
     """How a `model_type` is read.
 
     read        config.json -> fields of its DecoderConfig.
+    reads       keys that other families refuse, and this one reads.
     names       parts of tensor names in safetensors -> canonical ones (`weights`).
     fused       the canonical parts, one after another, of a tensor that holds several.
     grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
@@ -37,6 +38,7 @@ class Family:
     """
 
     read: Callable[[ReadKeys], Fields]
+    reads: Seq[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
     grouped: Mapping[str, str] = field(default_factory=dict)

@@ -122,8 +122,7 @@ def _olmoe(config: ReadKeys) -> Fields:
 
 def _gpt_oss_keys(header: GgufHeader) -> JsonMapping:
     width = header.size("expert_feed_forward_length")
-    rope = header.rope | {"truncate": False}
-    return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True, "rope_parameters": rope}
+    return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True}
 
 
 def _qwen2_moe_keys(header: GgufHeader) -> JsonMapping:
@@ -141,6 +140,7 @@ def _granite_moe_keys(header: GgufHeader) -> JsonMapping:
 def _glm4_moe_keys(header: GgufHeader) -> JsonMapping:
     names = {tensor.name for tensor in header.tensors}
     return {
+        "num_hidden_layers": header.size("block_count") - header.size("nextn_predict_layers"),
         "n_routed_experts": header.size("expert_count"), "n_shared_experts": header.size("expert_shared_count") or 1,
         "first_k_dense_replace": header.size("leading_dense_block_count"),
         "routed_scaling_factor": header.setting("expert_weights_scale") or 1.0,
@@ -183,6 +183,11 @@ FAMILIES = {
         keys=_glm4_moe_keys,
         gguf_names={"post_attention_layernorm": "post_attention_norm"},
     ),
-    "minimax_m2": Family(read=_minimax_m2, names=_MINIMAX, gguf="minimax-m2"),
+    "minimax_m2": Family(
+        read=_minimax_m2,
+        names=_MINIMAX,
+        gguf="minimax-m2",
+        keys=lambda header: {"intermediate_size": header.size("expert_feed_forward_length")},
+    ),
     "olmoe": Family(read=_olmoe, gguf="olmoe", keys=lambda _: {"norm_topk_prob": False}),
 }

@@ -65,6 +65,10 @@ MODEL = _record(
     residual_scale=_F,
     logits_scale=_F,
     logits_cap=_F,  # 0: none
+    side_width=_I,  # of each token's embedding for a layer; 0: none
+    side_embed=EMBEDDING,  # [V, L * side_width]
+    side_projection=MATRIX,  # of the embedding, [L * side_width, d]
+    side_norm=_I,  # float32 [side_width]
 )
 
 RECURRENT = _record(
@@ -126,6 +130,10 @@ LAYER = _record(
     scale=_F,  # of scores
     cap=_F,  # of scores; 0: none
     correction=_I,  # float32 [experts]; 0: none
+    factor=_F,  # multiplies the output
+    side_gate=MATRIX,
+    side_out=MATRIX,
+    side_out_norm=_I,
     shared_gate=_I,  # whether there is `shared_router`
     shared_router=MATRIX,
     qkv=MATRIX,
@@ -201,7 +209,7 @@ PREPARE = _record(
 PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
 """Packed rows times a matrix: see `products.product`."""
 
-MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, eps=_F)
+MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, factor=_F, eps=_F)
 """Outputs to normalise and to add to the residual stream: see `products.merge`."""
 
 WRITE_KV = _record(
@@ -246,6 +254,8 @@ ROOM = _record(
     wide=_I,  # inside the MLP, before its activation function
     wide_stride=_I,
     packed=_I,  # rows packed for a product
+    side=_I,  # embeddings of all rows for all layers, `side_stride` apart
+    side_stride=_I,
     bytes=_I,
 )
 """Addresses of a pass's scratch memory; rows are padded to a multiple of ALIGN."""
