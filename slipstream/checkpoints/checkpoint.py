@@ -76,6 +76,10 @@ class Checkpoint:
     def __str__(self) -> str:
         return str(self.source)
 
+    def __reduce__(self) -> Any:
+        """Copies and pickles open the checkpoint anew."""
+        return Checkpoint.open, (self.source,)
+
     @property
     def place(self) -> Path:
         """The GGUF file, or the folder, which has the small files at least. Raises LoadError if the hub cannot be

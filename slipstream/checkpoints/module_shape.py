@@ -179,7 +179,10 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     heads = [_first(one, "num_attention_heads") or 0 for one in each]
     kv_heads = [_first(one, "num_key_value_heads", "num_kv_heads") or n for one, n in zip(each, heads, strict=True)]
     dims = [_first(one, "head_dim") or (one.hidden_size // n if n else 0) for one, n in zip(each, heads, strict=True)]
-    shared = getattr(text, "kv_sharing_modes", None) or [None] * len(each)
+    reusing = (
+        getattr(text, "num_kv_shared_layers", 0) or 0
+    )  # the last ones; not all versions list a mode for each layer
+    shared = getattr(text, "kv_sharing_modes", None) or [None] * (len(each) - reusing) + ["reuse"] * reusing
     return ModuleShape(
         model_type=config.model_type,
         vocab_size=vocab,

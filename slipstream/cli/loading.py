@@ -82,7 +82,7 @@ def quieten(silent: bool = False) -> None:
         ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
     ):
         os.environ.setdefault(name, value)
-    render.show_warnings(silent)
+    render.hide_warnings(silent)
 
 
 @contextmanager

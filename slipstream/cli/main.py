@@ -88,12 +88,12 @@ def main(arguments: Seq[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         check_streams()
-        render.show_warnings()
         if arguments and arguments[0] in FORMER:
             raise ParameterError(
                 f"there is no command {arguments[0]!r} any more", fix=f"slipstream {FORMER[arguments[0]]}"
             )
-        code = parser()(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
+        with render.show_log():
+            code = parser()(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:
         code = _failed(error, debug, 2)
     except (KeyboardInterrupt, typer.Abort):

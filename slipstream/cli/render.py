@@ -123,13 +123,22 @@ class LogHandler(logging.Handler):
         message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
 
 
-def show_warnings(quiet: bool = False) -> None:
-    """Print the library's log records through `message`; only errors if `quiet`."""
-    log = logging.getLogger("slipstream")
-    if not any(isinstance(handler, LogHandler) for handler in log.handlers):
-        log.addHandler(LogHandler())
-        log.propagate = False
-    for handler in log.handlers:
+@contextmanager
+def show_log() -> Iterator[None]:
+    """Print the library's log records through `message`, and nowhere else, while a command runs."""
+    log, handler = logging.getLogger("slipstream"), LogHandler()
+    propagated, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagated
+
+
+def hide_warnings(quiet: bool) -> None:
+    """Print log records of errors only, if `quiet`."""
+    for handler in logging.getLogger("slipstream").handlers:
         if isinstance(handler, LogHandler):
             handler.setLevel(logging.ERROR if quiet else logging.NOTSET)
 

@@ -51,7 +51,9 @@ class ReadableText:
     def __init__(self, seq: Sequence):
         self._seq = seq
         lead = seq.tokens[max(0, seq.prompt - LEAD) : seq.prompt]
-        self._ids = [token for text in (source_of(seq), seq.prediction) if text for token in (*lead, *text)]
+        self._ids = list[int]()
+        for text in filter(None, (source_of(seq), seq.prediction)):
+            self._ids += [*lead, *text]
         self._before = len(self._ids)  # how many of these come before the tokens
 
     @property

@@ -14,7 +14,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.errors import ParameterError
-from slipstream.heads.mtp_names import TRANSFORMERS, explain_no_layers, has_mtp_layers
+from slipstream.heads.mtp_names import FAMILIES, TRANSFORMERS, explain_no_layers, has_mtp_layers
 
 if TYPE_CHECKING:
     from slipstream.targets.huggingface.mtp_layers import MtpLayers
@@ -43,8 +43,9 @@ def make(target: Target, **options: Any) -> MtpDrafter:
     without MTP layers) and the family of LoadError."""
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
-    if host.module is None:
-        raise explain_no_layers(host.family)
+    family = host.family if host.module is None else host.module.config.get_text_config(decoder=True).model_type
+    if host.module is None or family not in FAMILIES:
+        raise explain_no_layers(family)
     if not has_mtp_layers():
         raise ParameterError(
             f"drafter 'mtp' was asked of a transformers before {TRANSFORMERS}",

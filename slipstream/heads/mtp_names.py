@@ -93,10 +93,9 @@ def explain_no_layers(family: str) -> PairError:
 
 
 def count_mtp_layers(target: CheckpointName) -> int:
-    """Number of MTP layers of a checkpoint that can be used. 0 if transformers cannot run them, if the files cannot be
-    read, or (with a warning) if some layers are missing. Of a checkpoint on the hub, the small files are downloaded."""
-    if not has_mtp_layers():
-        return 0
+    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, or (with a warning) if
+    transformers cannot run the layers or some are missing. Of a checkpoint on the hub, the small files are downloaded.
+    """
     try:
         opened = Checkpoint.open(target)
         config = opened.config
@@ -107,6 +106,9 @@ def count_mtp_layers(target: CheckpointName) -> int:
         stored = family.count_layers(opened.tensor_names, int(text_config["num_hidden_layers"]))
         promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except Exception:  # loading says why
+        return 0
+    if stored and not has_mtp_layers():
+        log.warning("%s brings MTP layers, which need transformers %s: no drafter uses them", target, TRANSFORMERS)
         return 0
     if stored < promised:
         log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)

@@ -106,6 +106,7 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
             tensor = widened(f"{name} in {folder}", tensor)
             check_finite(f"{name} in {folder}", tensor)
         tensors[name] = tensor
+    checkpoint.unmap()
     for name in [name for name in tensors if name + SCALE in tensors]:
         tensors[name] = tensors[name].float() * tensors.pop(name + SCALE)[:, None]
     return tensors

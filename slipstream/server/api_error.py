@@ -35,7 +35,7 @@ class ApiError(Exception):
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
     ):
         message = message if len(message) <= MOST_SHOWN else f"{message[:MOST_SHOWN]}..."  # it may quote the request
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code = status, message, param and param[:MOST_SHOWN], code
         self.headers = {"Retry-After": str(retry_after)} if status in RETRY else {}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"

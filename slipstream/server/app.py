@@ -189,11 +189,14 @@ def make_router(service: Service) -> APIRouter:
 
     @router.post("/detokenize", openapi_extra=describe_body(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:
-        body = await read_fields(request, service, DETOKENIZE)
-        ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
-            raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
+        ids = (await read_fields(request, service, DETOKENIZE)).get("tokens")
+
+        def decode() -> str:
+            if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
+                raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
+            return str(service.tokenizer.decode(ids))
+
+        return JSONResponse({"prompt": await asyncio.to_thread(decode)})
 
     counted = describe_body(COUNTED, ["messages"])
 

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from slipstream.core.structured import Structured, Trigger
 from slipstream.server.call_arguments import Pairs, gemma_arguments, json_symbol, python_arguments
-from slipstream.server.reply import CONTENT, MOST_NAME, REASONING, NoCall, Reading, Reply, plain
+from slipstream.server.reply import CONTENT, MOST_NAME, REASONING, CallId, NoCall, Reading, Reply, plain
 from slipstream.server.tools import call_schema, calls_schema
 
-SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
-"""Not more: small models go on with white space without end."""
+SPACE = "SPACE: /[ \\t\\r\\n]{1,5}/"
+"""Not more than a line break and four spaces: small models go on with white space without end."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class ToolFormat:
     opening    begins a call of several in a row; separator: stands between two calls.
     listed     the calls are a list in brackets.
     first      character with which an answer begins that is a call even without `begin`; other answers are text.
-    arguments  the key of the arguments.
+    arguments  the key of the arguments, name_key: of the name, id_key: of an id that may come first.
     signs      texts of a chat template that describes this format and writes no calls itself.
-    id_length  length of the ids of calls, if templates of the kind check it; 0: any.
+    lead       texts with which an answer may begin and that are no part of it; trail: such texts at its end.
     final      begins the answer proper, in a format that also has the reasoning before it.
     """
 
@@ -73,14 +74,21 @@ class ToolFormat:
     listed: bool = False
     first: str = ""
     arguments: str = "arguments"
+    name_key: str = "name"
+    id_key: str = ""
     signs: tuple[str, ...] = ()
-    id_length: int = 0
+    lead: tuple[str, ...] = ()
+    trail: tuple[str, ...] = ()
     final: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts around calls and their parts; special tokens in them are kept."""
-        return (*self.begin, self.end, self.opening)
+        return (*self.begin, self.end, self.opening, *self.lead, *self.trail)
+
+    def call_ids(self, prompt: str) -> CallId | None:
+        """Return what makes the ids of calls after this prompt, if templates of this kind ask for a form of them."""
+        return None
 
     def read(self, reply: Reply) -> Reading:
         """Read content and calls."""
@@ -90,8 +98,11 @@ class ToolFormat:
             if (yield from reply.ahead()) == self.first:
                 yield from self.calls(reply, "")
             return (yield from plain(reply))
-        while marker := (yield from reply.until(CONTENT, *self.begin)):
-            yield from self.calls(reply, marker)
+        for text in self.lead:
+            yield from reply.pass_over(text)
+        while marker := (yield from reply.until(CONTENT, *self.begin, *self.trail)):
+            if marker.strip() not in self.trail:
+                yield from self.calls(reply, marker)
         return ""
 
     def calls(self, reply: Reply, before: str) -> Reading:
@@ -115,7 +126,7 @@ class ToolFormat:
 
     def call(self, reply: Reply) -> Reading:
         """Read one call, after `opening`. Raises NoCall."""
-        return (yield from reply.member_call())
+        return (yield from reply.member_call(self.name_key))
 
     def strict(self, calls: Calls) -> Structured:
         """Return the form of a text whose calls meet their schemas."""
@@ -131,7 +142,7 @@ class ToolFormat:
 
     def rules(self, calls: Calls) -> list[str]:
         """Return the grammar of a call, with its opening."""
-        call, shared = call_schema(calls.schemas, self.arguments)
+        call, shared = call_schema(calls.schemas, self.arguments, self.name_key, self.id_key)
         return [f"call: {json_symbol(call | {'$defs': shared})}"]
 
 
@@ -157,11 +168,19 @@ class NamedFormat(ToolFormat):
         name, end = yield from reply.text(*ends, most=MOST_NAME)
         if end != self.between:
             reply.unread(end)
-        name = name.strip()
+        name = self.name_in(name.strip())
         if name not in reply.functions:
             raise NoCall
         yield from self.values(reply, name)
         return (yield from reply.pass_over(self.close)) if self.close else ""
+
+    def name_in(self, text: str) -> str:
+        """Return the function's name in the text between `opening` and `between`."""
+        return text
+
+    def written_name(self, name: str) -> str:
+        """Write that text in the grammar."""
+        return json.dumps(name)
 
     def values(self, reply: Reply, name: str) -> Reading:
         """Report the call, and read its arguments."""
@@ -173,7 +192,7 @@ class NamedFormat(ToolFormat):
             values = (
                 self.pairs.rules(f"a{i}", schema, symbol) if self.pairs else [f"a{i}: SPACE? {json_symbol(schema)}"]
             )
-            begin = f"{symbol(self.opening)} {json.dumps(name)} SPACE? {symbol(self.between)}"
+            begin = f"{symbol(self.opening)} {self.written_name(name)} SPACE? {symbol(self.between)}"
             parts = [begin, f"a{i} SPACE?", symbol(self.close)]
             more += [f"f{i}: {' '.join(parts)}", *values]
         return [f"call: {' | '.join(f'f{i}' for i in range(len(calls.schemas)))}", *more]
@@ -203,8 +222,27 @@ class GemmaFormat(NamedFormat):
         return text
 
 
+class KimiFormat(NamedFormat):
+    """A call is functions.NAME:NUMBER and its arguments. The number counts the calls of the conversation. Templates
+    write the id of a call there, and nothing else of its name, so the id has this form, too."""
+
+    def call_ids(self, prompt: str) -> CallId:
+        earlier = prompt.count(self.opening)
+        return lambda name, index: f"functions.{name}:{earlier + index}"
+
+    def name_in(self, text: str) -> str:
+        return re.sub(r":\d+$", "", text.removeprefix("functions."))
+
+    def written_name(self, name: str) -> str:
+        return f"{json.dumps(f'functions.{name}:')} /[0-9]{{1,4}}/"
+
+
 class MistralFormat(NamedFormat):
-    """An array of calls, or one call NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between."""
+    """An array of calls, or one call NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between. Templates check that
+    an id has nine characters."""
+
+    def call_ids(self, prompt: str) -> CallId:
+        return lambda name, index: uuid4().hex[:9]
 
     def calls(self, reply: Reply, before: str) -> Reading:
         as_list = (yield from reply.ahead()) == "["
@@ -271,7 +309,11 @@ def _elements(key: str, after: str, end: str, lines: bool = False) -> Pairs:
     return Pairs(key, ((after,), end), ((after,), end), lines)
 
 
-_GLM = (("</arg_key>\n<arg_value>", "</arg_key><arg_value>"), "</arg_value>")
+def _glm(mark: str = "") -> Pairs:
+    value = tuple(f"</arg_key{mark}>{line}<arg_value{mark}>" for line in ("\n", "")), f"</arg_value{mark}>"
+    return Pairs(f"<arg_key{mark}>", value, value)
+
+
 _DSML = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
 _DSML_PAIRS = Pairs(_DSML[0], (('" string="true">',), _DSML[1]), (('" string="false">',), _DSML[1]))
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
@@ -283,7 +325,13 @@ FORMATS: tuple[ToolFormat, ...] = (
                 between=">", close="</function>", pairs=_elements("<parameter=", ">", "</parameter>")),
     NamedFormat("qwen", ("<tool_call>", "<function="), "</tool_call>", "<function=",
                 signs=("<function=", "<parameter="), between=">", close="</function>", pairs=_QWEN),
-    NamedFormat("glm", ("<tool_call>",), "</tool_call>", signs=("<arg_key>",), pairs=Pairs("<arg_key>", _GLM, _GLM)),
+    *(NamedFormat(f"hunyuan-v3{name}", (f"<tool_calls{mark}>",), f"</tool_calls{mark}>", f"<tool_call{mark}>",
+                  signs=(f"<tool_sep{mark}>",), between=f"<tool_sep{mark}>", close=f"</tool_call{mark}>",
+                  pairs=_glm(mark))
+      for name, mark in (("", ""), ("-opensource", ":opensource"))),
+    ToolFormat("hunyuan", ("<tool_calls>",), "</tool_calls>", separator=",", listed=True, signs=("<tool_calls>",),
+               lead=("助手：",)),
+    NamedFormat("glm", ("<tool_call>",), "</tool_call>", signs=("<arg_key>",), pairs=_glm()),
     NamedFormat("minimax", ("<minimax:tool_call>",), "</minimax:tool_call>", signs=("<minimax:tool_call>",),
                 opening='<invoke name="', between='">', close="</invoke>",
                 pairs=_elements('<parameter name="', '">', "</parameter>")),
@@ -294,6 +342,13 @@ FORMATS: tuple[ToolFormat, ...] = (
                 signs=(_DEEPSEEK[0], "```json"), between="```json", close="```<｜tool▁call▁end｜>"),
     NamedFormat("deepseek-v3.1", _DEEPSEEK, "<｜tool▁calls▁end｜>", _DEEPSEEK[1], signs=_DEEPSEEK[:1],
                 between="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>"),
+    KimiFormat("kimi", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+               signs=("<|im_system|>tool_declare",), between="<|tool_call_argument_begin|>", close="<|tool_call_end|>"),
+    ToolFormat("cohere", ("<|START_ACTION|>",), "<|END_ACTION|>", separator=",", listed=True, arguments="parameters",
+               name_key="tool_name", id_key="tool_call_id", signs=("<|START_ACTION|>",),
+               lead=("<|START_RESPONSE|>", "<|START_TEXT|>"), trail=("<|END_RESPONSE|>", "<|END_TEXT|>")),
+    ToolFormat("command-r", ("Action:\n```json", "Action: ```json", "Action:\n\n```json"), "```", separator=",",
+               listed=True, arguments="parameters", name_key="tool_name", signs=("Action:", "tool_name")),
     GemmaFormat("gemma", ("<|tool_call>call:",), "<tool_call|>", signs=("<|tool_call>",), between="{", close="}",
                 pairs=Pairs("", ((':<|"|>',), '<|"|>'), ((":",), ""), separator=",", sorts=True)),
     PythonFormat("lfm2", ("<|tool_call_start|>",), "<|tool_call_end|>", separator=",", listed=True, between="(",
@@ -302,8 +357,7 @@ FORMATS: tuple[ToolFormat, ...] = (
                  between="(", close=")", pairs=Pairs("", ((), ""), (("=",), ""), separator=",")),
     ToolFormat("granite", ("<|tool_call|>",), separator=",", listed=True, signs=("<|tool_call|>",)),
     ToolFormat("nemotron", ("<TOOLCALL>",), "</TOOLCALL>", separator=",", listed=True, signs=("<TOOLCALL>",)),
-    MistralFormat("mistral", ("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), between="[ARGS]", close="[CALL_ID]",
-                  id_length=9),
+    MistralFormat("mistral", ("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), between="[ARGS]", close="[CALL_ID]"),
     ToolFormat("llama", ("<|python_tag|>",), separator=";", first="{", arguments="parameters",
                signs=("ipython", '"parameters"')),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),

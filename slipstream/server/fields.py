@@ -207,14 +207,14 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
 
 
 def _check_size(field: Field, value: Any) -> None:
-    entries = value if isinstance(value, list) else [value]
-    longest = max((len(each) for each in entries if isinstance(each, (str, list))), default=0)
-    for size, most, what in (
-        (len(entries), field.most, "entries"),
-        (longest, field.longest, "characters or ids in one of them"),
-    ):
+    def refuse_more(size: int, most: int, what: str) -> None:
         if most and size > most:
             raise ApiError(400, f"{field.name} has {size:,} {what}, at most {most:,} are allowed", field.name)
+
+    entries = value if isinstance(value, list) else [value]
+    refuse_more(len(entries), field.most, "entries")
+    longest = max((len(each) for each in entries if isinstance(each, (str, list))), default=0) if field.longest else 0
+    refuse_more(longest, field.longest, "characters or ids in one of them")
 
 
 def _equals(value: Any, other: Any) -> bool:

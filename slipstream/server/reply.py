@@ -17,6 +17,9 @@ from uuid import uuid4
 
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
 
+CallId = Callable[[str, int], str]
+"""Makes the id of a call from the name of its function and its place among the calls of a reply."""
+
 Reading = Generator[None, str, str]
 """Reads characters, "" at the end of the text, and returns what it read."""
 
@@ -54,7 +57,7 @@ class Reply:
     read        the coroutine that reads content and calls.
     reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
     most_calls  further ones are left out.
-    id_length   of the ids of calls; 0: as OpenAI writes them.
+    call_id     makes the ids of calls; None: as OpenAI writes them.
     """
 
     def __init__(
@@ -64,12 +67,12 @@ class Reply:
         reasoning: tuple[str, str] | None = None,
         inside: bool = False,
         most_calls: int | None = None,
-        id_length: int = 0,
+        call_id: CallId | None = None,
     ):
         self.content = self.reasoning = ""
         self.calls: list[Call] = []
         self.functions = functions or {}
-        self._most_calls, self._id_length = most_calls, id_length
+        self._most_calls, self._call_id = most_calls, call_id or (lambda name, index: f"call_{uuid4().hex[:24]}")
         self._deltas: list[Delta] = []
         self._back: deque[str] = deque()  # characters that are to be read again
         self.raw: list[str] = []  # characters read since `begin`
@@ -97,9 +100,7 @@ class Reply:
             elif delta.kind == REASONING:
                 self.reasoning += delta.text
             elif delta.kind == CALL:
-                drawn = uuid4().hex
-                name = drawn[: self._id_length] if self._id_length else f"call_{drawn[:24]}"
-                self.calls.append(Call(name, delta.text))
+                self.calls.append(Call(self._call_id(delta.text, delta.index), delta.text))
             else:
                 self.calls[delta.index].arguments += delta.text
         return deltas
@@ -294,8 +295,8 @@ class Reply:
         self.write(text)
         return text
 
-    def member_call(self) -> Reading:
-        """{"name": ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
+    def member_call(self, name_key: str = "name") -> Reading:
+        """{name_key: ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
         yield from self.expect("{")
         name, before, started = None, "{}", False
         char = yield from self.skip_space()
@@ -303,7 +304,7 @@ class Reply:
             self.unread(char)
             key = loaded((yield from self.value()))
             yield from self.expect(":")
-            if key == "name" and name is None:
+            if key == name_key and name is None:
                 name = loaded((yield from self.value()))
             elif key not in ("arguments", "parameters") or started:
                 yield from self.value()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from slipstream.core.structured import Structured
@@ -18,10 +19,15 @@ from slipstream.tokens.text import special_tokens
 
 AUTO, NONE = "auto", "none"
 THINK = ("<think>", "</think>")
-REASONING = (THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+REASONING = (
+    THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"), ("<think:opensource>", "</think:opensource>"),
+)  # fmt: skip
 """Markers of reasoning, of which a chat template holds the second."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
+_IDS = ("sample00{index}", "functions.{name}:{index}")
+"""Forms of the ids of calls, one of which each template takes."""
 _LATE = "Sample of the system."
 _ODD = [{"role": role, "content": _LATE if role == "system" else _SAID} for role in ("user", "system", "user")]
 _ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
@@ -103,11 +109,12 @@ class ReplyFormat:
 
     def reply(self, prompt: str, use: ToolUse) -> Reply:
         """A reply to this prompt, of which nothing was said yet."""
-        read = FORCED.get(use.choice) or (self.calls.read if use.tools and self.calls is not None else None)
+        reads = self.calls is not None and (use.tools or self.calls.lead)
+        read = FORCED.get(use.choice) or (self.calls.read if self.calls is not None and reads else None)
         if isinstance(self.calls, HarmonyFormat):
             read = partial(self.calls.read, answer=FORCED.get(use.choice))
-        length = 0 if self.calls is None else self.calls.id_length
-        return Reply(use.functions, read, self.reasoning, self._inside(prompt), None if use.parallel else 1, length)
+        call_id = None if self.calls is None else self.calls.call_ids(prompt)
+        return Reply(use.functions, read, self.reasoning, self._inside(prompt), None if use.parallel else 1, call_id)
 
 
 def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
@@ -119,15 +126,14 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
     shown, taken = False, list[bool]()
-    for joins in (False, True):
-        for names in (_NAMES, _NAMES[:1]):
-            calls = [_sample(name, f"sample00{i}", joins) for i, name in enumerate(names)]
-            turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
-            shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
-            taken += [joins] if turns else []
-            for form in FORMATS:
-                if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
-                    return form, joins
+    for ids, joins, names in product(_IDS, (False, True), (_NAMES, _NAMES[:1])):
+        calls = [_sample(name, ids.format(name=name, index=i), joins) for i, name in enumerate(names)]
+        turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
+        shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
+        taken += [joins] if turns else []
+        for form in FORMATS:
+            if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
+                return form, joins
     signs = (each for each in FORMATS if each.signs and all(sign in template for sign in each.signs))
     return None if shown else next(signs, None), taken[:1] == [True]
 

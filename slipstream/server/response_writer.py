@@ -256,19 +256,24 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 MOST_DEPTH = 64
 """Most nested lists and objects."""
-FEW_BYTES = 1 << 16
+FEW_BYTES = 1 << 12
 """A larger body is read in a thread."""
 
 
 async def read_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
-    """The fields of a request that are set. Raises ApiError: see `read_json`, `check_fields` and `check_model`."""
-    given = check_fields(await read_json(request, service.limits.body), known)
-    service.check_model(given.get("model"))
-    return given
+    """The fields of a request that are set. Raises ApiError for what is wrong with the body, its fields, its model."""
+
+    def parse() -> dict[str, Any]:
+        given = check_fields(_parse_object(read), known)
+        service.check_model(given.get("model"))
+        return given
+
+    read = await read_body(request, service.limits.body)
+    return await asyncio.to_thread(parse) if len(read) > FEW_BYTES else parse()
 
 
-async def read_json(request: Request, most: int) -> dict[str, Any]:
-    """The JSON object of a body. Raises ApiError 413 past `most` bytes, and 400 for anything else that is wrong."""
+async def read_body(request: Request, most: int) -> bytearray:
+    """The body of a request. Raises ApiError 413 past `most` bytes, and 400 if it is not announced as JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(400, f"the content type is {kind or 'missing'}, must be application/json")
@@ -280,10 +285,11 @@ async def read_json(request: Request, most: int) -> dict[str, Any]:
         read += chunk
         if len(read) > most:
             raise _too_large(most)
-    return await asyncio.to_thread(_parse_object, read) if len(read) > FEW_BYTES else _parse_object(read)
+    return read
 
 
 def _parse_object(read: bytearray) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError 400."""
     try:
         body = json.loads(read.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as fault:

@@ -61,15 +61,18 @@ class ToolUse:
         return {each["name"]: parameters.get(each["name"], {}) | _OBJECT for each in functions}
 
 
-def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[str, Any]]:
-    """Schema of one call, {"name": NAME, arguments: {...}}, and what it refers to, which is to be `$defs` at the
-    root. schemas: see `ToolUse`; arguments: the key that these have."""
+def call_schema(
+    schemas: Mapping[str, Any], arguments: str, name_key: str = "name", id_key: str = ""
+) -> tuple[Any, dict[str, Any]]:
+    """Schema of one call, {name_key: NAME, arguments: {...}}, and what it refers to, which is to be `$defs` at the
+    root. schemas: see `ToolUse`; arguments: the key that these have; id_key: the key of an id that may come first."""
     shared = {str(i): _move_references(schema, i) for i, schema in enumerate(schemas.values())}
+    call_id = {id_key: {"type": "string", "maxLength": 64}} if id_key else {}
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, arguments: {"$ref": f"#/$defs/{i}"}},
-            "required": ["name", arguments],
+            "properties": {**call_id, name_key: {"const": name}, arguments: {"$ref": f"#/$defs/{i}"}},
+            "required": [name_key, arguments],
             "additionalProperties": False,
         }
         for i, name in enumerate(schemas)

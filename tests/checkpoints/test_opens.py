@@ -1,7 +1,9 @@
 """Loading opens each file of a checkpoint once, as the kernel counts it: libraries that open files are counted, too."""
 
+import copy
 import ctypes
 import os
+import pickle
 import shutil
 import struct
 import sys
@@ -73,6 +75,14 @@ def test_a_checkpoint_that_is_open_is_read_once_however_many_ask(models: Path, o
     for _ in range(2):
         load_model_pair(target, "embedded")
     assert set(seen().values()) == {1}
+
+
+def test_a_copy_or_pickle_of_a_checkpoint_is_opened_anew(models: Path) -> None:
+    described = describe("embedded")
+    assert described.stored
+    for each in (pickle.loads(pickle.dumps(described)), copy.deepcopy(described)):
+        assert each.checkpoint.place == described.checkpoint.place
+        assert each.checkpoint.tensors.keys() == described.checkpoint.tensors.keys()
 
 
 def test_a_gguf_file_is_opened_once(tmp_path: Path, opens) -> None:

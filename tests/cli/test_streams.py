@@ -1,5 +1,6 @@
 """Standard streams that are closed, full, cut off, or in another encoding."""
 
+import logging
 import os
 import re
 import subprocess
@@ -64,6 +65,14 @@ def test_output_that_is_closed_or_not_read_to_its_end_is_no_bug() -> None:
     assert in_shell("slipstream drafters >&-").stderr == ""
     done = in_shell("slipstream generate 2>&-")
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_log_records_go_to_their_usual_place_again_after_a_command(cli, refused) -> None:
+    log = logging.getLogger("slipstream")
+    before = (log.propagate, *log.handlers)
+    cli("drafters", code=0)
+    refused("info", "nothing here")
+    assert (log.propagate, *log.handlers) == before
 
 
 def test_characters_that_the_output_cannot_have_are_escaped() -> None:

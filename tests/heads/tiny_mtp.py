@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.drafters.eagle import EagleDraftConfig
 from slipstream.drafters.mtp import MtpDrafter
+from slipstream.heads.mtp_names import TRANSFORMERS, has_mtp_layers
 from tests.targets.huggingface.architectures import _EXPERTS, _LINEAR, _MLA, _config
 
 LAYERS = 2
@@ -54,12 +56,18 @@ BRINGS.append(("mimo_v2_flash", 2))
 """Families, and how many MTP layers their checkpoints may bring."""
 
 
+def skip_where_none_is_built() -> None:
+    if not has_mtp_layers():
+        pytest.skip(f"MTP layers need transformers {TRANSFORMERS}")
+
+
 @torch.random.fork_rng(devices=[])
 def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0) -> Path:
     """A random checkpoint with this many MTP layers. They are the last layers of a longer target, under the names that
     the family's releases have. Few ids, so that some draft tokens are accepted."""
     import transformers
 
+    skip_where_none_is_built()
     torch.manual_seed(seed + sorted(CONFIGS).index(family))
     shape = CONFIGS[family](LAYERS + mtp)
     shape.vocab_size = vocab
@@ -124,6 +132,7 @@ def _beside(family: str, k: int, part: str) -> str:
 @torch.random.fork_rng(devices=[])
 def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **options: Any) -> MtpDrafter:
     """A drafter with random MTP layers in float64 for a target of `vocab` ids with hidden states of this width."""
+    skip_where_none_is_built()
     import transformers
     from transformers.modeling_layers import MtpModel
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,7 @@ from slipstream.grammar.vocabulary import Vocabulary
 from slipstream.server.call_formats import FORMATS, Calls, ToolFormat
 from slipstream.server.reply import Reply
 from slipstream.server.reply_format import ReplyFormat
+from slipstream.server.tools import ToolUse
 from slipstream.tokens.folder_tokenizer import FolderTokenizer
 from tests.server.hosting import hosted
 from tests.server.talking import WritingTarget
@@ -57,6 +59,11 @@ def both(call: str) -> str:
 
 OBJECTS = f'{{"name": "weather", "arguments": {JSON}}}', '{"name": "now", "arguments": {}}'
 PYTHON = r"""[weather(city='In "Rome"\n & <b>', days=3, sure=True, more=["a", "b: c"]), now()]"""
+ACTIONS = ", ".join(text.replace("name", "tool_name", 1).replace("arguments", "parameters") for text in OBJECTS)
+GLM = "<tool_call>weather\n{}</tool_call>\n<tool_call>now\n</tool_call>".format(
+    elements("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
+)
+HUNYUAN = "<tool_calls>\n" + re.sub("(weather|now)", r"\1<tool_sep>", GLM) + "\n</tool_calls>"
 QWEN = elements("<parameter=", ">\n", "\n</parameter>")
 WRITTEN = {
     "hermes": f"<tool_call>\n{OBJECTS[0]}\n</tool_call>\n<tool_call>\n{OBJECTS[1]}\n</tool_call>",
@@ -64,8 +71,15 @@ WRITTEN = {
             "<tool_call>\n<function=now>\n</function>\n</tool_call>",
     "seed": f"<seed:tool_call>\n<function=weather>\n{elements('<parameter=', '>', '</parameter>')}</function>\n"
             "</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
-    "glm": f"<tool_call>weather\n{elements('<arg_key>', '</arg_key>' + chr(10) + '<arg_value>', '</arg_value>')}"
-           "</tool_call>\n<tool_call>now\n</tool_call>",
+    "glm": GLM,
+    "hunyuan": f"<tool_calls>[{', '.join(OBJECTS)}]</tool_calls>",
+    "hunyuan-v3": HUNYUAN,
+    "hunyuan-v3-opensource": re.sub("<(/?[a-z]+_[a-z]+)>", r"<\1:opensource>", HUNYUAN),
+    "kimi": "<|tool_calls_section_begin|>" + "".join(
+        f"<|tool_call_begin|>functions.{name}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+        for name, arguments in (("weather:0", JSON), ("now:1", "{}"))) + "<|tool_calls_section_end|>",
+    "cohere": "<|START_ACTION|>[\n    " + ACTIONS.replace("{", '{"tool_call_id": "0", ', 1) + "\n]<|END_ACTION|>",
+    "command-r": f"Action:\n```json\n[\n    {ACTIONS}\n]```",
     "minimax": "<minimax:tool_call>\n<invoke name=\"weather\">\n"
                f"{elements('<parameter name=' + chr(34), chr(34) + '>', '</parameter>')}</invoke>\n"
                "<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
@@ -98,6 +112,31 @@ def read(name: str, text: str, cut: int = 0) -> Reply:
     for at in range(0, len(text), cut or len(text)):
         reply.add(text[at : at + (cut or len(text))], at + (cut or len(text)) >= len(text))
     return reply
+
+
+def test_texts_around_an_answer_are_no_part_of_it() -> None:
+    for name, text in (
+        ("cohere", "<|START_RESPONSE|>It is 3 < 4.<|END_RESPONSE|>"),
+        ("cohere", "\n<|START_TEXT|>It is 3 < 4.<|END_TEXT|>"),
+        ("hunyuan", "助手：It is 3 < 4."),
+    ):
+        assert [read(name, text, cut).content for cut in (0, 1)] == ["It is 3 < 4."] * 2
+    assert read("hunyuan", "As 助手：said").content == "As 助手：said"
+    plain = ReplyFormat(named("cohere")).reply("", ToolUse())
+    plain.add("<|START_RESPONSE|>No tools.<|END_RESPONSE|>", True)
+    assert plain.content == "No tools."
+
+
+def test_ids_have_the_form_that_templates_of_the_kind_ask_for() -> None:
+    earlier = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    for name, pattern in (
+        ("kimi", r"functions\.weather:1 functions\.now:2"),
+        ("mistral", r"\w{9} \w{9}"),
+        ("hermes", "call_.*"),
+    ):
+        reply = ReplyFormat(named(name)).reply(earlier, ToolUse(tuple(TOOLS)))
+        reply.add(WRITTEN[name], True)
+        assert re.fullmatch(pattern, " ".join(call.id for call in reply.calls))
 
 
 def test_each_format_has_a_text_here() -> None:
@@ -136,6 +175,19 @@ TEMPLATES = {
                 "\n```<｜tool▁call▁end｜>{{ '<｜tool▁calls▁end｜>' if loop.last }}",
     "gemma": f"<|tool_call>call:{NAME}{{{ITEMS}{{{{ k }}}}:{{% if v is string %}}<|\"|>{{{{ v }}}}<|\"|>{{% else %}}"
              "{{ v }}{% endif %}{{ ',' if not loop.last }}{% endfor %}}<tool_call|>",
+    "hunyuan": f"{{{{ '<tool_calls>[' if loop.first else ', ' }}}}{{\"name\": \"{NAME}\", \"arguments\": {VALUES}}}"
+               "{{ ']</tool_calls>' if loop.last }}",
+    "hunyuan-v3": f"{{{{ '<tool_calls>' if loop.first }}}}\n<tool_call>{NAME}<tool_sep>\n{ITEMS}"
+                  "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>"
+                  "{{ '</tool_calls>' if loop.last }}",
+    "kimi": "{{ '<|tool_calls_section_begin|>' if loop.first }}<|tool_call_begin|>{{ c.id }}"
+            f"<|tool_call_argument_begin|>{VALUES}<|tool_call_end|>"
+            "{{ '<|tool_calls_section_end|>' if loop.last }}",
+    "cohere": "{{ '<|START_THINKING|><|END_THINKING|><|START_ACTION|>[' if loop.first }}\n    "
+              f'{{"tool_call_id": "{{{{ loop.index0 }}}}", "tool_name": "{NAME}", "parameters": {VALUES}}}'
+              "{{ ']<|END_ACTION|>' if loop.last else ',' }}",
+    "command-r": "{{ '\\nAction:\\n```json\\n[\\n' if loop.first }}{\n" + f'"tool_name": "{NAME}",\n"parameters": '
+                 "{{ c.function.arguments | tojson(indent=4) }}\n}{{ '\n]```' if loop.last else ',' }}",
     "harmony": f" to=functions.{NAME}<|channel|>commentary json<|message|>{VALUES}<|call|>",
     "unknown": f"<call of {NAME} with {VALUES}>",
     "unknown, joined": "{{ '<call with ' + c.function.arguments + '>' }}",
@@ -171,7 +223,10 @@ def test_a_format_is_recognised_by_the_call_that_the_template_writes(name: str) 
 @pytest.mark.parametrize(
     ("name", "words"),
     [("hermes", "<tool_call>{...}"), ("qwen", "<tool_call><function=N><parameter=K>"), ("glm", "<tool_call><arg_key>"),
-     ("granite", "<|tool_call|>[...]"), ("harmony", "{{ '<|channel|>final<|message|>' }}")],
+     ("granite", "<|tool_call|>[...]"), ("hunyuan", "<tool_calls>[...]"),
+     ("hunyuan-v3", "<tool_calls><tool_call>N<tool_sep>"), ("kimi", "<|im_system|>tool_declare<|im_middle|>"),
+     ("cohere", "Action: <|START_ACTION|> tool_name"),
+     ("command-r", 'Action: tool_name'), ("harmony", "{{ '<|channel|>final<|message|>' }}")],
 )  # fmt: skip
 def test_a_template_that_only_says_how_to_call_is_recognised_by_its_words(name: str, words: str) -> None:
     said = f"{{% if tools %}}Write {words}{{% endif %}}" if name != "harmony" else ""
@@ -186,6 +241,8 @@ MARKS = {
     "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"],
     "deepseek-v3.2": ["｜DSML｜"], "gemma": ["<|tool_call>", '<|"|>', "<tool_call|>"],
     "lfm2": ["<|tool_call_start|>", "<|tool_call_end|>"], "mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    "kimi": ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"],
+    "cohere": ["<|START_ACTION|>", "<|END_ACTION|>"], "hunyuan-v3": ["<tool_calls>", "<tool_call>", "<tool_sep>"],
     "harmony": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"],
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from slipstream.checkpoints.weights import check_finite
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 from slipstream.executor.executor import Batch, check_ids, check_steps
-from slipstream.heads.mtp_names import COUNTS, FAMILIES, explain_no_layers
+from slipstream.heads.mtp_names import COUNTS, FAMILIES
 from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
@@ -185,11 +185,8 @@ class MtpLayers(PackedLayers):
 def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
     """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
     gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
-    family of LoadError, and PairError for an unknown family."""
+    family of LoadError."""
     config = module.config.get_text_config(decoder=True)
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        raise explain_no_layers(config.model_type)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
             "drafter 'mtp' was asked of a quantised target",
@@ -198,7 +195,7 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
         )
     opened = Checkpoint.open(checkpoint or module.config.name_or_path or "a model in memory")
     folder = opened.download()
-    stored = family.count_layers(opened.tensor_names, config.num_hidden_layers)
+    stored = FAMILIES[config.model_type].count_layers(opened.tensor_names, config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
     if stored < max(1, declared):
         raise ConfigError(

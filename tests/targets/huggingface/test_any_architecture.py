@@ -11,6 +11,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
+from slipstream.heads.mtp_names import has_mtp_layers
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import kinds
 from slipstream.targets.huggingface.chains_only import ChainsOnly
@@ -63,6 +64,8 @@ def test_every_entry_of_the_table_has_a_model_here() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_runs_it_is_what_the_tables_say(name: str) -> None:
+    if name == "gemma4-shared" and not has_mtp_layers():
+        pytest.skip("before transformers 5.23, layers with shared keys run packed; the table is of 5.23")
     runner = target(name)
     kind = kinds.ARCHITECTURES[VARIANTS.get(name, model(name).config.model_type)]
     can = runner.capabilities
