@@ -68,7 +68,7 @@ def compare(base: LLM, other: LLM, batches: Seq[Batch], passes: int) -> dict[str
                     done += completions
             differing += texts["base"] != texts["other"]
     gain = ratio(seconds["base"], seconds["other"])
-    if gain.low is None and len(batches) < 3:  # few prompts: an interval for further passes only
-        gain = ratio([sum(each) for each in zip(*seconds["base"], strict=True)],
-                     [sum(each) for each in zip(*seconds["other"], strict=True)])  # fmt: skip
+    if gain.low is None:  # few batches, or one that outweighs the others: an interval for further passes only
+        passes_of = {name: [sum(each) for each in zip(*rows, strict=True)] for name, rows in seconds.items()}
+        gain = ratio(passes_of["base"], passes_of["other"])
     return {"gain": vars(gain), **seconds, "differing": differing, "done": done}

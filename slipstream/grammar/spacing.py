@@ -53,11 +53,11 @@ class Spacing:
             return b""
         closes = following is not None and following in CLOSE
         depth = self.depth - closes
-        keys = [(self._mark, following)]
+        keys: list[tuple[int, int | None]] = [(self._mark, following)]
         keys += [(mark, None) for mark in OPEN] if closes else [(self._mark, None)]
+        if self.last == ord(","):  # lines that were begun behind a bracket go on
+            keys += [(mark, None) for mark in OPEN if b"\n" in self.seen.get((mark, None), (b"", 0))[0]]
         seen = next((self.seen[key] for key in keys if key in self.seen), None)
-        if seen is None and self.last == ord(","):  # lines that were begun behind a bracket go on
-            seen = next((gap for key in self.seen if key[0] in OPEN and b"\n" in (gap := self.seen[key])[0]), None)
         if seen is None and b"\n" in self.gap:
             return b" " if self._indent % 2 else b""  # the last space of a line is written by the next token
         gap, stood = seen or (USUAL.get(self.last, b""), 0)
