@@ -20,7 +20,7 @@ from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 MEMORY_REPEATS = 3

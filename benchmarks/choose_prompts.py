@@ -1,9 +1,9 @@
 """`python -m benchmarks.choose_prompts`: prompts whose outputs do not loop, chosen before any speed is measured.
 
 The target decodes each candidate plainly and greedily. A prompt qualifies if no end of its output repeats exactly with
-some period (see `slipstream.bench.loops`), because a loop is easy to draft and says little about other text. Candidates
-are the embedded held-out prompts and, for code, JSON lines of other files with a "prompt". Chosen texts of such files
-are written to the output folder only, which must not be tracked by git.
+some period (see `slipstream.measure.loops`), because a loop is easy to draft and says little about other text.
+Candidates are the embedded held-out prompts and, for code, JSON lines of other files with a "prompt". Chosen texts of
+such files are written to the output folder only, which must not be tracked by git.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.prompts import SPARE, TOKENS, Prompt, encode
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.loops import PERIODS, SHORTEST, TURNS, periodic_tail
-from slipstream.bench.provenance import commit, digest, model, now, public
+from slipstream.measure.loops import PERIODS, SHORTEST, TURNS, measure_periodic_tail
+from slipstream.measure.provenance import commit, digest, model, now, public
 
 EMBEDDED = ROOT / "slipstream" / "zoo" / "prompts"
 CONTEXT = 1024
@@ -85,7 +85,7 @@ def examine(file: Path, kind: str, tokens: int, tokenizer: Any, decode: Decode) 
         prompt = Prompt(prompt.ids, min(tokens, prompt.tokens), kind)
         if len(prompt.ids) + prompt.tokens > CONTEXT:
             candidates.long += 1
-        elif periodic_tail(decode(prompt)):
+        elif measure_periodic_tail(decode(prompt)):
             candidates.loops += 1
         else:
             known = {key: entry[key] for key in ("prompt", "answer") if key in entry}

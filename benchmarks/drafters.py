@@ -22,13 +22,13 @@ from rich.console import Console
 from benchmarks.markdown import beside, bound
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.benchmark import BenchConfig, Contender, bench
-from slipstream.bench.prompts import Prompt, PromptSet, load
-from slipstream.bench.results import Result
-from slipstream.bench.tables import ends
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.llm import LLM
+from slipstream.measure.benchmark import BenchConfig, Contender, bench
+from slipstream.measure.prompts import Prompt, PromptSet, choose_prompts
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Estimate, ends
 from slipstream.settings import EXECUTORS
 from slipstream.targets.describe import as_target
 
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
 
     def run(name: str, arms: list[Contender], prompts: PromptSet, config: BenchConfig) -> Result:
         with console.status(f"{name}: {len(arms) + 1} ways to decode {len(prompts.prompts)} prompts"):
-            return bench(llm, arms, prompts, config)
+            return kept(bench(llm, arms, prompts, config).as_dict())
 
     common: dict[str, Any] = {"rounds": options.rounds, "seconds": 60 * options.minutes}
     longest: dict[str, Any] = {"tokens": 96, "sampling": {"ignore_eos": True}}
@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
         "mix": lambda: run(
             "code and edits",
             contenders(options.only),
-            load(llm, "code,edit", options.prompts),
+            choose_prompts(llm, "code,edit", options.prompts),
             BenchConfig(**longest, **common, temperatures=(0.0, 0.8)),
         ),
         "random": lambda: run(
@@ -126,7 +126,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
         "humaneval": lambda: run(
             "HumanEval",
             contenders(options.only),
-            load(llm, str(options.humaneval), 8),
+            choose_prompts(llm, str(options.humaneval), 8),
             BenchConfig(**longest, **common),
         ),
     }
@@ -237,7 +237,7 @@ def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
             f"{f['tokens_per_second']['value']:.0f}",
             "1"
             if arm["plain"]
-            else f"{beside(gain['value'], 1)}x ({ends(gain, functools.partial(beside, bar=1), ' to ')})",
+            else f"{beside(gain['value'], 1)}x ({ends(Estimate(**gain), functools.partial(beside, bar=1), ' to ')})",
             *("1" if arm["plain"] else f"{beside(speed(arm, k), 1)}x" for k in split),
             "-" if rate is None else f"{100 * rate:.0f} %",
             f"{f['mean_acceptance_length']:.2f}",

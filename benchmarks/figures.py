@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from benchmarks.markdown import beside, bound
-from slipstream.bench.estimates import ratio
 from slipstream.core.text_ends import common_beginning
+from slipstream.measure.estimates import estimate_ratio
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def judge(
         if name not in series:
             reason = skipped.get(name) or skipped.get(name.split("_", 1)[-1]) or "not measured in this run"
             return {**row, "verdict": "skipped", "reason": reason.strip()}
-    estimate = ratio(series[figure.top], series[figure.bottom])
+    estimate = estimate_ratio(series[figure.top], series[figure.bottom])
     verdict = "reached" if figure.reached(estimate.value) else "missed"
     return {**row, **vars(estimate), "verdict": verdict}
 

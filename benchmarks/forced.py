@@ -21,8 +21,8 @@ from benchmarks.markdown import beside
 from benchmarks.paired_cells import Cells, compare
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, Structured, zoo
-from slipstream.bench.provenance import commit, machine, now
 from slipstream.core.sequence import Sequence
+from slipstream.measure.provenance import commit, machine, now
 
 BITS: dict[int, tuple[str, str | None]] = {16: ("F16", None), 8: ("F16", "w8a8"), 4: ("Q4_1", None)}
 """Kind of the file of SmolLM2, and `quantize`, by the bits of the weights."""

@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from benchmarks.derived_models import deeper, written
-from benchmarks.drafters import arms_of, table
+from benchmarks.drafters import arms_of, kept, table
 from benchmarks.markdown import beside
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.benchmark import BenchConfig, Contender, bench
-from slipstream.bench.prompts import load
-from slipstream.bench.results import Result
 from slipstream.core.target import Target
 from slipstream.drafters.string_match import Writer, vocabularies, with_tokenizer
 from slipstream.llm import LLM
+from slipstream.measure.benchmark import BenchConfig, Contender, bench
+from slipstream.measure.prompts import choose_prompts
+from slipstream.measure.results import Result
 from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
 
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
         arm(name, with_tokenizer(model, tokenizer, llm.tokenizer, llm.target.vocab_size))
         shared[name] = str(vocabularies(llm.tokenizer, tokenizer, (llm.target.vocab_size, model.vocab_size)))
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
-    return bench(llm, arms, load(llm, "code,edit", options.prompts), config), shared
+    return kept(bench(llm, arms, choose_prompts(llm, "code,edit", options.prompts), config).as_dict()), shared
 
 
 def figures(result: Result) -> list[tuple[str, float, float]]:

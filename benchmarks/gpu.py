@@ -26,13 +26,13 @@ from benchmarks.figures import spread
 from benchmarks.markdown import bound
 from benchmarks.protocol import ROOT
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.estimates import mean, ratio
-from slipstream.bench.prompts import load
-from slipstream.bench.provenance import commit, now, versions
 from slipstream.checkpoints.load_settings import LoadSettings
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence as Text
+from slipstream.measure.estimates import estimate_mean, estimate_ratio
+from slipstream.measure.prompts import choose_prompts
+from slipstream.measure.provenance import commit, now, versions
 from slipstream.targets.decoder import Decoder
 
 SIZES = {"1.1B": (6, 12), "3B": (8, 22)}
@@ -211,9 +211,9 @@ def examine(size: str, options: argparse.Namespace, prompts: dict[str, list[list
             "seconds": {name: cell.seconds for name, cell in cells.items()},
             "texts": {name: margins(target, cells[plain].texts, cell.texts, asked) for name, cell in cells.items()},
         }
-        print(what, {name: round(1 / mean(cell.seconds).value) for name, cell in cells.items()}, flush=True)
+        print(what, {name: round(1 / estimate_mean(cell.seconds).value) for name, cell in cells.items()}, flush=True)
     nbytes = sum(weight.nbytes for weight in model.parameters())
-    took = mean(tables["code"]["seconds"][plain]).value
+    took = estimate_mean(tables["code"]["seconds"][plain]).value
     four = f"{OURS}, draft model, K = 4"
     share = busy(ways[four], code[0], tokens * sum(tables["code"]["seconds"][four][0]) / options.passes)
     return {"tables": tables, "bandwidth": nbytes / took / bandwidth(), "busy": share, "bytes": nbytes}
@@ -224,17 +224,17 @@ def figures(found: dict[str, Any]) -> list[dict[str, Any]]:
     code, edits = (found["tables"][what]["seconds"] for what in ("code", "edits"))
     plain, chosen = code[f"{OURS}, plain"], code[f"{OURS}, draft model, chosen lengths"]
     lines = [
-        ("draft model, chosen lengths, over our plain decoding", 1.8, ratio(plain, chosen).value),
+        ("draft model, chosen lengths, over our plain decoding", 1.8, estimate_ratio(plain, chosen).value),
         ("suffix on edits, over our plain decoding", 2.0,
-         ratio(edits[f"{OURS}, plain"], edits[f"{OURS}, suffix, chosen lengths"]).value),
+         estimate_ratio(edits[f"{OURS}, plain"], edits[f"{OURS}, suffix, chosen lengths"]).value),
         ("a draft model that is never right, chosen lengths, over our plain decoding", 0.97,
-         ratio(plain, code[f"{OURS}, draft model that is never right, chosen lengths"]).value),
+         estimate_ratio(plain, code[f"{OURS}, draft model that is never right, chosen lengths"]).value),
         ("plain decoding: share of the read bandwidth", 0.6, found["bandwidth"]),
         ("a step with K = 4: share of the time in which the GPU computes", 0.9, found["busy"]),
     ]  # fmt: skip
     compiled = f"{THEIRS}, static cache and torch.compile"
     if compiled in code:
-        lines.insert(0, (f"plain decoding, over {compiled}", 1.0, ratio(code[compiled], plain).value))
+        lines.insert(0, (f"plain decoding, over {compiled}", 1.0, estimate_ratio(code[compiled], plain).value))
     return [{"text": text, "reach": bar, "value": value, "reached": value >= bar} for text, bar, value in lines]
 
 
@@ -261,7 +261,7 @@ def report(results: dict[str, Any]) -> str:
                 gap = max(map(abs, same["margins"]), default=0.0)
                 body.append((
                     name, f"{rate['median']:.0f} ({rate['q1']:.0f} to {rate['q3']:.0f})",
-                    f"{ratio(plain, seconds).value:.2f}x", f"{same['equal']} of {same['texts']}",
+                    f"{estimate_ratio(plain, seconds).value:.2f}x", f"{same['equal']} of {same['texts']}",
                     f"{gap:.3f}" if same["margins"] else "-",
                 ))  # fmt: skip
             heads = [what, "tokens/s of a request", "over our plain", "texts equal", "largest margin where they differ"]
@@ -284,7 +284,7 @@ def main(words: Seq[str] | None = None) -> int:
         print("PyTorch finds no CUDA device: this benchmark needs one", file=sys.stderr)
         return 2
     reader = LLM(zoo.target_dir(), executor="torch", device="cpu")
-    prompts = {kind: load(reader, kind, options.prompts).ids for kind in ("code", "edit")}
+    prompts = {kind: choose_prompts(reader, kind, options.prompts).ids for kind in ("code", "edit")}
     source = {
         "command": " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if words is None else words)]),
         "date": now(), "device": torch.cuda.get_device_name(), "commit": commit(), "versions": versions(),

@@ -23,9 +23,9 @@ from benchmarks.markdown import beside
 from benchmarks.paired_cells import Batch, Cells, compare
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, Structured, zoo
-from slipstream.bench.prompts import load
-from slipstream.bench.provenance import commit, machine, now
 from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.measure.prompts import choose_prompts
+from slipstream.measure.provenance import commit, machine, now
 from slipstream.targets.target_costs import measure_costs
 
 BOUND = 0.99
@@ -59,12 +59,12 @@ def batches(llm: LLM, kind: str, streams: int, tokens: int) -> list[Batch]:
         params = SamplingParams(max_tokens=tokens, structured=Structured(json_schema=TOOLS[3].schema))
         prompts = [llm.chat_prompt(TOOLS[3].messages(request)) for request in TOOLS[3].requests]
     elif kind == "long":
-        texts = [each.ids for each in load(llm, "summary,proofread,code", 20).prompts]
+        texts = [each.ids for each in choose_prompts(llm, "summary,proofread,code", 20).prompts]
         whole = [token for ids in texts for token in ids]
         room = llm.target.context - tokens - 1
         prompts = [(whole * (1 + LONG // len(whole)))[at : at + min(LONG, room)] for at in (0, 100, 200)]
     else:
-        prompts = [each.ids for each in load(llm, "chat,varied" if kind == "sampled" else kind, 12).prompts]
+        prompts = [each.ids for each in choose_prompts(llm, "chat,varied" if kind == "sampled" else kind, 12).prompts]
     if kind == "sampled":
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=1)
     count = 1 if kind == "long" and streams > 4 else 3  # prompts of 6k fill the memory

@@ -13,9 +13,9 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
-from slipstream.bench.estimates import ratio
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM, Completion
+from slipstream.measure.estimates import estimate_ratio
 
 Batch = tuple[list[list[int]], SamplingParams]
 """Prompts of requests that run together, and the parameters of all."""
@@ -67,8 +67,8 @@ def compare(base: LLM, other: LLM, batches: Seq[Batch], passes: int) -> dict[str
                 if name == "other" and number == passes - 1:
                     done += completions
             differing += texts["base"] != texts["other"]
-    gain = ratio(seconds["base"], seconds["other"])
+    gain = estimate_ratio(seconds["base"], seconds["other"])
     if gain.low is None:  # few batches, or one that outweighs the others: an interval for further passes only
         passes_of = {name: [sum(each) for each in zip(*rows, strict=True)] for name, rows in seconds.items()}
-        gain = ratio(passes_of["base"], passes_of["other"])
+        gain = estimate_ratio(passes_of["base"], passes_of["other"])
     return {"gain": vars(gain), **seconds, "differing": differing, "done": done}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.provenance import digest
+from slipstream.measure.provenance import digest
 
 SETS = ("code", "edit")
 TOKENS = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.protocol import THREADS
-from slipstream.bench.provenance import commit, machine, model, now, public
+from slipstream.measure.provenance import commit, machine, model, now, public
 
 
 def provenance(target: str, draft: str, prompts: dict[str, str], command: list[str]) -> dict[str, Any]:

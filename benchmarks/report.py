@@ -11,8 +11,9 @@ from benchmarks.figures import FIGURES, Figure, agreement, judge, spread
 from benchmarks.markdown import document, noise, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
-from slipstream.bench.tables import ends
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
+from slipstream.measure.results import from_json
+from slipstream.measure.tables import Estimate, ends
 
 SCHEMA = 1
 
@@ -90,7 +91,7 @@ def figure_table(results: dict[str, Any]) -> list[str]:
         if row["verdict"] == "skipped":
             body.append([row["figure"], figure.bound, "", "", f"skipped: {row['reason'].splitlines()[-1]}"])
             continue
-        interval = ends(row, figure.show, " to ")
+        interval = ends(from_json(Estimate, row), figure.show, " to ")
         verdict = "reached" if row["verdict"] == "reached" else "**missed**"
         body.append([row["figure"], figure.bound, figure.show(row["value"]), interval, verdict])
     return [rows(["figure", "must reach", "measured", "95 % interval", ""], body, (0, 4))]

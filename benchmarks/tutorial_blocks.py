@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.markdown import QUIET
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
-from slipstream.bench import plots
-from slipstream.bench.estimates import unsure
-from slipstream.bench.tables import Plot, counted, interval, percent, times
-from slipstream.cli.table_forms import markdown_rows as rows, render_markdown as table
+from slipstream.cli.table_forms import render_markdown as table, render_markdown_rows as rows
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.measure import plots
+from slipstream.measure.estimates import explain_doubt
+from slipstream.measure.tables import Estimate, Plot, counted, interval, percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -34,7 +34,7 @@ def prices(kit: Kit) -> str:
     counts, relative = curve["rows"], [s / curve["seconds"][0] for s in curve["seconds"]]
 
     def draw(axes: Any) -> None:
-        plots.lines(
+        plots.draw_lines(
             axes, [("measured", counts, relative), ("one pass per row", counts, counts)],
             "tokens that one target pass verifies", "time, in one-token passes", percent=False,
         )  # fmt: skip
@@ -71,7 +71,7 @@ def closed_form(kit: Kit) -> str:
     lines = [(f"alpha {a:g}", gammas, [speedup(a, g, CLOSED_C) for g in gammas]) for a in CLOSED_ALPHAS]
 
     def draw(axes: Any) -> None:
-        plots.lines(axes, lines, "draft length gamma", "speed-up", percent=False, few=True)
+        plots.draw_lines(axes, lines, "draft length gamma", "speed-up", percent=False, few=True)
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
 
     best = [(a, best_gamma(a, CLOSED_C, CLOSED_LONGEST)) for a in CLOSED_ALPHAS]
@@ -84,20 +84,20 @@ def closed_form(kit: Kit) -> str:
 
 
 def pairs(kit: Kit) -> str:
-    from slipstream.cli.simulate import assumed, published, rate
-    from slipstream.plan.known_pairs import PAIRS, outlook
-    from slipstream.plan.roofline import find_hardware
+    from slipstream.measure.known_pairs import PAIRS, predict_pair
+    from slipstream.measure.report_simulate import describe_assumptions, describe_rate, show_published
+    from slipstream.measure.roofline import find_hardware
 
     place, body = find_hardware("h100"), []
     for pair in PAIRS:
-        _, seen = outlook(pair, place)
+        _, seen = predict_pair(pair, place)
         gain = f"{times(seen.speedup)}, K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
         body.append([
-            f"{pair.target} + {pair.draft}", published(pair.acceptance, "%"), published(pair.speedup, "x"),
-            f"{seen.costs.c:.2f}", f"{gain} ({rate(seen)})",
+            f"{pair.target} + {pair.draft}", show_published(pair.acceptance, "%"), show_published(pair.speedup, "x"),
+            f"{seen.costs.c:.2f}", f"{gain} ({describe_rate(seen)})",
         ])  # fmt: skip
     heads = ["target + draft", "acceptance, published", "speed-up, published", "c on H100", "predicted"]
-    return block(fence("slipstream simulate --pairs"), rows(heads, body), assumed(place))
+    return block(fence("slipstream simulate --pairs"), rows(heads, body), describe_assumptions(place))
 
 
 def advice(kit: Kit) -> str:
@@ -181,7 +181,7 @@ def gpt2(kit: Kit) -> str:
     steps = f["mean_acceptance_length"] / gain["value"]
     c = f["shares"]["draft"] * steps / k
     verdict = "not statistically significant"
-    if not unsure(gain):
+    if not explain_doubt(Estimate(**gain)):
         verdict = "slower than plain decoding" if gain["value"] < 1 else "faster"
     said = (
         f"A step with {k} draft tokens takes as long as {steps:.2f} plain decode steps, {c:.2f} of them for each draft "
@@ -204,7 +204,7 @@ def lengths(kit: Kit) -> str:
 
 def three_lengths(kit: Kit) -> str:
     """From the same run as `lengths`, so that all lengths can be compared."""
-    from slipstream.bench.results import read
+    from slipstream.measure.results import read
 
     command, path = sweep_command(kit), kit.folder / "lengths.json"
     if not path.exists():
@@ -216,7 +216,7 @@ def three_lengths(kit: Kit) -> str:
         gain = f["speedup"]
         body.append([
             arm["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
-            interval(gain), times(expected["speedup"]),
+            interval(Estimate(**gain)), times(expected["speedup"]),
         ])  # fmt: skip
     heads = ["K", "acceptance rate", "tokens per step", "speed-up (95 % interval)", "predicted"]
     return block(rows(heads, body, ()))
@@ -240,7 +240,7 @@ def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
     lines.append(("plain decoding", lines[0][1], level))
 
     def draw(axes: Any) -> None:
-        plots.lines(axes, lines, title, "tokens/s", percent=False, few=True)
+        plots.draw_lines(axes, lines, title, "tokens/s", percent=False, few=True)
         axes.set_ylim(bottom=0)
 
     return Plot(
@@ -303,7 +303,7 @@ def load(kit: Kit) -> str:
     ]
 
     def draw(axes: Any) -> None:
-        plots.lines(axes, lines, "sequences at once", "tokens/s, all sequences", percent=False)
+        plots.draw_lines(axes, lines, "sequences at once", "tokens/s, all sequences", percent=False)
         doubling(axes, xs, [200, 500, 1000, 2000, 5000, 10000, 20000])
 
     gains = [f"{each['speedup']:.2f}x at batch {each['batch']}" for each in loads]
@@ -340,7 +340,7 @@ def batches(kit: Kit) -> str:
 
 
 def origin(kit: Kit) -> str:
-    from slipstream.bench.provenance import commit, machine, now, versions
+    from slipstream.measure.provenance import commit, machine, now, versions
 
     here = machine()
     named = ", ".join(f"{name} {version}" for name, version in versions().items())

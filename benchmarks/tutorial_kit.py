@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.results import Result, read
-from slipstream.bench.tables import Plot, Section, remark
-from slipstream.cli.report import section
+from slipstream.cli.report import make_section
+from slipstream.measure import plots
+from slipstream.measure.results import Result, read
+from slipstream.measure.tables import Plot, Section, remark
 
 WIDTH = 100
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,12 +53,12 @@ class Kit:
         self.run(command, fails=True)
         result = read(self.folder / shlex.split(command)[-1])
         self.sources.append(result.provenance)
-        return result, section(result)
+        return result, make_section(result)
 
     def draw(self, name: str, plot: Plot) -> str:
         """The plot as a file, and the markdown that shows it."""
         self.figures.mkdir(exist_ok=True)
-        text = re.sub(r"<metadata>.*?</metadata>\s*", "", plots.svg(plot), flags=re.DOTALL)
+        text = re.sub(r"<metadata>.*?</metadata>\s*", "", plots.draw_svg(plot), flags=re.DOTALL)
         text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
         (self.figures / f"{name}.svg").write_text(text, "utf-8")
         alt = re.sub(r"[\[\]\n]", " ", f"{plot.title}. {plot.alt}")

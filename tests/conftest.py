@@ -16,14 +16,6 @@ os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())
 
 from slipstream.cli.loading import freeze_once
 from slipstream.llm import LLM
-from tests.bench.small_results import (
-    bench_result as bench_result,
-    contenders as contenders,
-    grid_result as grid_result,
-    prompt_set as prompt_set,
-    tiny_llm as tiny_llm,
-    trace_result as trace_result,
-)
 from tests.durations import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -31,6 +23,14 @@ from tests.durations import (  # noqa: F401
     pytest_runtest_makereport,
     pytest_sessionfinish,
     pytest_terminal_summary,
+)
+from tests.measure.small_results import (
+    bench_result as bench_result,
+    contenders as contenders,
+    grid_result as grid_result,
+    prompt_set as prompt_set,
+    tiny_llm as tiny_llm,
+    trace_result as trace_result,
 )
 from tests.tiny_checkpoints import EXACT, Tiny, make_family, make_tiny
 

@@ -6,12 +6,12 @@ from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.kernels.processor import has_bfloat16_dots
-from slipstream.bench.provenance import describe_engine
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
+from slipstream.measure.provenance import describe_engine
 from tests.targets.toy import ToyTarget
 from tests.tiny_checkpoints import EXACT, Tiny
 

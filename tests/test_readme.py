@@ -88,7 +88,7 @@ def test_the_transcript_of_verify_has_the_numbers_of_todays_checks(monkeypatch: 
     checks.greedy()
     checks.coupled()
     checks._look(0, 1)
-    assert int(shown[0]) == len(checks.data["greedy"]) + len(checks.data["coupled"])
+    assert int(shown[0]) == len(checks.data.greedy) + len(checks.data.coupled)
     assert 0.75 * most < int(shown[1].replace(",", "")) < most
 
 

@@ -13,9 +13,9 @@ from benchmarks import gpt2_pair, tutorial
 from benchmarks.tutorial import MEASURED, STILL, TUTORIAL
 from benchmarks.tutorial_kit import WIDTH, Kit
 from slipstream import LLM, SamplingParams
-from slipstream.bench import measure
-from slipstream.bench.measure import Arm
 from slipstream.cli.main import canonical, main, parser
+from slipstream.measure import arms as measured_arms
+from slipstream.measure.arms import Arm
 
 ROOT = TUTORIAL.parents[1]
 TEXT = TUTORIAL.read_text(encoding="utf-8")
@@ -109,8 +109,8 @@ REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
 def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, monkeypatch, tmp_path, capsys):
     """Every setting decodes every prompt once, as in its first timed pass, and all passes report that: nothing that is
     compared depends on their number."""
-    monkeypatch.setattr("slipstream.plan.tuning.RECORDED", 1)
-    warm_up, decode, decoded = measure.warm_up, measure.decode, {}
+    monkeypatch.setattr("slipstream.measure.tuning.RECORDED", 1)
+    warm_up, decode, decoded = measured_arms.warm_up, measured_arms.decode, {}
 
     def decode_once(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> Any:
         assert arm.params.greedy
@@ -119,8 +119,8 @@ def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, m
             decoded[key] = decode(arm, drafter, prompts, seeds)
         return decoded[key]
 
-    monkeypatch.setattr(measure, "decode", decode_once)
-    monkeypatch.setattr(measure, "warm_up", lambda run, seed, *more: warm_up(run, seed + 1, *more))
+    monkeypatch.setattr(measured_arms, "decode", decode_once)
+    monkeypatch.setattr(measured_arms, "warm_up", lambda run, seed, *more: warm_up(run, seed + 1, *more))
 
     def run(kit: Kit, command: str, fails: bool = False) -> str:
         words = shlex.split(command)[1:]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from benchmarks.architectures.table import PAGE
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.weight_formats import QUANTISATIONS
-from slipstream.cli.table_forms import markdown_rows
+from slipstream.cli.table_forms import render_markdown_rows
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec
 from slipstream.settings import RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
@@ -122,7 +122,7 @@ Beam search drafts nothing ([why](commands.md#beam-search)).
 
 
 def _table(heads: list[str], body: list[list[str]]) -> str:
-    return markdown_rows(heads, body, range(len(heads)))
+    return render_markdown_rows(heads, body, range(len(heads)))
 
 
 def _code(names: Iterable[str]) -> str:

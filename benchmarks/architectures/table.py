@@ -17,7 +17,7 @@ from benchmarks.architectures.worker import (
     Found,
 )
 from benchmarks.protocol import ROOT
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 
 PAGE = ROOT / "docs" / "support.md"
 FIRST, LAST = "<!-- architectures: made by make architectures -->", "<!-- end of architectures -->"

@@ -26,10 +26,11 @@ from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio
-from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.bench.tables import ends
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
+from slipstream.measure.estimates import estimate_ratio
+from slipstream.measure.provenance import OtherProcesses, digest
+from slipstream.measure.results import from_json
+from slipstream.measure.tables import Estimate, ends
 from slipstream.tokens.text import load_tokenizer
 
 REQUEST, LENGTHS, ROWS = 80, (512, 2048), (1, 2, 4, 6, 8)
@@ -166,7 +167,7 @@ def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
         if bar.top not in run.facts or not orderly or bar.what not in run.seconds:
             continue
         cells = run.seconds[bar.what]
-        ratios = {key: ratio(cells[key], cells[bar.top]) for key in orderly}
+        ratios = {key: estimate_ratio(cells[key], cells[bar.top]) for key in orderly}
         rival = min(ratios, key=lambda key: ratios[key].value)
         rows.append({"text": f"{bar.what}: {bar.top} against {rival}", "reach": bar.reach, **vars(ratios[rival]),
                      "reached": ratios[rival].value >= bar.reach})  # fmt: skip
@@ -187,7 +188,7 @@ def figures(results: dict[str, Any]) -> list[str]:
     body = [
         (
             row["text"], f"at least {bound(row['reach'], unit='x')}", beside(row["value"], row["reach"], unit="x"),
-            ends(row, "{:.2f}".format, " to "), "yes" if row["reached"] else "**no**",
+            ends(from_json(Estimate, row), "{:.2f}".format, " to "), "yes" if row["reached"] else "**no**",
         )
         for row in sorted(results["figures"], key=lambda row: row["reached"])
     ]  # fmt: skip

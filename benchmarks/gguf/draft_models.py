@@ -27,10 +27,10 @@ from benchmarks.markdown import document, noise, run_of, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.estimates import mean, ratio
-from slipstream.bench.loops import looping
-from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
+from slipstream.measure.estimates import estimate_mean, estimate_ratio
+from slipstream.measure.loops import find_looping
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 TOKENS = 96
@@ -77,7 +77,7 @@ def without_loops(file: Path) -> Iterator[list[int]]:
     for line in file.read_text(encoding="utf-8").splitlines():
         prompt = json.loads(line)["prompt"]
         text = llm.generate(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))[0].token_ids
-        if not looping({0: list(text)}):
+        if not find_looping({0: list(text)}):
             yield tokenizer.encode(prompt)
 
 
@@ -151,15 +151,15 @@ def main(words: Seq[str] | None = None) -> int:
 def summary(whole: Cells, later: Cells, texts: dict[str, list[list[int]]]) -> dict[str, Any]:
     """Everything that is written: what was reached, after the first token, and the times. Prompts with a text that
     loops are left out."""
-    loops = {i for each in texts.values() for i in looping(dict(enumerate(each)))}
+    loops = {i for each in texts.values() for i in find_looping(dict(enumerate(each)))}
     kept = [i for i in range(len(next(iter(texts.values())))) if i not in loops]
     whole, later = ({name: [cells[i] for i in kept] for name, cells in each.items()} for each in (whole, later))
     ours = [name for name in later if name.startswith(SLIPSTREAM)]
     lines = []
     for who in (LLAMACPP, IK):
-        rival = min((n for n in later if n.startswith(who)), key=lambda n: mean(later[n]).value)
+        rival = min((n for n in later if n.startswith(who)), key=lambda n: estimate_mean(later[n]).value)
         for name in ours[1:]:
-            value = ratio(later[rival], later[name]).value
+            value = estimate_ratio(later[rival], later[name]).value
             lines.append((f"{name}, over {rival}", BAR if who == LLAMACPP else 1.0, value))
     return {
         "figures": [{"text": t, "reach": bar, "value": v, "reached": v >= bar} for t, bar, v in lines],
@@ -189,7 +189,7 @@ def rates(results: dict[str, Any]) -> list[str]:
         cells = []
         for what, seconds in each.items():
             rate = spread([[1 / s for s in text] for text in seconds])
-            gain = ratio(plain[what], seconds).value
+            gain = estimate_ratio(plain[what], seconds).value
             cells += [f"{rate['median']:.0f} ({rate['q1']:.0f} to {rate['q3']:.0f})", f"{gain:.2f}x"]
         heads = ["tokens/s", *(head for what in each for head in (what, "over plain"))]
         body.append((name, *cells))

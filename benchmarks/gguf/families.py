@@ -31,13 +31,13 @@ from benchmarks.markdown import beside, bound, document, noise, run_of, versions
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import mean, ratio
-from slipstream.bench.loops import looping
-from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.cli.options import checked_length
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.drafters.draft_plan import WITH_HEAD
+from slipstream.measure.estimates import estimate_mean, estimate_ratio
+from slipstream.measure.loops import find_looping
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.settings import AUTO
 from slipstream.tokens.text import load_tokenizer
 
@@ -198,7 +198,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "def
     loops = set()
     for contender in contenders:
         for texts in contender.texts.values():
-            loops |= set(looping(dict(enumerate(texts))))
+            loops |= set(find_looping(dict(enumerate(texts))))
     kept = [i for i in range(len(requests)) if i not in loops]
     names = list(dict.fromkeys(requests[i].family for i in kept))
     places = {name: [i for i in kept if requests[i].family == name] for name in names}
@@ -209,11 +209,11 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "def
 
     def typical(contender: Contender, way: str) -> float:
         """Seconds a token, geometric mean of the families."""
-        return statistics.geometric_mean(mean(cells(contender, way, family)).value for family in names)
+        return statistics.geometric_mean(estimate_mean(cells(contender, way, family)).value for family in names)
 
     slipstream = {c.side.bits: c for c in contenders if c.side.who == SLIPSTREAM}
     gains = {
-        bits: {f: vars(ratio(cells(c, PLAIN, f), cells(c, DRAFTED, f))) for f in names}
+        bits: {f: vars(estimate_ratio(cells(c, PLAIN, f), cells(c, DRAFTED, f))) for f in names}
         for bits, c in slipstream.items()
     }
     differing = {

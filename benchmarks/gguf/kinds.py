@@ -32,7 +32,7 @@ from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.llamacpp_library import faults, llama_cpp
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.core.target import Target
 from slipstream.settings import LLAMACPP
 from slipstream.targets.describe import as_target

@@ -28,13 +28,13 @@ from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio
-from slipstream.bench.provenance import OtherProcesses, digest
-from slipstream.bench.tables import ends, interval, percent
-from slipstream.cli.table_forms import markdown_rows as rows
+from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM
+from slipstream.measure.estimates import estimate_ratio
+from slipstream.measure.provenance import OtherProcesses, digest
+from slipstream.measure.tables import Estimate, ends, interval, percent
 from slipstream.targets.describe import as_target
 
 KINDS = ("f16", "q8_0", "q4_k_m")
@@ -115,7 +115,11 @@ def measure(options: argparse.Namespace, command: list[str], folder: Path) -> di
         for arm in ("plain", "draft"):
             times = seconds[f"{kind} {arm}"]
             rates = [[p.tokens / s for s in cells] for p, cells in zip(chosen, times, strict=True)]
-            row[arm] = {"seconds": times, "tokens_per_second": spread(rates), "speedup": asdict(ratio(base, times))}
+            row[arm] = {
+                "seconds": times,
+                "tokens_per_second": spread(rates),
+                "speedup": asdict(estimate_ratio(base, times)),
+            }
         accepted, proposed = seen[f"{kind} draft"]
         row["acceptance_rate"] = accepted / proposed if proposed else None
         rows.append(row)
@@ -136,8 +140,8 @@ def table(results: Mapping[str, Any]) -> str:
     body = [
         [
             row["kind"].upper(), f"{sum(row['stored'].values()) / 1e6:.1f}",
-            f"{row['plain']['tokens_per_second']['median']:.0f}", interval(row["plain"]["speedup"]),
-            f"{row['draft']['tokens_per_second']['median']:.0f}", interval(row["draft"]["speedup"]),
+            f"{row['plain']['tokens_per_second']['median']:.0f}", interval(Estimate(**row["plain"]["speedup"])),
+            f"{row['draft']['tokens_per_second']['median']:.0f}", interval(Estimate(**row["draft"]["speedup"])),
             percent(row["acceptance_rate"]), *(f"{row['perplexity'][name]:.3f}" for name in SETS),
         ]
         for row in results["rows"]
@@ -150,14 +154,14 @@ def compared(results: Mapping[str, Any]) -> str:
     base, said = results["rows"][0], []
     for row in results["rows"][1:]:
         losses, base_losses = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
-        change = ratio([x for x, _ in losses], [x for x, _ in base_losses])
+        change = estimate_ratio([x for x, _ in losses], [x for x, _ in base_losses])
         total = sum(row["stored"].values())
         kinds = ", ".join(
             f"{percent(size / total)} {kind}" for kind, size in sorted(row["stored"].items(), key=lambda item: -item[1])
         )
         said.append(
             f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(losses)} texts is "
-            f"{change.value:.4f} times that of {base['kind'].upper()} ({ends(vars(change), '{:.4f}'.format, ' to ')})."
+            f"{change.value:.4f} times that of {base['kind'].upper()} ({ends(change, '{:.4f}'.format, ' to ')})."
         )
     if results["provenance"]["processor_time"]:
         said.append("Tokens per second of processor time of one thread, because the machine had other work.")

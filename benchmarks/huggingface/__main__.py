@@ -29,8 +29,8 @@ from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.bench.estimates import mean
-from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.measure.estimates import estimate_mean
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 TOGETHER = 8
@@ -83,7 +83,7 @@ def fastest(session: Session) -> str | None:
     there = [key for key in ASSISTED if key in session.cells]
     if not there:
         return None
-    best = min(there, key=lambda key: mean(session.cells[key]).value)
+    best = min(there, key=lambda key: estimate_mean(session.cells[key]).value)
     session.series["assisted"] = session.cells[best]
     return best
 

@@ -20,8 +20,8 @@ from benchmarks.protocol import ROOT, ContenderError
 from benchmarks.provenance import provenance
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.bench.plots import svg
-from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.measure.plots import draw_svg
+from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 
@@ -95,7 +95,7 @@ def main(words: list[str] | None = None) -> int:
     (options.out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "peers.md").write_text(table)
     if BASE in session.cells:
-        (options.out / "peers.svg").write_text(svg(plot(results)))
+        (options.out / "peers.svg").write_text(draw_svg(plot(results)))
     print(table)
     return 0 if BASE in session.cells else 1
 

@@ -12,10 +12,11 @@ from benchmarks.peers.lineup import BASE, CLASSES, MODES, SYSTEMS, Match, matche
 from benchmarks.prompts import SETS, Prompts
 from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
-from slipstream.bench import loops
-from slipstream.bench.estimates import mean, ratio, unsure
-from slipstream.bench.plots import plot_intervals
-from slipstream.bench.tables import Plot, ends
+from slipstream.measure import loops
+from slipstream.measure.estimates import estimate_mean, estimate_ratio, explain_doubt
+from slipstream.measure.plots import plot_intervals
+from slipstream.measure.results import from_json
+from slipstream.measure.tables import Estimate, Plot, ends
 
 SCHEMA = 2
 NEAR_TIE = 1e-3
@@ -39,7 +40,7 @@ def assemble(session: Session, prompts: Prompts, provenance: dict[str, Any]) -> 
         "prompts": {
             name: [{"length": len(p.ids), "new": p.tokens} for p in prompts["both"] if p.kind == name] for name in SETS
         },
-        "loops": len(loops.looping(dict(enumerate(session.outputs.get(BASE, []))))),
+        "loops": len(loops.find_looping(dict(enumerate(session.outputs.get(BASE, []))))),
         "contenders": [_row(key, session, prompts, texts.get(key)) for key in session.cells],
         "best": best(compared, session),
         "matches": compared,
@@ -54,7 +55,7 @@ def _row(key: str, session: Session, prompts: Prompts, text: dict[str, Any] | No
     kinds = np.array([prompt.kind for prompt in prompts["both"]])
     row |= {"bits": who.bits, "mode": who.mode} | {kind: spread(speed[kinds == kind]) for kind in SETS}
     if BASE in session.cells:
-        row["over_plain"] = vars(ratio(session.cells[BASE], cells))
+        row["over_plain"] = vars(estimate_ratio(session.cells[BASE], cells))
     note = "; ".join(filter(None, (who.note, session.notes.get(key) if not who.exact else None)))
     return row | {"text": text, "exact": who.exact, "note": note}
 
@@ -66,8 +67,8 @@ def _match(match: Match, session: Session) -> dict[str, Any]:
         return row | {"verdict": NONE}
     if match.ours not in session.cells or match.theirs not in session.cells:
         return row | {"verdict": "not measured"}
-    estimate = ratio(session.cells[match.theirs], session.cells[match.ours])
-    verdict = "no difference shown" if unsure(vars(estimate)) else "faster" if estimate.value > 1 else "slower"
+    estimate = estimate_ratio(session.cells[match.theirs], session.cells[match.ours])
+    verdict = "no difference shown" if explain_doubt(estimate) else "faster" if estimate.value > 1 else "slower"
     return row | vars(estimate) | {"verdict": verdict}
 
 
@@ -81,7 +82,7 @@ def best(compared: list[dict[str, Any]], session: Session) -> list[dict[str, Any
 
     def seconds(row: dict[str, Any]) -> float:
         cells = session.cells.get(row["theirs"])
-        return mean(cells).value if cells else np.inf
+        return estimate_mean(cells).value if cells else np.inf
 
     return [min(rows, key=seconds) | {"system": system} for (_, _, system), rows in groups.items()]
 
@@ -142,7 +143,7 @@ def comparison(
         line = [CLASSES[row["bits"]], row["mode"]]
         line += [named(labels[key], measured.get(key)) if key else "-" for key in (row["ours"], row["theirs"])]
         if "value" in row:
-            line += [f"{_over(row['value'])}x as fast ({ends(row, _over, ' to ')})"]
+            line += [f"{_over(row['value'])}x as fast ({ends(from_json(Estimate, row), _over, ' to ')})"]
         else:
             line += [""]
         line += ["**slower**" if row["verdict"] == "slower" else row["verdict"]]
@@ -179,7 +180,7 @@ def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
             str(row["draft_tokens"] or "-"),
             f"{row['code']['median']:.0f}",
             f"{row['edit']['median']:.0f}",
-            "-" if over is None else f"{_over(over['value'])}x ({ends(over, _over, ' to ')})",
+            "-" if over is None else f"{_over(over['value'])}x ({ends(from_json(Estimate, over), _over, ' to ')})",
             verdict(row),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -205,7 +206,7 @@ def plot(results: dict[str, Any]) -> Plot:
     """Speed over Slipstream's plain decoding, one line per contender, coloured by engine."""
     rows = [row for row in results["contenders"] if "over_plain" in row]
     systems = list(dict.fromkeys(SYSTEMS.values()))
-    lines = [(row["label"], row["over_plain"], systems.index(row["system"])) for row in rows]
+    lines = [(row["label"], from_json(Estimate, row["over_plain"]), systems.index(row["system"])) for row in rows]
 
     return plot_intervals(
         "peers", "Side by side",

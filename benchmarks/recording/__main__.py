@@ -16,7 +16,7 @@ from time import perf_counter
 
 from benchmarks.recording.drawing import Recording, Take, Token, draw
 from slipstream import LLM, SamplingParams, __version__
-from slipstream.bench.provenance import OtherProcesses, machine
+from slipstream.measure.provenance import OtherProcesses, machine
 from slipstream.settings import EXECUTORS
 from slipstream.zoo import SMOLLM2, smollm2_file
 

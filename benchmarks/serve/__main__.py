@@ -26,9 +26,9 @@ from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
 from benchmarks.serve.report import markdown
 from benchmarks.serve.row_drafts_host import measure
 from benchmarks.serve.servers import Pair, running
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.provenance import OtherProcesses, command_line, public
-from slipstream.bench.traffic import TrafficArm, TrafficConfig, measure_traffic, requests_of
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.provenance import OtherProcesses, command_line, public
+from slipstream.measure.traffic import TrafficArm, TrafficConfig, count_requests, measure_traffic
 
 HOST_ROUNDS, HOST_TOKENS = 5, 64
 PARTS = ("runs", "probes", "skipped")
@@ -82,7 +82,7 @@ def measured(
         task = progress.add_task(f"{name}: starting servers", total=None)
         with running(group.servers(Path(folder), pair)) as (places, skipped):
             arms = running_arms(group, places, skipped)
-            progress.update(task, description=name, total=requests_of(arms, config))
+            progress.update(task, description=name, total=count_requests(arms, config))
             result = measure_traffic(arms, config, advance=lambda: progress.advance(task)).as_dict()
             if name == "streams":
                 results["probes"] = probed(places, pair)

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.markdown import beside, bound
 from benchmarks.serve.lineup import EDITS, FIXED, LOADS, PEER_LOADS, off_of
-from slipstream.bench.estimates import Estimate, mean, ratio
+from slipstream.measure.estimates import Estimate, estimate_mean, estimate_ratio
 
 Arms = Mapping[tuple[str, int], dict[str, Any]]
 """(name, streams) -> arm of a result."""
@@ -61,7 +61,7 @@ def faster(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> Estimat
     """Tokens a second of `top` over those of `bottom`, by pairs of passes. Raises KeyError if one was not measured."""
     above, below = (seconds_per_token(arms[key]) for key in (bottom, top))
     many = min(len(above), len(below))
-    return ratio(above[:many], below[:many])
+    return estimate_ratio(above[:many], below[:many])
 
 
 def seconds_per_token(arm: Mapping[str, Any]) -> list[float]:
@@ -141,9 +141,9 @@ def _best_fixed(arms: Arms, streams: int) -> Row:
     over = {name: _over(arms, (name, streams), (off, streams)) for name, off in plain.items()}
     chosen = over.pop("auto")
     over["off"] = [1.0] * len(chosen)
-    best = min(over, key=lambda name: mean(over[name]).value)
+    best = min(over, key=lambda name: estimate_mean(over[name]).value)
     many = min(len(chosen), len(over[best]))
-    return row.taken(ratio(over[best][:many], chosen[:many]), f"best: {best}")
+    return row.taken(estimate_ratio(over[best][:many], chosen[:many]), f"best: {best}")
 
 
 def _over(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> list[float]:
@@ -157,23 +157,23 @@ def _probed(probes: Mapping[str, Any]) -> list[Row]:
     row = Row("first text, cold over warm, prefix of 768 tokens", "streams", 8.0)
     if "first" in probes:
         cold, warm = probes["first"]["cold"], probes["first"]["warm"]
-        times = f"{1e3 * mean(cold).value:.1f} over {1e3 * mean(warm).value:.1f} ms"
-        row.taken(ratio(cold, warm), times)
+        times = f"{1e3 * estimate_mean(cold).value:.1f} over {1e3 * estimate_mean(warm).value:.1f} ms"
+        row.taken(estimate_ratio(cold, warm), times)
     rows.append(row)
     for name, text in (("auto", "chosen lengths"), ("off", "plain")):
         what = f"longest gap while a prompt of 768 tokens arrives, over the median gap, {text}"
         row = Row(what, "streams", 4.0, at_most=True)
         if f"gaps, {name}" in probes:
             longest, median = (probes[f"gaps, {name}"][part] for part in ("longest", "median"))
-            times = f"{1e3 * mean(longest).value:.1f} over {1e3 * mean(median).value:.1f} ms"
-            row.taken(ratio(longest, median), times)
+            times = f"{1e3 * estimate_mean(longest).value:.1f} over {1e3 * estimate_mean(median).value:.1f} ms"
+            row.taken(estimate_ratio(longest, median), times)
         rows.append(row)
     for name, text in (("off", "plain"), ("model", "draft model"), ("suffix", "suffix tree")):
         row = Row(f"engine time outside forwards, 16 streams, {text}", "streams", 0.1, True, True)
         if name in probes.get("host", {}):
             each = probes["host"][name]
             outside = [1e-9 + one["whole"] - one["forwards"] for one in each]
-            row.taken(ratio(outside, [one["whole"] for one in each]), _per_step(each))
+            row.taken(estimate_ratio(outside, [one["whole"] for one in each]), _per_step(each))
         rows.append(row)
     for row in rows:
         row.reason = "" if row.value is not None else "not in this run"

@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.derived_models import random_weights
 from benchmarks.serve.servers import Pair, Served, llamacpp, slipstream_server, vllm_by_hand
 from slipstream import zoo
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.prompts import select
-from slipstream.bench.traffic import Traffic, TrafficArm
-from slipstream.bench.traffic_client import COMPLETIONS, TrafficPrompts, TrafficRequest
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.prompts import select_entries
+from slipstream.measure.traffic import Traffic, TrafficArm
+from slipstream.measure.traffic_client import COMPLETIONS, TrafficPrompts, TrafficRequest
 from slipstream.tokens.text import load_tokenizer
 
 LOADS = (1, 2, 4, 8, 16, 64)
@@ -45,7 +45,7 @@ class Group:
 
 def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requests:
     """Greedy requests for exactly so many tokens. distinct: each with a first line of its own."""
-    chosen = TrafficPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
+    chosen = TrafficPrompts(select_entries(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
     def request(number: int, i: int) -> TrafficRequest:
         base = chosen.request(number, i)

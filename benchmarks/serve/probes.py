@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.traffic_client import COMPLETIONS, TrafficClient, TrafficRequest, read
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.traffic_client import COMPLETIONS, TrafficClient, TrafficRequest, read_stream
 
 TIMEOUT = 120.0
 PREFIX, TAIL = 768, 16
@@ -46,7 +46,7 @@ async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: i
         for _ in range(count):
             prefix = ids(rng, texts, PREFIX)
             for name in ("cold", "warm"):
-                answered = read(await client.ask(asking(prefix + ids(rng, texts, TAIL), 2), clock()))
+                answered = read_stream(await client.ask(asking(prefix + ids(rng, texts, TAIL), 2), clock()))
                 if answered.fault or answered.first is None:
                     raise RuntimeError(f"a request failed: {answered.fault}")
                 seconds[name].append(answered.first)
@@ -83,11 +83,11 @@ async def _disturbed(
         if stream.done():
             break
         began = clock()
-        answered = read(await client.ask(asking(ids(rng, texts, PREFIX), 1), began))
+        answered = read_stream(await client.ask(asking(ids(rng, texts, PREFIX), 1), began))
         if answered.first is not None:
             windows.append((began, began + answered.first))
     timed = await stream
-    answered = read(timed)
+    answered = read_stream(timed)
     if answered.fault or answered.first is None:
         raise RuntimeError(f"the stream failed: {answered.fault}")
     times = np.cumsum([timed.scheduled + answered.first, *answered.gaps]).tolist()

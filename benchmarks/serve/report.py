@@ -6,10 +6,11 @@ from typing import Any
 
 from benchmarks.markdown import document, noise
 from benchmarks.serve.figures import Row
-from slipstream.bench.results import Result
-from slipstream.bench.tables import ends
-from slipstream.bench.traffic_figures import latencies, speeds
-from slipstream.cli.table_forms import markdown_rows as table_rows, render_markdown as table
+from slipstream.cli.table_forms import render_markdown as table, render_markdown_rows as table_rows
+from slipstream.measure.measurements import TrafficData
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Estimate, ends
+from slipstream.measure.traffic_figures import tabulate_latencies, tabulate_throughput
 
 ORDER = ("missed", "not measured", "reached")
 
@@ -26,7 +27,7 @@ def figures(rows: list[Row]) -> list[str]:
         if row.value is None:
             body.append([row.figure, row.must, "", "", verdict, row.reason])
         else:
-            interval = ends(vars(row), row.show, " to ")
+            interval = ends(Estimate(row.value, row.low, row.high), row.show, " to ")
             body.append([row.figure, row.must, row.show(row.value), interval, verdict, row.detail])
     heads = ["figure", "must reach", "measured", "95 % interval", "", ""]
     return [table_rows(heads, body, range(len(heads)))]
@@ -39,12 +40,13 @@ def _group(name: str) -> Any:
         share = source.get("neighbours")
         machine = source["machine"]
         lines = [f"## {name}", "", *noise({"provenance": source}), ""]
-        for section in (speeds(result.data["arms"]), latencies(result.data["arms"])):
+        arms = result.measured(TrafficData).arms
+        for section in (tabulate_throughput(arms), tabulate_latencies(arms)):
             lines += [f"{section.title}. {section.note}", "", table(section), ""]
         other = "" if share is None else f"; {100 * share:.0f} % of the machine's time went to other work"
         lines.append(
             f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores; "
-            f"{min(arm['rounds'] for arm in result.data['arms'])} passes{other}."
+            f"{min(arm.rounds for arm in arms)} passes{other}."
         )
         return lines
 

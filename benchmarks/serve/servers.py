@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.contenders import interpreter
 from benchmarks.protocol import DRIVER_PYTHON, ROOT, THREADS
 from slipstream import zoo
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.vllm_server import ServerProcess, VllmServer, preloaded
 from slipstream.errors import ServedError
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.vllm_server import ServerProcess, VllmServer, find_preloads
 
 CONTEXT = 1024
 STREAMS = 64
@@ -79,7 +79,7 @@ def vllm_by_hand(pair: Pair) -> Served:
          "--served-model-name", "embedded", "--dtype", "float32", "--max-model-len", str(CONTEXT),
          "--max-num-seqs", str(STREAMS), "--host", "127.0.0.1", "--port", "{port}"],
         {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0",
-         "VLLM_NO_USAGE_STATS": "1", **preloaded(VLLM)},
+         "VLLM_NO_USAGE_STATS": "1", **find_preloads(VLLM)},
         VLLM, "vllm",
     )  # fmt: skip
 

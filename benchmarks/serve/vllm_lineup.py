@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
 from benchmarks.serve.lineup import Group, edits, fixed, prompts
 from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, slipstream_server, vllm, vllm_by_hand
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.estimates import Estimate, ratio
-from slipstream.bench.traffic import Traffic, TrafficArm
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.estimates import Estimate, estimate_ratio
+from slipstream.measure.traffic import Traffic, TrafficArm
 
 TOKENS = 64
 LOADS = (1, 8)
@@ -186,7 +186,7 @@ def _mean_against_ngram(arms: Arms, streams: int) -> tuple[Estimate, str]:
         times = [seconds_per_token(arms[f"{server(kind)}: {kind}", streams]) for kind in KINDS]
         sides.append([math.prod(one) ** (1 / len(one)) for one in zip(*times, strict=False)])
     many = min(map(len, sides))
-    return ratio(sides[0][:many], sides[1][:many]), ""
+    return estimate_ratio(sides[0][:many], sides[1][:many]), ""
 
 
 def _predicted(arms: Arms, streams: int) -> tuple[Estimate, str]:

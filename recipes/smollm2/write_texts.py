@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from recipes.smollm2.batch_writer import Ask, BatchWriter
-from slipstream.bench.loops import looping, periodic_tail
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.measure.loops import find_looping, measure_periodic_tail
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Marked, write_masked
 from slipstream.training.regenerate import TURN
@@ -59,7 +59,7 @@ def main() -> None:
     turn, seen = Ask(before, TURN.temperature, TURN.max_tokens or 0, TURN.min_p), set[tuple[int, ...]]()
     for _, message in writer.write([turn] * given.own, 15 * given.minutes):
         words = message[:-1] if message and message[-1] in eos else []
-        if len(words) >= SHORTEST and not periodic_tail(words):
+        if len(words) >= SHORTEST and not measure_periodic_tail(words):
             seen.add(tuple(words))
     requests += [[*before, *words, *after] for words in seen]
     print(f"{len(seen)} messages after {time.monotonic() - begun:.0f} s", flush=True)
@@ -68,7 +68,7 @@ def main() -> None:
     asks = [Ask(requests[i], float(rng.choice(TEMPERATURES)), given.tokens) for i in order]
     texts, loops = list[Marked](), 0
     for index, answer in writer.write(asks, 60 * given.minutes - (time.monotonic() - begun)):
-        if not answer or looping({0: answer}):
+        if not answer or find_looping({0: answer}):
             loops += 1
             continue
         prompt = asks[index].prompt

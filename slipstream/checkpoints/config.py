@@ -95,7 +95,7 @@ class DecoderConfig(ModelShape):
         return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})
 
     @staticmethod
-    def from_dict(config: Mapping[str, Any]) -> DecoderConfig:
+    def from_dict(config: Mapping[str, object]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
         config = config if isinstance(config, ReadKeys) else ReadKeys(config)
         model_type = config.get("model_type")

@@ -126,7 +126,7 @@ def shown(sampling: Mapping[str, Any]) -> str:
 
 
 def generation_defaults(
-    choice: str, module: Any, checkpoint: Checkpoint | None, encoder_decoder: bool
+    choice: str, module: object, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
     """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target) or "none".
     checkpoint: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""

@@ -77,7 +77,7 @@ class GgufHeader:
         """As llama.cpp calls it, for example "llama" or "qwen2"."""
         return str(self.metadata["general.architecture"])
 
-    def setting(self, key: str, default: Any = None) -> Any:
+    def setting(self, key: str, default: object = None) -> Any:
         """The value of a key of the architecture, for example "context_length"."""
         self.read.add(f"{self.architecture}.{key}")
         return self.metadata.get(f"{self.architecture}.{key}", default)

@@ -32,7 +32,7 @@ END_TEXTS = frozenset(_ENDING.split())
 """Texts of control tokens that end a text, whatever else the file says of them."""
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
@@ -88,7 +88,7 @@ def _check(key: str, architecture: str, more: bool = True) -> Callable[[Any], bo
     return next((check for known, check in keys if re.fullmatch(known, name)), None)
 
 
-def wrong_value(metadata: Mapping[str, Any]) -> str | None:
+def wrong_value(metadata: Mapping[str, object]) -> str | None:
     """The first known key whose value is impossible; None if there is none."""
     checks = {key: _check(key, str(metadata.get("general.architecture"))) for key in metadata}
     return next((key for key, check in checks.items() if check and not check(metadata[key])), None)

@@ -40,7 +40,7 @@ def llama_cpp() -> Any:
     last = [0]
 
     @llama_cpp.llama_log_callback
-    def keep(level: int, text: bytes, _: Any) -> None:
+    def keep(level: int, text: bytes, _: object) -> None:
         level = last[0] if level == _CONTINUED else level
         last[0] = level
         if level == _ERROR:

@@ -141,12 +141,12 @@ def _key(name: str) -> str:
     return name.removeprefix("model.").removeprefix("transformer.")
 
 
-def _of_module(pattern: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+def _of_module(pattern: Mapping[str, object] | None, module: str, default: object) -> Any:
     """The value of the first regular expression that the end of the module's name matches, as PEFT chooses it."""
     return next((v for key, v in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _refuse(config: Mapping[str, Any], folder: Path) -> None:
+def _refuse(config: Mapping[str, object], folder: Path) -> None:
     """Raise UnsupportedModelError for an adapter whose effect is not W + s B A."""
     wrong = {name: value for name, value in config.items() if value and name not in _READ}
     if str(config.get("peft_type")).upper() != "LORA":

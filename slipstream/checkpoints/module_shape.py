@@ -205,7 +205,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     )
 
 
-def shape_in(folder: Path, kind: Any) -> ModuleShape:
+def shape_in(folder: Path, kind: object) -> ModuleShape:
     """The shape of the model in a folder, from its small files. Code in the folder is not run. kind: its `model_type`.
 
     Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
@@ -230,21 +230,21 @@ def shape_in(folder: Path, kind: Any) -> ModuleShape:
         return shape_of(config, generation)
 
 
-def unknown_architecture(kind: Any) -> UnsupportedModelError:
+def unknown_architecture(kind: object) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
         fix="install a newer transformers, or use another model",
     )
 
 
-def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:
+def _eos(text: object, generation: object, vocab: int) -> tuple[int, ...]:
     eos = getattr(generation, "eos_token_id", None)
     eos = getattr(text, "eos_token_id", None) if generation is None else eos
     ids = eos if isinstance(eos, (list, tuple)) else () if eos is None else (eos,)
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < vocab))
 
 
-def _bound(text: Any, key: str) -> int:
+def _bound(text: object, key: str) -> int:
     """Most tokens of a text. T5's `n_positions` is how long its training texts were: its positions are distances."""
     if hasattr(text, "relative_attention_num_buckets"):
         return UNBOUNDED
@@ -259,7 +259,7 @@ def _unscaled(rope: Any, context: int) -> int:
     return min([int(one.get("original_max_position_embeddings") or context) for one in varying], default=context)
 
 
-def _windows(text: Any, each: list[Any]) -> tuple[int | None, ...]:
+def _windows(text: object, each: list[Any]) -> tuple[int | None, ...]:
     """The sliding window of each layer, None for full attention."""
     types = getattr(text, "layer_types", None) or ["sliding"] * len(each)
     sizes = [_first(layer, "sliding_window") for layer in each]
@@ -273,7 +273,7 @@ def _experts(text: Any) -> Experts | None:
     return Experts(count, min(per_token, count), 0, True, (True,) * text.num_hidden_layers)
 
 
-def _first(config: Any, *keys: str) -> int | None:
+def _first(config: object, *keys: str) -> int | None:
     """The first of these keys that is a positive integer."""
     for key in keys:
         value = getattr(config, key, None)

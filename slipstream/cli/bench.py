@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from slipstream.bench.configs import Contender
-from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, compared, of_servers, request_fields, started
-from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, contender, finish, unfinished, values_of
+from slipstream.cli.engines import EngineOptions, is_about_servers, list_servers, request_fields, start_servers
+from slipstream.cli.loading import check_drafters, load, name_backend
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, make_contender, parse_values, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
+from slipstream.measure.configs import Contender
+from slipstream.measure.endpoint import Endpoint
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.traffic import Traffic
-    from slipstream.bench.traffic_client import TrafficPrompts
+    from slipstream.measure.traffic import Traffic
+    from slipstream.measure.traffic_client import TrafficPrompts
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class BenchModels(LabModels):
     def contenders(self, adaptive: bool = False) -> list[Contender]:
         """Every drafter with every length."""
         lengths = (
-            (None,) if self.draft_tokens is None else values_of("--draft-tokens", self.draft_tokens, checked_length)
+            (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, checked_length)
         )
         contenders: dict[Any, Contender] = {}
         for spec, length in product(self.specs(), lengths):
-            one = contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
+            one = make_contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
             contenders[one.label, one.length] = one
         return list(contenders.values())
 
@@ -72,12 +72,12 @@ class TrafficOptions:
 
     def loads(self, at_once: str) -> list[Traffic]:
         """at_once: requests in flight, if neither these nor a rate is given."""
-        from slipstream.bench.traffic import LEAST, Traffic
+        from slipstream.measure.traffic import LEAST, Traffic
 
         given = self.concurrency or (None if self.rate else at_once)
         kinds: list[tuple[int | None, float | None]] = []
-        kinds += [(n, None) for n in values_of("--concurrency", given, int)] if given else []
-        kinds += [(None, rate) for rate in values_of("--rate", self.rate, float)] if self.rate else []
+        kinds += [(n, None) for n in parse_values("--concurrency", given, int)] if given else []
+        kinds += [(None, rate) for rate in parse_values("--rate", self.rate, float)] if self.rate else []
         loads = []
         for n, rate in kinds:
             many = self.requests or max(LEAST, 2 * (n or 0))
@@ -86,7 +86,7 @@ class TrafficOptions:
 
     def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
         """The chosen prompts as requests."""
-        from slipstream.bench.traffic_client import TrafficPrompts
+        from slipstream.measure.traffic_client import TrafficPrompts
 
         sampling = {"temperature": params.temperature, **request_fields(params)}
         return TrafficPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
@@ -135,9 +135,9 @@ def bench(
     each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY. With --engine vllm, these are
     vLLM's, started for plain decoding and for each drafter.
     """
-    temperatures = values_of("--temperature", temperature, float)
+    temperatures = parse_values("--temperature", temperature, float)
     local = {"--batch": batch != "1", "--context": context is not None}
-    if of_servers(serve, "--serve", models, engine, load_options, local):
+    if is_about_servers(serve, "--serve", models, engine, load_options, local):
         if len(temperatures) > 1:
             raise ParameterError("a load has one temperature", fix="run the command for each")
         params = SamplingParams(
@@ -146,18 +146,18 @@ def bench(
         if serve:
             named = {re.sub(r"^https?://|(/v1)?/*$", "", url): url for url in serve}  # http://host:8000/v1 -> host:8000
             return bench_servers(named, load_options, texts, params, rounds, seconds, files)
-        with started(compared(models, engine), engine) as servers:
+        with start_servers(list_servers(models, engine), engine) as servers:
             return bench_servers(servers, load_options, texts, params, rounds, seconds, files)
     contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
     axes: dict[str, Any] = {
-        "temperatures": temperatures, "batches": values_of("--batch", batch, int),
-        "contexts": (None,) if context is None else values_of("--context", context, int),
+        "temperatures": temperatures, "batches": parse_values("--batch", batch, int),
+        "contexts": (None,) if context is None else parse_values("--context", context, int),
     }  # fmt: skip
     files.check()
     texts.check()
-    from slipstream.bench.benchmark import BenchConfig
+    from slipstream.measure.benchmark import BenchConfig
 
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
@@ -166,15 +166,16 @@ def bench(
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
     asked = list(map(config.params, config.temperatures))
     llm = load(models.one("none", draft_tokens=None), quiet=files.as_json, asked=asked)
-    from slipstream.bench import benchmark
+    from slipstream.measure import benchmark
 
     chosen = texts.load(llm, tokens)
-    render.line(f"bench: {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
-    passes = benchmark.steps(contenders, chosen, config)
-    with render.progress("measuring (interleaved)", passes) as advance:
-        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
-    finish(result, files)
-    raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
+    render.line(f"bench: {chosen.size} of {chosen.origin}, target={models.target}, {name_backend(llm.target)}")
+    passes = benchmark.count_steps(contenders, chosen, config)
+    result, code = run(
+        files, "measuring (interleaved)", passes,
+        lambda advance: benchmark.bench(llm, contenders, chosen, config, files.out, advance),
+    )  # fmt: skip
+    raise typer.Exit(code or (1 if any(arm.texts == "BUG" for arm in result.data.arms) else 0))
 
 
 def bench_servers(
@@ -182,14 +183,15 @@ def bench_servers(
     seconds: float, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
-    from slipstream.bench.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
+    from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
 
     loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
     files.check()
     config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
-    arms = arms_of({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
+    arms = line_up_servers({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
     render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
-    with render.progress("asking", requests_of(arms, config)) as advance:
-        result, code = unfinished(lambda: measure_traffic(arms, config, asked.settings, files.out, advance))
-    finish(result, files)
+    _, code = run(
+        files, "asking", count_requests(arms, config),
+        lambda advance: measure_traffic(arms, config, asked.settings, files.out, advance),
+    )  # fmt: skip
     raise typer.Exit(code)

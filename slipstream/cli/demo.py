@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
 
-from slipstream.bench.tables import Alarm, Column, Section, Table, words
 from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import UsualModels
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import SamplingParams
+from slipstream.measure.tables import Alarm, Column, Section, Table, words
 from slipstream.zoo import EMBEDDED, SMOLLM2, prompts as embedded_prompts
 
 if TYPE_CHECKING:
-    from slipstream.bench.measure import Arm, Run
     from slipstream.llm import LLM
+    from slipstream.measure.arms import Arm, Run
 
 PROMPT_LINES = 4
 BUDGET_SECONDS = 25
@@ -54,13 +54,13 @@ def demo(
     Exit code 1 if a speculative text differs from the plain text by more than rounding can explain.
     """
     llm = load(models)
-    jobs = plan(llm, models, prompts, tokens)
+    jobs = plan_jobs(llm, models, prompts, tokens)
     render.line(banner(llm, models))
     if render.coloured(render.out()):
         render.err().print(render.legend())
-    from slipstream.bench.benchmark import warnings
-    from slipstream.bench.measure import decode, line_up, passes, race
-    from slipstream.bench.provenance import OtherProcesses
+    from slipstream.measure.arms import count_passes, decode, line_up, race
+    from slipstream.measure.benchmark import collect_warnings
+    from slipstream.measure.provenance import OtherProcesses
 
     with render.status("warming up"):  # first calls are slower
         for job in jobs:
@@ -71,27 +71,29 @@ def demo(
         show(llm, job)
     neighbours = OtherProcesses()
     runs_of = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
-    with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in runs_of.values())) as advance:
+    with render.progress(
+        "timing (interleaved)", sum(count_passes(runs, rounds) for runs in runs_of.values())
+    ) as advance:
         for runs in runs_of.values():
             race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
     share = neighbours.share()
-    print_section(section(runs_of))
-    for said in dict.fromkeys(said for runs in runs_of.values() for said in warnings(runs, share)):
+    print_section(make_section(runs_of))
+    for said in dict.fromkeys(said for runs in runs_of.values() for said in collect_warnings(runs, share)):
         render.message("warning", said)
     raise typer.Exit(0 if all(run.exact for runs in runs_of.values() for run in runs) else 1)
 
 
-def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
+def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
     """Each kind of prompt with the drafters that decode it after plain decoding: for SmolLM2 those in use; for the
     embedded models the draft model on code to continue, lookup too on code to edit."""
-    from slipstream.bench.measure import Arm
-    from slipstream.bench.prompts import built_in
     from slipstream.engine.draft_lengths import DraftLengths
+    from slipstream.measure.arms import Arm
+    from slipstream.measure.prompts import encode_built_in
 
     params = SamplingParams(max_tokens=tokens)
     plain = Arm("plain", llm, params=params)
 
-    def arm(name: str, drafter: Any, length: int, chosen: bool = False) -> Arm:
+    def arm(name: str, drafter: object, length: int, chosen: bool = False) -> Arm:
         lengths = DraftLengths(length) if chosen else None
         return Arm(name, llm, drafter, length, params=params, lengths=lengths, against=plain)
 
@@ -103,7 +105,7 @@ def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
         in_use = arm(llm.drafter.name, llm.drafter, llm.most_draft_tokens, not isinstance(llm.draft_tokens, int))
         names = ("proofread", "summary", "chat") if models.target == SMOLLM2 else ("code", "edit")
         kinds = {kind: [plain, in_use] for kind in names}
-    return [Job(kind, built_in(llm, kind, count), arms) for kind, arms in kinds.items()]
+    return [Job(kind, encode_built_in(llm, kind, count), arms) for kind, arms in kinds.items()]
 
 
 def show(llm: LLM, job: Job) -> None:
@@ -127,7 +129,7 @@ def show(llm: LLM, job: Job) -> None:
         console.print(f"[{took}]", style="dim")
 
 
-def section(runs_of: dict[str, list[Run]]) -> Section:
+def make_section(runs_of: dict[str, list[Run]]) -> Section:
     """A row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
     most 80 characters wide."""
     columns = [words("task"), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
@@ -138,7 +140,7 @@ def section(runs_of: dict[str, list[Run]]) -> Section:
             stats, length = run.stats(), f", K={run.arm.draft_tokens}" if run.plain and run.arm.lengths is None else ""
             rows.append(
                 ["" if i else kind, run.arm.name + length, run.tokens_per_second().value,
-                 vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
+                 run.speedup() if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
                  "yes" + "*" * bool(run.divergences) if run.exact else Alarm("NO")]
             )  # fmt: skip
             differing += [f"{run.arm.name}, {kind} prompt {at + 1}, {d}." for at, d in run.divergences]

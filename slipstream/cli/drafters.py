@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.measure.tables import Column, Table, words
 
 
 @grouped
@@ -80,7 +80,7 @@ def summary(name: str) -> str:
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
 
-def meanings(config: Any) -> dict[str, str]:
+def meanings(config: object) -> dict[str, str]:
     """Option -> what the docstring of the configuration says of it, in paragraphs that begin with one name or more."""
     texts: dict[str, str] = {}
     names = [""]

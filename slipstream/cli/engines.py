@@ -6,11 +6,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.vllm_server import LOADING, VllmServer, interpreter
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli import render
-from slipstream.cli.measuring import LabModels, parsed
+from slipstream.cli.measuring import LabModels, parse_drafter
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.declaration import declared
@@ -19,6 +17,8 @@ from slipstream.core.strict import parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.vllm_server import LOADING, VllmServer, find_interpreter
 from slipstream.settings import AUTO, one_of
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
@@ -66,7 +66,7 @@ class EngineOptions:
         return options
 
 
-def vllm_server(
+def make_vllm_server(
     models: ModelOptions, engine: EngineOptions, more: Mapping[str, Any] | None = None, plain: bool = False
 ) -> VllmServer:
     """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
@@ -114,22 +114,22 @@ def _length(models: ModelOptions) -> int:
     return most_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
 
-def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
+def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
     """A server for plain decoding and for each drafter that is to be measured, by name."""
-    servers = {"plain": vllm_server(models.one("none"), engine, plain=True)}
+    servers = {"plain": make_vllm_server(models.one("none"), engine, plain=True)}
     for spec in models.specs():
-        one, options = parsed(models, spec)
+        one, options = parse_drafter(models, spec)
         pairs = [f"{name}={value}" for name, value in options.items()]
-        servers[spec] = vllm_server(replace(one, drafter_option=pairs), engine)
+        servers[spec] = make_vllm_server(replace(one, drafter_option=pairs), engine)
     return servers
 
 
-def of_servers(
+def is_about_servers(
     url: object,
     flag: str,
-    models: Any,
+    models: object,
     engine: EngineOptions,
-    load: Any = None,
+    load: object = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
     """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
@@ -138,17 +138,17 @@ def of_servers(
     if url and engine.vllm:
         raise ParameterError(f"{flag} and --engine are given", fix="give one of them")
     if not url and not engine.vllm:
-        if load is not None and (given := changed(load)):
+        if load is not None and (given := list_changed(load)):
             raise ParameterError(f"{given} is given without a server", fix=f"name one: {flag} URL")
         return False
-    if url and (given := changed(models)):
+    if url and (given := list_changed(models)):
         raise ParameterError(f"{given} would be ignored: a server brings its own settings", fix="leave these out")
     if unused := ", ".join(name for name, is_given in (local or {}).items() if is_given):
         raise ParameterError(f"{unused} would be ignored: it has no meaning for servers", fix="leave it out")
     return True
 
 
-def changed(options: Any) -> str:
+def list_changed(options: Any) -> str:
     return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
 
 
@@ -160,10 +160,10 @@ def request_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 @contextmanager
-def started(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
+def start_servers(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
     """Name -> URL of servers that run until the end; they load at the same time. Raises ServedError with what a server
     printed if it does not start."""
-    python = interpreter(engine.vllm_python)
+    python = find_interpreter(engine.vllm_python)
     with ExitStack() as stack:
         running = {name: stack.enter_context(server.process(python, f"vLLM ({name})"))
                    for name, server in servers.items()}  # fmt: skip

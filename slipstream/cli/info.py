@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from slipstream.bench.tables import Table, words
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import UNBOUNDED
 from slipstream.checkpoints.weight_formats import QUANTISED
@@ -18,6 +17,7 @@ from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
+from slipstream.measure.tables import Table, words
 from slipstream.settings import STRING
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def info(
     target = describe(model)
     if draft is not None:
         show_pair(target, describe(draft, LoadSettings(role="draft")), as_json)
-    needed, facts = fit(target), as_json_values(target, model)
+    needed, facts = plan_memory(target), collect_facts(target, model)
     if as_json:
         print(json.dumps(facts | {"memory": asdict(needed)}))
     else:
-        render.out().print(render.facts_table([*rows(facts), *render.memory(needed)[1:]]), soft_wrap=False)
+        render.out().print(render.facts_table([*make_rows(facts), *render.memory(needed)[1:]]), soft_wrap=False)
 
 
-def fit(target: Described, *models: Described) -> MemoryPlan:
+def plan_memory(target: Described, *models: Described) -> MemoryPlan:
     """With a KV cache for one text as long as the context, if that has a bound."""
     from slipstream.targets.described import plan
 
@@ -65,8 +65,8 @@ def fit(target: Described, *models: Described) -> MemoryPlan:
     return plan(target, tokens if tokens < UNBOUNDED else 0, models)
 
 
-def as_json_values(seen: Described, name: str) -> dict[str, Any]:
-    """What is known of a model, by names; `rows` and a check of a pair show it."""
+def collect_facts(seen: Described, name: str) -> dict[str, Any]:
+    """What is known of a model, by names; `make_rows` and a check of a pair show it."""
     from slipstream.checkpoints.config import DecoderConfig
     from slipstream.tokens.token_map import has_chat_template
 
@@ -96,12 +96,12 @@ def as_json_values(seen: Described, name: str) -> dict[str, Any]:
         "device": str(device),
         "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
         "drafters": [name for name, spec in DRAFTERS.items() if not spec.refusal(seen.kind)],
-        "native": native(config) if ours else None,  # type: ignore[arg-type]
+        "native": collect_native(config) if ours else None,  # type: ignore[arg-type]
         "supported": True,
     }
 
 
-def native(config: DecoderConfig) -> dict[str, Any]:
+def collect_native(config: DecoderConfig) -> dict[str, Any]:
     """What the native executor supports for this model on this processor. settings: why one is not, or None."""
     import torch
 
@@ -114,7 +114,7 @@ def native(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def make_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as rows of names and texts."""
     experts, windows = facts["experts"], facts["sliding_window"]
     sizes = [f"{render.size(n)} in {dtype}" for dtype, n in (facts["stored_bytes"] or {}).items()]
@@ -181,8 +181,8 @@ def show_pair(target: Described, draft: Described, as_json: bool) -> NoReturn:
     from slipstream.targets.pair_check import check_pair
 
     report = check_pair(target, draft)
-    sides = {role: as_json_values(each, str(each.checkpoint)) for role, each in (("target", target), ("draft", draft))}
-    needed = fit(target, draft)
+    sides = {role: collect_facts(each, str(each.checkpoint)) for role, each in (("target", target), ("draft", draft))}
+    needed = plan_memory(target, draft)
     if as_json:
         print(json.dumps(report.as_dict() | sides | {"memory": asdict(needed)}))
     else:
@@ -192,7 +192,7 @@ def show_pair(target: Described, draft: Described, as_json: bool) -> NoReturn:
 
 def show(report: PairReport, sides: dict[str, dict[str, Any]], needed: MemoryPlan) -> None:
     console = render.out()
-    shown = [dict(rows(each)) for each in sides.values()]
+    shown = [dict(make_rows(each)) for each in sides.values()]
     lines = [[name, *(each[name] for each in shown)] for name in COMPARED]
     console.print(render_terminal(Table("", list(map(words, ("", *sides))), lines)))
     if not report.fits:

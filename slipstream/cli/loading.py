@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked: Iterable[SamplingParams] = ()) -> LLM:
     """Load target and drafter. quiet: no progress bar; silent: no warnings; asked: what will be requested, which is
     checked before. Raises the errors of `LLM`."""
-    with uncollected():
+    with pause_collection():
         quieten(silent)
         target, draft, arguments = checked_arguments(models, silent)
         check_requests(models, target, asked)
-        with loading(quiet) as progress:
+        with show_loading(quiet) as progress:
             from slipstream.llm import LLM
 
             llm = LLM(target, draft, **arguments, progress=progress)
             if llm.tokenizer is None:  # prompts of the command line are text
-                tokenizer(models)
+                load_tokenizer_of(models)
             return llm
 
 
@@ -50,7 +50,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str |
     return target, plan, models.keywords | {"draft_tokens": models.length, "rule": models.rule}
 
 
-def tokenizer(models: ModelOptions) -> Any:
+def load_tokenizer_of(models: ModelOptions) -> Any:
     """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
     from slipstream.tokens.text import load_tokenizer
 
@@ -61,7 +61,7 @@ freeze_once = functools.cache(gc.freeze)
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Without garbage collection, which would go through all that is imported again and again: of 3.8 s of processor
     time for two tokens it took 1.2. Later collections leave out what the first load has imported."""
     gc.disable()
@@ -86,7 +86,7 @@ def quieten(silent: bool = False) -> None:
 
 
 @contextmanager
-def loading(quiet: bool) -> Iterator[Any]:
+def show_loading(quiet: bool) -> Iterator[Any]:
     """A progress bar over the bytes of the weights, removed when loading is done. Yields the callback for `LLM`."""
     with render.progress_bar(DownloadColumn(), quiet) as bar:
         task = bar.add_task("loading", total=None)
@@ -97,16 +97,16 @@ def banner(llm: LLM, models: ModelOptions) -> str:
     """One line: drafter, draft length, rule, models, and what the target runs on."""
     models_text = f"target {models.target}"
     if llm.drafter.name == "none" or llm.most_draft_tokens == 0:
-        return f"plain decoding: {models_text}, {on(llm.target)}"
+        return f"plain decoding: {models_text}, {name_backend(llm.target)}"
     drafter = f"{llm.drafter.name} drafter"
     if llm.drafter.name == "model":
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
     length = render.counted(llm.most_draft_tokens, "draft token")
     length = length if isinstance(llm.draft_tokens, int) else f"up to {length}"
-    return f"speculative decoding: {drafter}, {length}, {llm.rule.name} rule, {models_text}, {on(llm.target)}"
+    return f"speculative decoding: {drafter}, {length}, {llm.rule.name} rule, {models_text}, {name_backend(llm.target)}"
 
 
-def on(target: Target) -> str:
+def name_backend(target: Target) -> str:
     """Backend and device of a target, and the format of quantised weights, e.g. "native on cpu in w8a8"."""
     runtime = target.capabilities.runtime
     if runtime is None:
@@ -121,13 +121,13 @@ def check_drafters(
     drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
     model if none of the drafters loads one, as `LLM` does."""
     plans = [DraftPlan.of(*each) for each in drafters]
-    target = described(models) if any(plan.checkpoints for plan in plans) else None
+    target = describe_target(models) if any(plan.checkpoints for plan in plans) else None
     plans = [plan.ready(target, models.of_draft(), weights=False) for plan in plans]
     check_draft_settings(models, plans, lambda name: "--" + name.replace("_", "-"))
     return target or models.target, plans
 
 
-def described(models: ModelOptions, target: str | Described | None = None) -> Described:
+def describe_target(models: ModelOptions, target: str | Described | None = None) -> Described:
     """The target, unless it is described already."""
     from slipstream.targets.describe import describe
     from slipstream.targets.described import Described
@@ -144,5 +144,5 @@ def check_requests(models: ModelOptions, target: str | Described, asked: Iterabl
     for params in asked:
         check_params(rule_named(models.rule), params)
         if params.logprobs is not None or params.token_ids:
-            width = described(models, target).config.vocab_size
+            width = describe_target(models, target).config.vocab_size
             RequestChecks(None, width, 0).in_vocabulary(params)

@@ -22,7 +22,7 @@ from slipstream.cli.demo import demo
 from slipstream.cli.drafters import drafters
 from slipstream.cli.generate import generate
 from slipstream.cli.info import info
-from slipstream.cli.option_groups import unwrapped
+from slipstream.cli.option_groups import unwrap
 from slipstream.cli.options import ALIASES
 from slipstream.cli.report import report
 from slipstream.cli.serve import serve
@@ -48,7 +48,7 @@ for panel, commands in {
     TRAINING: (convert,),
 }.items():
     for command in commands:
-        app.command(command.__name__, help=unwrapped(command.__doc__), rich_help_panel=panel)(command)
+        app.command(command.__name__, help=unwrap(command.__doc__), rich_help_panel=panel)(command)
 app.add_typer(train, name="train", rich_help_panel=TRAINING)
 
 FORMER = {

@@ -13,17 +13,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from slipstream.bench.configs import Contender
-from slipstream.bench.prompts import Entry, PromptSet, load as load_prompts, select
-from slipstream.bench.results import INTERRUPTED, Result, check_writable
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
-from slipstream.cli.report import section
+from slipstream.cli.report import make_section
 from slipstream.cli.table_forms import print_section
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure.configs import Contender
+from slipstream.measure.prompts import Entry, PromptSet, choose_prompts as load_prompts, select_entries
+from slipstream.measure.results import INTERRUPTED, Result, check_writable
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PromptOptions:
 
     def check(self) -> list[Entry]:
         """The chosen prompts as text. Raises what `load` raises, without a model."""
-        return select(self.prompts, self.count, self.category or (), self.template)[0]
+        return select_entries(self.prompts, self.count, self.category or (), self.template)[0]
 
     def load(self, llm: LLM, tokens: int) -> PromptSet:
         """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
@@ -64,7 +64,7 @@ class OutputOptions:
             check_writable(self.out)
 
 
-def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
+def keep_unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
     """The result and exit code 0; what was measured until Ctrl-C, or until a server failed, and 130, or 2. Other errors
     are passed on, and these if nothing was measured."""
     try:
@@ -80,7 +80,7 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
 
 
 def show_section(result: Result) -> None:
-    print_section(section(result))
+    print_section(make_section(result))
 
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] = show_section) -> None:
@@ -95,6 +95,17 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
         render.message("warning", INTERRUPTED)
     if files.out is not None:
         render.line(f"wrote {files.out}; `slipstream report {files.out}` turns it into a page")
+
+
+def run(
+    files: OutputOptions, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
+) -> tuple[Result, int]:
+    """Measure beside a progress bar of so many steps, and print. Return the result, and the exit code if it is no
+    success. measure: gets the function that advances the bar."""
+    with render.progress(what, total) as advance:
+        result, code = keep_unfinished(lambda: measure(advance))
+    finish(result, files)
+    return result, code
 
 
 T = TypeVar("T")
@@ -117,7 +128,7 @@ class LabModels(ModelOptions):
     def contenders(self, adaptive: bool = False) -> list[Contender]:
         """The drafters to compare with plain decoding. adaptive: draft lengths may be chosen in each step, and are so
         where no number is given. Raises ParameterError for invalid ones before anything is loaded."""
-        return [contender(self, spec, adaptive) for spec in self.specs()]
+        return [make_contender(self, spec, adaptive) for spec in self.specs()]
 
     def specs(self) -> list[str]:
         named = self.drafter or list(dict.fromkeys((self.usual, WITHOUT_DRAFT)))
@@ -133,16 +144,16 @@ class LabModels(ModelOptions):
             )
         return chosen
 
-    def one(self, spec: str | None = None, **changes: Any) -> ModelOptions:
+    def one(self, spec: str | None = None, **changes: object) -> ModelOptions:
         """These options with one drafter, or with the default if `spec` is None."""
         values = {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
-def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
+def make_contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
     """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
     `draft_tokens=auto` unless `adaptive`."""
-    one, options = parsed(models, spec, **changes)
+    one, options = parse_drafter(models, spec, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]
     drafter, drafter_options = one.speculation
     label, options = " ".join(shown), options | drafter_options
@@ -151,7 +162,7 @@ def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: A
     return Contender(label, drafter, one.fixed_length, options)
 
 
-def parsed(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
+def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
     """The models with one drafter, as given on the command line, and the options of the drafter."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])
@@ -159,7 +170,7 @@ def parsed(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, 
     return models.one(name.replace("+", ","), **changes | given), options
 
 
-def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]
+def parse_values(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]
     """ "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> 1, 4, 8. Raises ParameterError."""
     words: list[str] = []
     for part in map(str.strip, text.split(",")):

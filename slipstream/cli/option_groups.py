@@ -19,7 +19,7 @@ METAVARS = ((bool, ""), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
 """What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
 
 
-def unwrapped(text: str | None) -> str:
+def unwrap(text: str | None) -> str:
     """A docstring with one line for each paragraph: typer keeps the line breaks of all but the first, and the terminal
     breaks these lines again."""
     return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
@@ -41,7 +41,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             empty = inspect.Parameter.empty if default is MISSING else default
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
 
-    def run(**values: Any) -> None:
+    def run(**values: object) -> None:
         for name, value in values.items():
             for text in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(text, str) and not os.path.exists(text):  # the name of a file may be any bytes
@@ -79,7 +79,7 @@ def _declaration(group: type, name: str) -> tuple[Option, str | None]:
     return Option(), None
 
 
-def _annotated(name: str, hint: Any, declared: Option, default: Any, panel: str | None = None) -> Any:
+def _annotated(name: str, hint: object, declared: Option, default: object, panel: str | None = None) -> Any:
     """Make the annotation of an option: its type, and typer's declaration of it."""
     if repeated := [get_args(part)[0] for part in (hint, *get_args(hint)) if get_origin(part) is Seq]:
         hint = list[repeated[0]] | None  # type: ignore[valid-type]  # typer collects a list

@@ -21,9 +21,9 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.bench.tables import count as count, counted as counted, percent as percent, size as size
 from slipstream.core.stats import SpecStats
 from slipstream.errors import SlipstreamError, sentence
+from slipstream.measure.tables import count as count, counted as counted, percent as percent, size as size
 
 if TYPE_CHECKING:
     from slipstream.targets.described import MemoryPlan

@@ -1,7 +1,7 @@
 """`slipstream report`: renders result files as one self-contained HTML page.
 
-The page loads nothing and runs nothing: style and plots are inline. `section` decides the contents, also of the text
-that commands print; `slipstream/templates/page.html` is the form.
+The page loads nothing and runs nothing: style and plots are inline. `make_section` decides the contents, also of the
+text that commands print; `slipstream/templates/page.html` is the form.
 """
 
 from collections.abc import Sequence as Seq
@@ -9,14 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.provenance import public
-from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_all, write_text
-from slipstream.bench.tables import Alarm, Section, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
-from slipstream.cli.table_forms import render_html
 from slipstream.errors import ResultError, did_you_mean, reading
+from slipstream.measure import plots
+from slipstream.measure.provenance import public
+from slipstream.measure.results import INTERRUPTED, Result, check_writable, read_all, write_text
+from slipstream.measure.tables import Alarm, Section, remark
 from slipstream.templates import filled
 
 
@@ -31,25 +30,25 @@ def report(
 
 
 SECTIONS: dict[str, str] = {
-    "bench": "slipstream.bench.report_bench",
-    "bench-served": "slipstream.bench.traffic_figures",
-    "trace": "slipstream.bench.report_trace",
+    "bench": "slipstream.measure.report_bench",
+    "bench-served": "slipstream.measure.traffic_figures",
+    "trace": "slipstream.measure.report_trace",
     "verify": "slipstream.verify.report_verify",
     "verify-served": "slipstream.verify.served",
-    "tune": "slipstream.plan.report_tune",
-    "tune-served": "slipstream.plan.diagnosis_served",
+    "tune": "slipstream.measure.report_tune",
+    "tune-served": "slipstream.measure.diagnosis_served",
 }
-"""Kind of result -> module with `section(result) -> Section`."""
+"""Kind of result -> module with `make_section(result) -> Section`."""
 
 
-def section(result: Result) -> Section:
+def make_section(result: Result) -> Section:
     """Raises ResultError for a kind without a report, and for a result that lacks data that its report needs."""
     if result.kind not in SECTIONS:
         raise ResultError(
             f"there is no report for a result of kind {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
         )
     with reading(f"the result of kind {result.kind!r} lacks data that its report needs", "measure again", ResultError):
-        shown: Section = import_module(SECTIONS[result.kind]).section(result)
+        shown: Section = import_module(SECTIONS[result.kind]).make_section(result)
     return shown
 
 
@@ -57,18 +56,17 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
     """Raises ResultError."""
     check_writable(path, "--out")
     with reading("no report can be made of these results", "measure again", ResultError):
-        text = page(results)
+        text = make_page(results)
     write_text(Path(path), text, "--out")
 
 
-def page(results: Seq[Result]) -> str:
+def make_page(results: Seq[Result]) -> str:
     return filled(
-        "page.html", parts=list(map(part, results)), draw=plots.inline, show=render_html, Alarm=Alarm,
-        isinstance=isinstance,
+        "page.html", parts=list(map(make_part, results)), draw=plots.draw_inline, Alarm=Alarm, isinstance=isinstance,
     )  # fmt: skip
 
 
-def part(result: Result) -> dict[str, Any]:
+def make_part(result: Result) -> dict[str, Any]:
     """What the template shows of one result: its section, and where the numbers come from."""
     provenance = result.provenance
     device, machine = str(provenance.get("device", "")), provenance.get("machine") or {}
@@ -77,23 +75,23 @@ def part(result: Result) -> dict[str, Any]:
     settings = ", ".join(str(provenance[name]) for name in ("executor", "dtype", "quantize") if provenance.get(name))
     version = f"Slipstream {(provenance.get('versions') or {}).get('slipstream', '')}"
     return {
-        "section": section(result),
+        "section": make_section(result),
         "command": public(str(provenance.get("command") or "")),
         "date": str(provenance.get("date", "")),
         "processor": processor,
         "origin": [text for text in (processor, settings, version) if text],
         "warnings": list(map(remark, [*([] if result.complete else [INTERRUPTED]), *result.warnings])),
-        "conditions": [*flat(provenance), *flat(result.settings, "settings")],
+        "conditions": [*flatten(provenance), *flatten(result.settings, "settings")],
     }
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """All values of nested mappings as text, named by their path."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix} {key}".strip().replace("_", " ")
         if isinstance(value, dict):
-            out += flat(value, name)
+            out += flatten(value, name)
         elif value is not None and value != [] and value != "":
             out.append((name, public(", ".join(map(str, value)) if isinstance(value, list) else str(value))))
     return out

@@ -13,17 +13,17 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
-from slipstream.cli.loading import checked_arguments, described, quieten, tokenizer, uncollected
+from slipstream.cli.engines import EngineOptions, make_vllm_server, refuse_ignored
+from slipstream.cli.loading import checked_arguments, describe_target, load_tokenizer_of, pause_collection, quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure.vllm_server import BESIDE_SPECULATION, LOADING, find_interpreter
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
     from slipstream.server.serving import open_listener
 
     with open_listener(server.host, server.port) as listening:  # before the model is loaded
-        with uncollected():
+        with pause_collection():
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine
             from slipstream.server.reply_format import ReplyFormat
             from slipstream.server.service import Limits, Service
             from slipstream.server.serving import Server
 
-        text = tokenizer(models)
+        text = load_tokenizer_of(models)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
         engine = RemoteEngine(partial(checked_model, models, server.max_batch), server.engine_timeout)
         try:
@@ -148,7 +148,7 @@ def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, dict[
     will take. Both import torch, so that process makes them."""
     quieten()
     named, draft, arguments = checked_arguments(models)
-    target = described(models, named)
+    target = describe_target(models, named)
     draft = draft.ready(target, models.of_draft())
     arguments |= {"kv_tokens": kv_tokens(models, target, draft, max_batch), "max_batch": max_batch}
     return target, draft, arguments
@@ -183,9 +183,9 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}
     if server.max_batch != type(server).max_batch:
         more["max_num_seqs"] = server.max_batch
-    launched = vllm_server(models, engine, more)
+    launched = make_vllm_server(models, engine, more)
     speculates = "speculative_config" in launched.values
-    python = interpreter(engine.vllm_python)
+    python = find_interpreter(engine.vllm_python)
     check_memory(models)
     with open_listener(server.host, server.port) as probe:
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Render tables for a terminal, in Markdown and in HTML, with the same text in each cell; print results."""
+"""Render tables for a terminal and in Markdown, with the same text in each cell; print results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.bench.tables import Alarm, Column, Section, Table, words
 from slipstream.cli.render import BAD, err, out
-from slipstream.templates import filled
+from slipstream.measure.tables import Alarm, Column, Section, Table, words
 
 if TYPE_CHECKING:
     from slipstream.llm import Completion
@@ -22,19 +21,14 @@ LABEL, NARROWEST = 12, 7
 """Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
 
 
-def render_html(table: Table) -> str:
-    """Render a table for a page; one that is wider than the screen scrolls."""
-    return filled("table.html", table=table, Alarm=Alarm, isinstance=isinstance)
-
-
 def render_markdown(table: Table) -> str:
     """Render a table in Markdown; a cell of several lines becomes one."""
     left = [i for i, column in enumerate(table.columns) if column.words]
     cells = [[text.replace("\n", ", ") for text in row] for row in table.texts()]
-    return markdown_rows([column.heading for column in table.columns], cells, left)
+    return render_markdown_rows([column.heading for column in table.columns], cells, left)
 
 
-def markdown_rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)) -> str:
+def render_markdown_rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)) -> str:
     """Render cells as a table in Markdown; columns that are not `left` are numbers."""
     lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -45,7 +39,7 @@ def render_terminal(table: Table) -> RichTable:
     without a title stands between blank lines."""
     texts = table.texts()
     widths = [NARROWEST if i else LABEL for i in range(len(table.columns))]
-    heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(table.columns)]
+    heads = [fit_heading(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(table.columns)]
     out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     out.show_edge = not table.title
     for i, (head, column) in enumerate(zip(heads, table.columns, strict=True)):
@@ -59,7 +53,7 @@ def render_terminal(table: Table) -> RichTable:
     return out
 
 
-def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
+def fit_heading(heading: str, cells: Seq[str], narrowest: int) -> str:
     """Wrap a heading to the width of the widest cell or word."""
     widths = [len(line) for text in (*heading.split(), *cells) for line in text.splitlines()]
     return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
@@ -71,7 +65,7 @@ def print_table(table: Table) -> None:
     console = out()
     for part in [table] if fits(table, console) else table.divided("setting"):
         console.print(f"\n{part.title}\n", style="bold")
-        for i, rows in enumerate(stacked(part, console)):
+        for i, rows in enumerate(stack(part, console)):
             if i:
                 console.print()
             console.print(render_terminal(rows))
@@ -83,7 +77,7 @@ def fits(table: Table, console: Console) -> bool:
     return console.measure(render_terminal(table), options=console.options.update(width=1000)).maximum <= console.width
 
 
-def stacked(table: Table, console: Console) -> list[Table]:
+def stack(table: Table, console: Console) -> list[Table]:
     """Split a table into parts that fit the terminal, each with the first columns of text, or the first column. A part
     that is only one column wider than these is folded instead."""
     first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), len(table.columns)))

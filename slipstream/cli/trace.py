@@ -2,14 +2,14 @@
 
 import typer
 
-from slipstream.bench import prompts as texts
-from slipstream.bench.results import Result
 from slipstream.cli import render
-from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, finish, show_section, unfinished
+from slipstream.cli.loading import check_drafters, load, name_backend
+from slipstream.cli.measuring import LabModels, OutputOptions, finish, keep_unfinished, show_section
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
+from slipstream.measure import prompts as texts
+from slipstream.measure.results import Result
 
 
 @grouped
@@ -34,17 +34,17 @@ def trace(
     files.check()
     traced = contenders[0]
     check_drafters(models, [(traced.drafter, traced.options)])
-    from slipstream.bench import tracing
+    from slipstream.measure import tracing
 
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:
-        entry = texts.entries("code")[0]
+        entry = texts.read_entries("code")[0]
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
     else:
         ids, name = texts.encode(llm, texts.Entry(prompt, "", ""), "chat" if chat else "raw"), "prompt"
-    render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {on(llm.target)}")
+    render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {name_backend(llm.target)}")
     with render.status("generating"):
-        result, code = unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, name))
+        result, code = keep_unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, name))
     finish(result, files, show)
     raise typer.Exit(code)
 
@@ -52,8 +52,8 @@ def trace(
 def show(result: Result) -> None:
     """Print the text in colours, and the tables."""
     writer = render.TextWriter()
-    for piece, token in zip(result.data["pieces"], result.data["tokens"], strict=False):
-        writer.write(piece, token["drafted"])
+    for piece, token in zip(result.data.pieces, result.data.tokens, strict=False):
+        writer.write(piece, token.drafted)
     writer.end()
     print()
     show_section(result)

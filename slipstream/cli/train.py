@@ -73,7 +73,7 @@ app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=Tr
 def _command(method: TrainingMethod) -> Callable[..., None]:
     """The command of a method: its own options after those that all methods have."""
 
-    def command(run: RunOptions, options: Any) -> None:
+    def command(run: RunOptions, options: object) -> None:
         start(run.of(method, options), run.dry_run)
 
     command.__annotations__["options"] = method.options

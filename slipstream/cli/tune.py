@@ -11,23 +11,24 @@ from typing import Any, ClassVar
 
 import typer
 
-from slipstream.bench.configs import Contender, DrafterChoice
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.results import Result, check_writable, write as save, write_text
-from slipstream.bench.vllm_server import VllmServer
 from slipstream.checkpoints.load_settings import DEFAULTS
 from slipstream.checkpoints.weight_formats import BY_ROLE
 from slipstream.cli import render
 from slipstream.cli.bench import TrafficOptions
-from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
-from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.engines import EngineOptions, is_about_servers, list_changed, list_servers, start_servers
+from slipstream.cli.loading import check_drafters, load, name_backend
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, keep_unfinished, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
+from slipstream.measure.configs import Contender, DrafterChoice
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.measurements import ServedArm, TrafficData
+from slipstream.measure.results import Result, check_writable, write as save, write_text
+from slipstream.measure.vllm_server import VllmServer
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
@@ -112,10 +113,10 @@ def tune(
     local = {"--batch": batch != 1, "--confirm": confirm != 3}
     if server.base_url is not None:
         local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
-        local |= dict.fromkeys(filter(None, map(changed, (sampling, texts, load_options))), True)
-    elif given := changed(server):
+        local |= dict.fromkeys(filter(None, map(list_changed, (sampling, texts, load_options))), True)
+    elif given := list_changed(server):
         raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
-    if of_servers(server.base_url, "--base-url", models, engine, load_options, local):
+    if is_about_servers(server.base_url, "--base-url", models, engine, load_options, local):
         if server.base_url is not None:
             return examine(server, files)
         params = sampling.params()
@@ -126,7 +127,7 @@ def tune(
     files.check()
     texts.check()
     contenders = models.longest()
-    from slipstream.plan.tuning import TuneConfig
+    from slipstream.measure.tuning import TuneConfig
 
     config = TuneConfig(
         tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
@@ -134,22 +135,23 @@ def tune(
     )  # fmt: skip
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
-    from slipstream.plan import tuning
+    from slipstream.measure import tuning
 
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
-    render.line(f"tune: {names}; {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
+    render.line(f"tune: {names}; {chosen.size} of {chosen.origin}, target={models.target}, {name_backend(llm.target)}")
     settings = {name: value for name, value in models.keywords.items() if value != getattr(DEFAULTS, name)}
     settings |= {} if models.rule == TuneModels.rule else {"rule": models.rule}
     origin = DrafterChoice("none", target=models.target, draft=models.draft_model, engine=settings)
-    with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))
-    finish(result, files)
-    configs = result.data["configs"]
+    result, code = run(
+        files, "measuring (interleaved)", tuning.count_steps(llm, contenders, chosen, config),
+        lambda advance: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin),
+    )  # fmt: skip
+    configs = result.data.configs
     if write is not None and configs is not None:
-        write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n", "--write")
+        write_text(write, json.dumps(configs.slipstream, indent=1) + "\n", "--write")
         render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
     raise typer.Exit(code)
 
@@ -167,10 +169,10 @@ def examine(server: RunningServer, files: OutputOptions) -> None:
         raise typer.Exit(asyncio.run(follow_changes(place, server, files)))
     if server.limit:
         raise ParameterError("--for is given without --follow", fix="give --watch: the seconds of one verdict")
-    from slipstream.plan.diagnosis_served import watch
+    from slipstream.measure.diagnosis_served import watch
 
     render.line(f"watching {place.base_url} for {server.watch:g} s; nothing is sent")
-    result, code = unfinished(lambda: watch(place, server.watch, server.c, files.out))
+    result, code = keep_unfinished(lambda: watch(place, server.watch, server.c, files.out))
     finish(result, files)
     raise typer.Exit(code)
 
@@ -180,7 +182,7 @@ async def follow_changes(place: Endpoint, server: RunningServer, files: OutputOp
     if files.out is not None or not server.watch:
         given = "--out" if files.out is not None else "--watch 0"
         raise ParameterError(f"{given} is given with --follow", fix="use --json, with seconds of each verdict")
-    from slipstream.plan.served_watch import COSTS, follow, line_of
+    from slipstream.measure.served_watch import COSTS, follow, line_of
 
     render.line(f"following {place.base_url}, a verdict every {server.watch:g} s; nothing is sent")
     state = ""
@@ -199,26 +201,26 @@ def tune_vllm(
         check_writable(write, "--write")
     files.check()
     loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
-    from slipstream.bench.traffic import TrafficConfig, arms_of, measure_traffic, requests_of
-    from slipstream.plan.tuning import choose
+    from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
+    from slipstream.measure.tuning import choose
 
-    servers = compared(models, engine)
-    plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)
+    servers = list_servers(models, engine)
+    plain, tried = {"plain": servers.pop("plain")}, list_candidates(servers, models.draft_tokens is not None)
     config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
     done: list[Result] = []
     prompts = render.counted(len(asked.entries), "prompt")
     render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")
 
     def compare(name: str, base: Mapping[str, str]) -> None:
-        with started({name: tried[name]}, engine) as place:
-            arms = arms_of({each: Endpoint(url) for each, url in {**base, **place}.items()}, loads, asked)
-            with render.progress(name, requests_of(arms, config)) as advance:
+        with start_servers({name: tried[name]}, engine) as place:
+            arms = line_up_servers({each: Endpoint(url) for each, url in {**base, **place}.items()}, loads, asked)
+            with render.progress(name, count_requests(arms, config)) as advance:
                 done.append(measure_traffic(arms, config, asked.settings, None, advance))
             if files.out is not None:
-                save(joined(done), files.out)
+                save(join_results(done), files.out)
 
     def measure() -> Result:
-        with started(plain, engine) as base:
+        with start_servers(plain, engine) as base:
             try:
                 for i, name in enumerate(tried):
                     try:
@@ -229,18 +231,16 @@ def tune_vllm(
                         render.message("warning", f"{name} was not measured: {fault}")
             except KeyboardInterrupt as stop:
                 if done:
-                    stop.result = replace(joined(done), complete=False)  # type: ignore[attr-defined]
+                    stop.result = replace(join_results(done), complete=False)  # type: ignore[attr-defined]
                 raise
-        return joined(done)
+        return join_results(done)
 
-    result, code = unfinished(measure)
-    paid = (
-        arm for arm in result.data["arms"] if arm["ratio"] and (arm.get("counters") or {}).get("accepted_tokens", True)
-    )
-    best = choose([arm | {"speedup": arm["ratio"], "exact": True} for arm in paid])
+    result, code = keep_unfinished(measure)
+    paid = [arm for arm in result.data.arms if arm.ratio and (arm.counters or {}).get("accepted_tokens", True)]
+    best = choose(paid, lambda arm: arm.ratio)
     finish(result, files)
-    settings = configuration(models, tried[best["name"]], engine) if best else {"engine": "vllm", "drafter": "none"}
-    name = best["name"] if best else "none: no setting is faster than plain decoding beyond doubt"
+    settings = write_configuration(models, tried[best.name], engine) if best else {"engine": "vllm", "drafter": "none"}
+    name = best.name if best else "none: no setting is faster than plain decoding beyond doubt"
     render.line(f"choice: {name}")
     if write is not None:
         write_text(write, json.dumps(settings, indent=1) + "\n", "--write")
@@ -248,7 +248,7 @@ def tune_vllm(
     raise typer.Exit(code)
 
 
-def candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
+def list_candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
     """The settings to measure, by name. A server that does not learn its draft length is tried with several; a length
     that the user fixed is the only one."""
     tried = {}
@@ -261,20 +261,18 @@ def candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, Vllm
     return tried
 
 
-def joined(results: list[Result]) -> Result:
+def join_results(results: list[Result]) -> Result:
     """The comparisons of all settings as one result, each with the plain decoding that was measured beside it."""
-    whole = replace(results[0], data={"arms": []}, warnings=[])
+    arms: list[ServedArm] = []
     for result in results:
-        first = len(whole.data["arms"])
-        whole.data["arms"] += [
-            arm | {"against": None if arm["against"] is None else arm["against"] + first} for arm in result.data["arms"]
-        ]
-        whole.warnings += [warning for warning in result.warnings if warning not in whole.warnings]
-        whole.complete = whole.complete and result.complete
-    return whole
+        first = len(arms)
+        arms += [replace(a, against=None if a.against is None else a.against + first) for a in result.data.arms]
+    warnings = dict.fromkeys(warning for result in results for warning in result.warnings)
+    complete = all(result.complete for result in results)
+    return replace(results[0], data=TrafficData(arms), warnings=list(warnings), complete=complete)
 
 
-def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
+def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
     """What `--config` reads to start this server again."""
     used = server.choice
     config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter}

@@ -6,14 +6,14 @@ from typing import Any
 
 import typer
 
-from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, of_servers, request_fields, started, vllm_server
+from slipstream.cli.engines import EngineOptions, is_about_servers, make_vllm_server, request_fields, start_servers
 from slipstream.cli.loading import banner, load
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.errors import ParameterError
+from slipstream.measure.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,18 @@ def verify(
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()
     files.check()
-    if of_servers(base_url or against, "--base-url", models, engine):
+    if is_about_servers(base_url or against, "--base-url", models, engine):
         params = sampling.params()
         served = {
             "tokens": params.max_tokens, "samples": samples, "temperature": params.temperature or 1.0, "level": level,
             "seed": seed, "more": request_fields(params),
         }  # fmt: skip
         if engine.vllm:
-            servers = {"speculation": vllm_server(models, engine), "plain": vllm_server(models, engine, plain=True)}
-            with started(servers, engine) as places:
+            servers = {
+                "speculation": make_vllm_server(models, engine),
+                "plain": make_vllm_server(models, engine, plain=True),
+            }
+            with start_servers(servers, engine) as places:
                 return compare_servers(places["speculation"], places["plain"], served_model, served, prompts, files)
         if base_url is None or against is None:
             raise ParameterError(
@@ -88,10 +91,11 @@ def verify(
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
     render.line(f"this takes about {duration(seconds(llm, chosen, config))}, by the speed of its first text")
-    with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
-        result, code = unfinished(lambda: verified(llm, chosen, config, files.out, advance, models.method))
-    finish(result, files)
-    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
+    result, code = run(
+        files, "checking", steps(chosen, config, llm.most_draft_tokens),
+        lambda advance: verified(llm, chosen, config, files.out, advance, models.method),
+    )  # fmt: skip
+    raise typer.Exit(code or (1 if result.data.verdict in ("BUG", UNTESTED) else 0))
 
 
 def compare_servers(
@@ -99,13 +103,14 @@ def compare_servers(
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""
-    from slipstream.verify.served import UNTESTED, ServedConfig, requests_of, verify_served
+    from slipstream.verify.served import UNTESTED, ServedConfig, count_requests, verify_served
 
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
-    with render.progress("asking", requests_of(len(chosen), config)) as advance:
-        result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files.out, advance))
-    finish(result, files)
-    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
+    result, code = run(
+        files, "asking", count_requests(len(chosen), config),
+        lambda advance: verify_served(served, reference, chosen, config, files.out, advance),
+    )  # fmt: skip
+    raise typer.Exit(code or (1 if result.data.verdict in ("BUG", UNTESTED) else 0))

@@ -43,21 +43,21 @@ class Option:
 
 
 def option(
-    default: Any = MISSING,
+    default: object = MISSING,
     help: str = "",
     *names: str,
     shown: str | bool = True,
     check: Check | None = None,
     metavar: str | None = None,
     panel: str | None = None,
-    **more: Any,
+    **more: object,
 ) -> Any:
     """Declare a field, which is an option of a command if it has a help; see `Option`."""
     declared = Option(help, names, shown, check, metavar, panel, more=more)
     return field(default=default, metadata={OPTION: declared})
 
 
-def argument(help: str, default: Any = MISSING, shown: str | bool = True) -> Any:
+def argument(help: str, default: object = MISSING, shown: str | bool = True) -> Any:
     """Declare an argument; one without a default must be given. shown: as for `option`."""
     return field(default=default, metadata={OPTION: Option(help, shown=shown, positional=True)})
 

@@ -41,7 +41,7 @@ def check_number(
     return value
 
 
-def check_integer(name: str, value: Any, low: int, *, optional: bool = False) -> Any:
+def check_integer(name: str, value: object, low: int, *, optional: bool = False) -> Any:
     """`value` as a Python integer. Raises ParameterError unless it is an integer and at least `low`; None is allowed as
     well if `optional`."""
     if value is None and optional:
@@ -64,7 +64,7 @@ def check_draft_tokens(value: Any) -> Any:
     return value
 
 
-def _as_python(value: Any) -> Any:
+def _as_python(value: object) -> Any:
     """NumPy's integers and floats as the Python number that they equal. All else as it is; a bool is no number."""
     if type(value) in (int, float, bool) or not isinstance(value, Real):
         return value
@@ -81,19 +81,19 @@ def integer(low: int, **more: Any) -> Check:
     return partial(check_integer, low=low, **more)
 
 
-def draft_length(name: str, value: Any) -> Any:
+def draft_length(name: str, value: object) -> Any:
     """Draft tokens a step; None as well."""
     return None if value is None else check_draft_tokens(value)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """True or False; no 1, no "yes"."""
     if not isinstance(value, bool):
         raise ParameterError(f"{name} is {value!r}, must be True or False", fix=f"write {name}=True or {name}=False")
     return value
 
 
-def text_list(name: str, value: Any) -> tuple[str, ...]:
+def text_list(name: str, value: object) -> tuple[str, ...]:
     """Strings that are not empty; a single one may stand alone."""
     texts = (value,) if isinstance(value, str) else _items(name, value, "strings")
     for text in texts:
@@ -105,12 +105,12 @@ def text_list(name: str, value: Any) -> tuple[str, ...]:
     return texts
 
 
-def id_list(name: str, value: Any) -> tuple[int, ...]:
+def id_list(name: str, value: object) -> tuple[int, ...]:
     check = integer(0)
     return tuple(check(name, token) for token in _items(name, value, "token ids"))
 
 
-def word_list(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
+def word_list(name: str, value: object) -> tuple[tuple[int, ...] | str, ...]:
     """Sequences of token ids or strings, none empty; a single string may stand alone."""
     given = (value,) if isinstance(value, str) else _items(name, value, "strings or sequences of token ids")
     words = tuple(word if isinstance(word, str) else id_list(name, word) for word in given)
@@ -122,7 +122,7 @@ def word_list(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
     return words
 
 
-def bias_map(name: str, value: Any) -> dict[int, float] | None:
+def bias_map(name: str, value: object) -> dict[int, float] | None:
     """Token id -> number in [-100, 100]. None if there are none."""
     if value is not None and not isinstance(value, Mapping):
         raise ParameterError(f"{name} is {value!r}, must map token ids to numbers", fix=f"write {name}={{7: 1.5}}")
@@ -131,7 +131,7 @@ def bias_map(name: str, value: Any) -> dict[int, float] | None:
     return biases or None
 
 
-def structure(name: str, value: Any) -> Structured | None:
+def structure(name: str, value: object) -> Structured | None:
     """What the text must look like; None as well."""
     if value is not None and not isinstance(value, Structured):
         raise ParameterError(

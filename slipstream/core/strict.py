@@ -2,11 +2,17 @@
 `check_text`: refuses text that no tokenizer reads; `parse_json`: refuses bad JSON of every kind."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
 from slipstream.core.declaration import OPTION, Option
 from slipstream.errors import ParameterError, RequestError, did_you_mean
+
+JsonObject = dict[str, Any]
+"""An object of a JSON file or request: its values are of any kind, and are checked where they are read."""
+JsonMapping = Mapping[str, Any]
+"""The same where it is only read."""
 
 
 class Strict:
@@ -16,7 +22,7 @@ class Strict:
 
     prefix: ClassVar[str] = ""
 
-    def __new__(cls, *args: Any, **kwargs: Any):
+    def __new__(cls, *args: object, **kwargs: object):
         known = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
         for name in kwargs:
             if name not in known:

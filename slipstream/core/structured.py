@@ -109,7 +109,7 @@ class Structured(Strict):
         return next(kind for kind in KINDS if self._names(kind))
 
 
-def _schema_text(schema: Any) -> str:
+def _schema_text(schema: object) -> str:
     """The schema as JSON text, its keys in the order given: properties are written in this order."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
@@ -139,13 +139,13 @@ def _tokens(tokens: Any) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _list(name: str, value: Any, what: str) -> Seq[Any]:
+def _list(name: str, value: object, what: str) -> Seq[Any]:
     if isinstance(value, (str, Mapping)) or not isinstance(value, Seq) or not value:
         raise _wrong(name, value, f"a list of {what}")
     return value
 
 
-def _wrong(name: str, value: Any, must: str) -> ParameterError:
+def _wrong(name: str, value: object, must: str) -> ParameterError:
     return ParameterError(f"structured.{name} is {value!r}, must be {must}", fix=f"change {name}")
 
 

@@ -9,7 +9,6 @@ the distributions q that verification is given. A short draft is the beginning o
 
 import copy
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,7 @@ class DFlashDrafter(HeadDrafter):
 
 
 def make(
-    target: Target, *, head: CheckpointName | DFlashHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | DFlashHead | None = None, quantize: str | None = None, **options: object
 ) -> DFlashDrafter:
     """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the one that ships
     for this target. quantize: as of the drafter `eagle`. It has no other options.

@@ -340,7 +340,7 @@ class DrafterFactory:
             raise _without_model(plan.name)
         return make_drafter(plan.name, self.target, **options)
 
-    def _model(self, draft: Any, pair: PairReport | None) -> Target | Writer:
+    def _model(self, draft: object, pair: PairReport | None) -> Target | Writer:
         """The draft model, loaded. Raises PairError if its tokens differ from the target's, unless
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""

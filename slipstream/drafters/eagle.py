@@ -208,7 +208,7 @@ class EagleDrafter(HeadDrafter):
 
 
 def make(
-    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: object
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
     ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
@@ -219,7 +219,7 @@ def make(
 
 
 def make_eagle3(
-    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: Any
+    target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: object
 ) -> EagleDrafter:
     """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
     own drafts; a head of P-EAGLE (2602.01469) drafts in one pass.

@@ -10,7 +10,6 @@ rolled back to the accepted tokens.
 
 import logging
 from collections.abc import Sequence as Seq
-from typing import Any
 
 from torch import Tensor
 
@@ -171,7 +170,7 @@ class ModelDrafter(PrefixKeeper):
 
 
 def make(
-    target: Target, *, model: Target | Writer, quantize: str | None = None, **options: Any
+    target: Target, *, model: Target | Writer, quantize: str | None = None, **options: object
 ) -> ModelDrafter | StringDrafter:
     """See `registry`; it has no options. quantize: see `DraftPlan`. Raises PairError where only one of the two reads
     sources, or where their texts begin with different tokens."""

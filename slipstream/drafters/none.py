@@ -1,7 +1,6 @@
 """Plain decoding: drafts nothing."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.core.drafter import NoDrafter
 from slipstream.core.strict import Strict
@@ -13,7 +12,7 @@ class NoOptionsConfig(Strict):
     """It has no options: any that is given is refused."""
 
 
-def make(target: Target, **options: Any) -> NoDrafter:
+def make(target: Target, **options: object) -> NoDrafter:
     """See `registry`; it has no options."""
     NoOptionsConfig(**options)
     return NoDrafter()

@@ -8,7 +8,7 @@ be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.p
 
 Only where it applies: a new kind of draft head is recognised by `heads.recognition.recognise`; a drafter that is
 trained here names its method in `trained_by`, which is a line in `training.methods`;
-what other programs call the method is written in `bench/configs.py`.
+what other programs call the method is written in `measure/configs.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream.errors import ParameterError, did_you_mean
 
@@ -124,7 +124,7 @@ def most_chosen(name: str) -> int:
     return 0 if spec.length == 0 else max(16 if spec.lookup or spec.needs is Needs.MEMBERS else 8, spec.length)
 
 
-def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
+def make_drafter(name: str, target: Target, **options: object) -> Drafter:
     """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))

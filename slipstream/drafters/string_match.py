@@ -19,7 +19,6 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 
@@ -50,7 +49,7 @@ class Writer:
     vocabularies: Vocabularies
 
 
-def with_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int) -> Writer:
+def with_tokenizer(model: Target, draft_tokenizer: object, target_tokenizer: object, vocab_size: int) -> Writer:
     """A loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
 
     draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`tokens.text.load_tokenizer`).
@@ -61,7 +60,7 @@ def with_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, v
     return Writer(model, vocabularies(target_tokenizer, draft_tokenizer, (vocab_size, model.vocab_size)))
 
 
-def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularies:
+def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocabularies:
     """What is known of both tokenizers; raises as `with_tokenizer`. width: of both models' logits."""
     for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:

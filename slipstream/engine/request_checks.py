@@ -90,7 +90,7 @@ class RequestChecks:
             raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
         return self._encoded(f"the {name}", text, add_special_tokens=False)
 
-    def chat_text(self, messages: str | Seq[Message], **names: Any) -> str:
+    def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
         """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.forced_text import SpelledForm
@@ -26,6 +27,7 @@ from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, r
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
 from slipstream.grammar.vocabulary import Vocabulary
+from slipstream.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -61,7 +63,7 @@ class Grammars:
     vocab_size  width V of the target's logits.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int):
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int):
         self._vocab_size = vocab_size
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made when first needed
         self._symbols = lru_cache(1)(lambda: Symbols(self._vocabulary()))
@@ -145,7 +147,7 @@ def _write_grammar(structured: Structured) -> str:
         raise _explain_refusal(structured, str(fault)) from fault
 
 
-def _find_schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
+def _find_schemas(grammar: str) -> Iterator[tuple[slice, object]]:
     """Place and value of each JSON schema in a grammar. llguidance refuses text that is not JSON."""
     end = 0
     for match in _INLINE.finditer(grammar):
@@ -158,11 +160,11 @@ def _find_schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
 _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
-def _write_strict(schema: Any) -> str:
+def _write_strict(schema: object) -> str:
     """The schema as JSON, less what asks for nothing. It can ask llguidance to ignore keywords that it does not know;
     not here."""
 
-    def enforce(part: dict[str, Any]) -> dict[str, Any]:
+    def enforce(part: JsonObject) -> JsonObject:
         if isinstance(part.get("x-guidance"), dict):
             part = {**part, "x-guidance": {**part["x-guidance"], "lenient": False}}
         kind = part.get("format")
@@ -187,11 +189,11 @@ def _has_format(name: str) -> bool:
     return known
 
 
-def _find_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
+def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
     """What is wrong with a schema, and where; "" if nothing is."""
     from llguidance import LLMatcher
 
-    def find_fault(part: Any) -> str:
+    def find_fault(part: object) -> str:
         return fault_of(matcher(LLMatcher.grammar_from_json_schema(_write_strict(part))))
 
     try:
@@ -201,7 +203,7 @@ def _find_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
     return message and f"{message}, at {find_place(schema, message, find_fault)}"
 
 
-def check_multiples(schema: Any) -> None:
+def check_multiples(schema: object) -> None:
     """Raise ParameterError if all `multipleOf` together have more remainders than `LARGEST_MULTIPLE`. Several that
     apply to one number become one of their least common multiple, and `$ref` can join any two."""
     multiples = [(place, value) for place, value in _find_keywords(schema, "multipleOf", "#") if _is_positive(value)]
@@ -220,11 +222,11 @@ def check_multiples(schema: Any) -> None:
         )
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
-def _find_keywords(part: Any, keyword: str, place: str) -> Iterator[tuple[str, Any]]:
+def _find_keywords(part: object, keyword: str, place: str) -> Iterator[tuple[str, object]]:
     """Place and value of every entry of that name, also where it is no keyword: it is not worth telling apart."""
     if isinstance(part, dict) and keyword in part:
         yield place, part[keyword]
@@ -232,7 +234,7 @@ def _find_keywords(part: Any, keyword: str, place: str) -> Iterator[tuple[str, A
         yield from _find_keywords(child, keyword, f"{place}/{name}")
 
 
-def _list_children(part: Any) -> Iterator[tuple[str, Any]]:
+def _list_children(part: object) -> Iterator[tuple[str, object]]:
     """Entries of a mapping or a list, by the names that a JSON pointer has for them (RFC 6901)."""
     if isinstance(part, dict):
         for name, child in part.items():
@@ -242,7 +244,7 @@ def _list_children(part: Any) -> Iterator[tuple[str, Any]]:
             yield str(index), child
 
 
-def find_place(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
+def find_place(schema: object, message: str, fault: Callable[[object], str]) -> str:
     """JSON pointer of the innermost part of `schema` that has the fault `message` by itself; "#" if none has, or if it
     is not among the first `MOST_PARTS`.
 
@@ -251,7 +253,7 @@ def find_place(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
     shared = {name: schema[name] for name in DEFINITIONS if isinstance(schema, dict) and name in schema}
     left = MOST_PARTS
 
-    def search(part: Any, place: str) -> str:
+    def search(part: object, place: str) -> str:
         nonlocal left
         # Rather there than at a $ref.
         children = sorted(_list_children(part), key=lambda child: child[0] not in DEFINITIONS)

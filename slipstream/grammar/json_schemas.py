@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+
+from slipstream.core.strict import JsonObject
 
 DEFINITIONS = ("$defs", "definitions")
 KINDS: dict[str, tuple[type, ...]] = {
@@ -16,13 +17,13 @@ _NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
 _MOST_REFERENCES = 20
 
 
-def rebuild(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
+def rebuild(schema: object, change: Callable[[JsonObject], JsonObject | None]) -> object:
     """Return the schema with `change` applied to each of its parts. None leaves a part, and all within it, as it is."""
     if isinstance(schema, list):
         return [rebuild(each, change) for each in schema]
     if not isinstance(schema, dict) or (changed := change(schema)) is None:
         return schema
-    inner: dict[str, Any] = {}
+    inner: JsonObject = {}
     for key, each in changed.items():
         if key in _NAMED and isinstance(each, dict):
             inner[key] = {name: rebuild(one, change) for name, one in each.items()}
@@ -31,7 +32,7 @@ def rebuild(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | Non
     return inner
 
 
-def add_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
+def add_pattern_of_names(part: JsonObject) -> JsonObject:
     """Express `propertyNames` by other keywords, if it asks for text, a pattern, or one of several names."""
     names = {} if part.get("propertyNames") is True else part.get("propertyNames")
     if not isinstance(names, dict):
@@ -50,12 +51,12 @@ def add_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
     return {**others, "patternProperties": {pattern: values}, "additionalProperties": False}
 
 
-def is_kind(value: Any, kinds: Collection[str]) -> bool:
+def is_kind(value: object, kinds: Collection[str]) -> bool:
     """Return whether a JSON value has one of these kinds. A boolean is no number."""
     return any(isinstance(value, KINDS[kind]) for kind in kinds if isinstance(value, bool) == (kind == "boolean"))
 
 
-def find_kinds(schema: Any, key: str | None) -> set[str]:
+def find_kinds(schema: object, key: str | None) -> set[str]:
     """Return the kinds that a member of an object may have. key: None for a member that the schema does not name."""
     named = follow(schema, schema)
     named = named if isinstance(named, Mapping) else {}
@@ -63,7 +64,7 @@ def find_kinds(schema: Any, key: str | None) -> set[str]:
     return _find_kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, {})
 
 
-def _find_kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
+def _find_kinds(part: object, root: object, known: dict[int, set[str]]) -> set[str]:
     """Return the kinds of a part. known: kinds of parts by their `id`, so that each part is read once."""
     part = follow(part, root)
     if not isinstance(part, Mapping):
@@ -82,7 +83,7 @@ def _find_kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
     return known[id(part)]
 
 
-def follow(part: Any, root: Any) -> Any:
+def follow(part: object, root: object) -> object:
     """Return the part to which the references of a part lead within the document."""
     for _ in range(_MOST_REFERENCES):
         reference = part.get("$ref") if isinstance(part, Mapping) else None

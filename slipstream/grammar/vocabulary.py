@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import ParameterError
 from slipstream.tokens.folder_tokenizer import backend_of
+from slipstream.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -31,7 +32,7 @@ class Vocabulary:
         self._ends = [token for token in tokens.eos_tokens if token < size]
 
     @staticmethod
-    def of(tokenizer: Any, size: int) -> Vocabulary:
+    def of(tokenizer: Tokenizer | None, size: int) -> Vocabulary:
         """From a fast tokenizer of transformers, or of a folder. Raises ParameterError for others, and if llguidance is
         not installed."""
         if tokenizer is None:
@@ -43,9 +44,9 @@ class Vocabulary:
             raise _explain_impossible(
                 f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers"
             )
-        from tokenizers import AddedToken, Tokenizer
+        from tokenizers import AddedToken, Tokenizer as Backend
 
-        copied = Tokenizer.from_str(backend.to_str())
+        copied = Backend.from_str(backend.to_str())
         copied.no_padding()
         copied.no_truncation()
         copied.add_special_tokens([AddedToken(END, special=True)])

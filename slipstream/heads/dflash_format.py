@@ -20,6 +20,7 @@ from torch import Tensor
 from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_values import count_of, object_of
+from slipstream.core.strict import JsonMapping
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
@@ -58,7 +59,7 @@ def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
     return head.eval().requires_grad_(False)
 
 
-def _read_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
+def _read_config(config: JsonMapping, tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
     nested, markov = object_of(config, "dflash_config"), tensors.get("markov_head.markov_w1.weight")
     _refuse_variants(config, nested, tensors, folder)
     said: Any = {**config, **nested}
@@ -108,9 +109,7 @@ def _read_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folde
     )
 
 
-def _refuse_variants(
-    config: Mapping[str, Any], nested: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
-) -> None:
+def _refuse_variants(config: JsonMapping, nested: JsonMapping, tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Refuse what would be computed in another way: the head would draft wrong tokens without any error."""
     method = config.get("speculators_model_type", "dflash")
     unread = [f"dflash_config.{n} {v!r}" for n, v in nested.items() if n not in _READ and _PLAIN.get(n, ...) != v]

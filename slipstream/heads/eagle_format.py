@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_values import count_of, object_of
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
@@ -28,7 +29,7 @@ from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, r
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's weights; not loaded."""
 
-Layout = tuple[dict[str, Any], dict[str, Tensor]]
+Layout = tuple[JsonObject, dict[str, Tensor]]
 """config.json and tensors."""
 
 
@@ -65,7 +66,7 @@ def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHe
 
 
 def _read_config(
-    kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: int | None, folder: Path
+    kind: str, config: JsonMapping, tensors: Mapping[str, Tensor], layers: int | None, folder: Path
 ) -> EagleConfig:
     """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
     nested = object_of(config, "eagle_config")
@@ -113,7 +114,7 @@ def _read_config(
 
 
 def _read_parallel(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
+    config: JsonMapping, tensors: Mapping[str, Tensor], folder: Path
 ) -> tuple[int, int | None] | tuple[None, None]:
     """(mask token, most draft tokens that it was trained for) of a parallel head (P-EAGLE)."""
     peagle = config.get("speculators_model_type") == "peagle"
@@ -135,7 +136,7 @@ def _read_parallel(
 
 
 def _read_taps(
-    config: Mapping[str, Any], nested: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
+    config: JsonMapping, nested: JsonMapping, joined: int, d: int, layers: int | None, folder: Path
 ) -> tuple[tuple[int, ...], int]:
     """(tapped layers, width of each) of a head whose fc reads `joined` values."""
     counted = config.get(TAPS) or config.get("aux_hidden_state_layer_ids")
@@ -165,7 +166,7 @@ def _read_taps(
     return default_taps(layers), width
 
 
-def _refuse_variants(nested: Mapping[str, Any], flat: Mapping[str, Any], folder: Path) -> None:
+def _refuse_variants(nested: JsonMapping, flat: JsonMapping, folder: Path) -> None:
     """Refuse unsupported variants: run as an ordinary head, they would draft wrong tokens without any error."""
     variant = None
     if nested.get("use_aux_hidden_state") is False:
@@ -283,7 +284,7 @@ def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = Fals
     """
     c = head.config
     qwen3 = c.version == 3 and c.decoder.qk_norm
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "architectures": ["Eagle3Qwen3ForCausalLM" if qwen3 else f"LlamaForCausalLMEagle{'3' * (c.version == 3)}"],
         **describe_layers(c.decoder),
     }
@@ -309,7 +310,7 @@ def lay_out_speculators(head: EagleHead, target: str, architectures: Seq[str]) -
     """The layout of the package `speculators` for EAGLE-3 and P-EAGLE; target: folder or hub id."""
     c = head.config
     kind, name, length = ("eagle3", "Eagle3", 4) if c.mask_token is None else ("peagle", "PEagle", c.depths or 8)
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "architectures": [f"{name}Speculator"],
         "speculators_model_type": kind,
         "speculators_config": {
@@ -338,9 +339,9 @@ def _tensors(head: EagleHead, maps: bool = False) -> dict[str, Tensor]:
     return {name: t for name, t in head.state_dict().items() if not (full and name in ("d2t", "t2d"))}
 
 
-def describe_layers(d: DecoderConfig) -> dict[str, Any]:
+def describe_layers(d: DecoderConfig) -> JsonObject:
     """The head's own decoder layers as a model of Llama's or Qwen3's kind, for transformers 4 and 5."""
-    rope: Mapping[str, Any] = d.rope_parameters
+    rope: JsonMapping = d.rope_parameters
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     return {
         "model_type": "qwen3" if d.qk_norm else "llama", "vocab_size": d.vocab_size, "hidden_size": d.hidden_size,
@@ -353,6 +354,6 @@ def describe_layers(d: DecoderConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _describe_windows(windows: Seq[int | None]) -> dict[str, Any]:
+def _describe_windows(windows: Seq[int | None]) -> JsonObject:
     types = ["sliding_attention" if window else "full_attention" for window in windows]
     return {"layer_types": types, "sliding_window": max(window or 0 for window in windows), "use_sliding_window": True}

@@ -5,17 +5,16 @@
 holds DFlash heads, too.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weights import load_weights
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import lay_out_native, lay_out_speculators, load_eagle
@@ -93,7 +92,7 @@ def convert_head(
     return _describe_result(folder, source, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
 
 
-def _read_target(target: Checkpoint) -> Mapping[str, Any]:
+def _read_target(target: Checkpoint) -> JsonMapping:
     """What a head may need of the config.json of its target, a folder or a GGUF file."""
     return {"num_hidden_layers": DecoderConfig.load(target).layers} if target.is_gguf else target.config
 

@@ -10,15 +10,15 @@ checkpoints have a config.json with fewer heads than the file holds; then all he
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence as Seq
+from collections.abc import Collection, Iterable, Mapping, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, reading
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
@@ -104,7 +104,7 @@ def save_medusa(
     c, tensors = heads.config, _tensors(heads)
     if c.draft_vocab is not None:
         tensors["token_map"] = heads.token_map
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "model_type": "medusa", "architectures": ["MedusaModel"], "medusa_num_heads": c.heads,
         "medusa_num_layers": c.layers, "hidden_size": c.hidden_size, "vocab_size": c.vocab_size,
         "truncated_vocab_size": c.width, "original_lm_head": not c.own_lm_head, "medusa_fc_bias": c.bias,
@@ -152,7 +152,7 @@ def _refuse_unknown(folder: Path, names: Collection[str]) -> None:
 
 def _read_config(
     folder: Path,
-    config: Mapping[str, Any],
+    config: JsonMapping,
     tensors: Mapping[str, Tensor],
     any_head: Tensor | None,
     own_lm_head: bool,
@@ -196,13 +196,13 @@ def _read_config(
     )
 
 
-def _read_accuracies(folder: Path, measured: Any) -> Accuracies:
+def _read_accuracies(folder: Path, measured: Iterable[Iterable[float]]) -> Accuracies:
     what = f"medusa_head_accuracies in {folder / 'config.json'} is not a table of numbers"
     with reading(what, "write one list of shares per head, or remove the key", ConfigError):
         return tuple(tuple(float(value) for value in row) for row in measured)
 
 
-def _read_count(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
+def _read_count(folder: Path, config: JsonMapping, *keys: str) -> int | None:
     """The value of the first of these keys that config.json has; None if it has none."""
     for key in keys:
         value = config.get(key)

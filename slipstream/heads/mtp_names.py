@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import PairError
 
 log = logging.getLogger("slipstream")
@@ -38,7 +38,7 @@ class MtpFamily:
     index: str
     numbered: bool = False
     types: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: JsonMapping = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def count_layers(self, names: Iterable[str], layers: int) -> int:

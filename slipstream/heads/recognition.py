@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -18,6 +18,7 @@ from torch import Tensor
 from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.module_shape import differ
 from slipstream.checkpoints.weights import check_finite, widened
+from slipstream.core.strict import JsonMapping
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
 
@@ -113,7 +114,7 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def write(
-    folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
+    folder: str | Path, config: JsonMapping, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
     """Write config.json and `file`, floats in `dtype`; int8: matrices, with a scale for each row, the rest in float16.
     Raises CheckpointError for those that are not finite there."""

@@ -8,17 +8,21 @@ to us. Its logits processors are read as `SamplingParams`. The result has the ty
 are refused by name.
 """
 
+from __future__ import annotations
+
 import logging
 import sys
 from collections.abc import Mapping, Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -31,6 +35,13 @@ from slipstream.heads.recognition import recognise
 from slipstream.llm import LLM
 from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.describe import as_target
+
+if TYPE_CHECKING:
+    from transformers import Cache, GenerationConfig, PreTrainedModel
+    from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteria
+    from transformers.generation.streamers import BaseStreamer
+
+    from slipstream.drafters.draft_plan import DraftArgument
 
 _log = logging.getLogger("slipstream")
 
@@ -66,30 +77,31 @@ class custom_generate:
 
     def __init__(
         self,
-        draft: Any = None,
+        draft: DraftArgument = None,
         *,
         draft_tokens: int | str | DraftLengths = AUTO,
         rule: str = "rejection",
-        draft_options: Mapping[str, Any] | None = None,
+        draft_options: Mapping[str, object] | None = None,
         executor: str = TRANSFORMERS,
-        streamer: Any = None,
+        streamer: BaseStreamer | None = None,
     ):
         self.draft, self.draft_tokens, self.rule, self.options = draft, draft_tokens, rule, dict(draft_options or {})
         self.executor, self.streamer = executor, streamer
         self.stats: list[SpecStats] = []
-        self._prepared: tuple[Any, Any, Target] | None = None  # (model, where and how it is, target)
+        self._prepared: tuple[PreTrainedModel, tuple[torch.device, torch.dtype], Target] | None = None
+        """A model, where and how it is, and the target around it."""
         self._draft_model: Target | None = None
 
     @torch.no_grad()
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: Tensor,
         logits_processor: Seq[Any],
-        stopping_criteria: Seq[Any],
-        generation_config: Any,
+        stopping_criteria: Seq[StoppingCriteria],
+        generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> Any:
+    ) -> Tensor | GenerateDecoderOnlyOutput:
         """Called by transformers. Returns ids [B, L], or `GenerateDecoderOnlyOutput` if `return_dict_in_generate`.
 
         Raises ParameterError, which names the argument, for what it cannot honour, and the errors of `LLM`."""
@@ -122,7 +134,7 @@ class custom_generate:
         self.stats = [seq.stats for seq in seqs]
         return _make_result(input_ids, outputs, generation_config)
 
-    def _prepare_target(self, model: Any) -> Target:
+    def _prepare_target(self, model: PreTrainedModel) -> Target:
         """The target around a model; made anew when the model has been moved."""
         first = next(model.parameters())
         state = (first.device, first.dtype)
@@ -130,14 +142,15 @@ class custom_generate:
             self._prepared = model, state, as_target(model, executor=self.executor)
         return self._prepared[2]
 
-    def _prepare_draft(self) -> Any:
+    def _prepare_draft(self) -> DraftArgument:
         """What `LLM` takes as draft. A draft model is loaded once."""
         draft = self.draft
-        known = draft is None or isinstance(draft, (list, tuple)) or hasattr(draft, "propose")
-        if known or (isinstance(draft, str) and draft in DRAFTERS):
+        if not isinstance(draft, (str, Path, Checkpoint, Target, torch.nn.Module)) or isinstance(draft, Drafter):
+            return draft
+        if isinstance(draft, str) and draft in DRAFTERS:
             return draft
         if self._draft_model is None:
-            if not isinstance(draft, (Target, torch.nn.Module)):
+            if isinstance(draft, (str, Path, Checkpoint)):
                 draft = Checkpoint.open(draft, "draft")
                 if recognise(draft) is not None:
                     return self.draft  # a draft head
@@ -145,7 +158,7 @@ class custom_generate:
         return self._draft_model
 
     def _decode(
-        self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[Any], together: bool
+        self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[StoppingCriteria], together: bool
     ) -> list[list[int]]:
         """The output of each text, up to where a stopping criterion holds, or `together` up to where one has held for
         every text: without end tokens, transformers goes on with all of them."""
@@ -174,7 +187,13 @@ class custom_generate:
         return [seq.output[: cut.get(b)] for b, seq in enumerate(seqs)]
 
 
-def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any], streamer: Any) -> None:
+def _refuse(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    config: GenerationConfig,
+    given: Mapping[str, object],
+    streamer: BaseStreamer | None,
+) -> None:
     """Raise ParameterError for what transformers asks and we do not do."""
     from transformers import Cache
 
@@ -213,7 +232,7 @@ def _explain_refusal(what: str, why: str, fix: str) -> ParameterError:
     return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
 
 
-def _count_cached(cache: Any) -> int:
+def _count_cached(cache: Cache) -> int:
     """Tokens in a cache of transformers. Of a recurrent one only this is known: 0 if it has no state, else 1."""
     try:
         return int(cache.get_seq_length())
@@ -221,7 +240,7 @@ def _count_cached(cache: Any) -> int:
         return int(bool(cache.has_previous_state()))
 
 
-def _find_streamer() -> Any:
+def _find_streamer() -> object:
     """The streamer that `generate` was given. It is not handed over, so it would be ignored in silence."""
     frame: Any = sys._getframe(1)
     for _ in range(6):  # this module and torch's decorator are in between
@@ -250,7 +269,7 @@ def read_prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return prompts
 
 
-def _split_criteria(given: Seq[Any]) -> tuple[list[Any], list[int] | None]:
+def _split_criteria(given: Seq[StoppingCriteria]) -> tuple[list[StoppingCriteria], list[int] | None]:
     """(criteria to ask after each token, ids that end a text or None); the length is known from the configuration."""
     from transformers import MaxLengthCriteria
     from transformers.generation import EosTokenCriteria
@@ -296,14 +315,16 @@ def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: in
     return fields | {"logit_bias": biases or None}
 
 
-def _has_ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
+def _has_ended(criteria: Seq[StoppingCriteria], prompt: Tensor, output: Seq[int]) -> bool:
     if not criteria:
         return False
     ids = torch.cat((prompt, torch.tensor(list(output), device=prompt.device)))[None]  # [1, L]
     return any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria)
 
 
-def _make_result(input_ids: Tensor, outputs: Seq[Seq[int]], config: Any) -> Any:
+def _make_result(
+    input_ids: Tensor, outputs: Seq[Seq[int]], config: GenerationConfig
+) -> Tensor | GenerateDecoderOnlyOutput:
     """What `generate` returns: texts of the same length, padded on the right."""
     longest = max(map(len, outputs))
     pad = config._pad_token_tensor

@@ -5,10 +5,12 @@ Only vLLM's environment needs Slipstream. vLLM hands a proposer no request ids a
 request: it is logged once, and after several of them decoding is plain.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping, Sequence as Seq
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from slipstream.core.drafter import Drafter
 from slipstream.core.target import Target
@@ -18,6 +20,13 @@ from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
 from slipstream.settings import one_of
 
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
 VERSIONS = "0.29 to 0.33"
 """Versions of vLLM that hand a proposer the same."""
 LENGTHS = ("learned", "full")
@@ -25,8 +34,13 @@ MOST_FAULTS = 8
 """Steps that lost their drafts to a fault, after which none is drafted any more: each reads all texts anew."""
 PREDICTION = "prediction"
 
+Member = tuple[str, Mapping[str, object]]
+"""Name of a lookup, and its options."""
 
-def make_lookup(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, Any] | None = None) -> Drafter:
+
+def make_lookup(
+    vocab_size: int, drafter: str | Seq[str | Member] = "suffix", options: Mapping[str, object] | None = None
+) -> Drafter:
     """The lookup, or the stack of lookups, of these settings. Raises ParameterError for what cannot run in vLLM."""
     members = drafter.split(",") if isinstance(drafter, str) else list(drafter)
     pairs = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in members]
@@ -50,7 +64,7 @@ def make_lookup(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, 
 class Proposer:
     """The object that vLLM creates: see the module. Raises ParameterError for settings that do not exist."""
 
-    def __init__(self, vllm_config: Any):
+    def __init__(self, vllm_config: VllmConfig):
         from vllm import __version__
         from vllm.logger import init_logger
 
@@ -74,23 +88,27 @@ class Proposer:
         self._vocab = self._model.get_vocab_size()
         self._settings, self._most, self._timed = settings, most, timed
         self._drafts = self._new_drafts()
-        self._runner: Any = None
-        self._scheduled: Any = None
+        self._runner: GPUModelRunner = None
+        self._scheduled: SchedulerOutput = None
         self._faults: set[str] = set()
         self._failed = 0
         _watch_runners()
         self._log.info("Slipstream drafts: %s, at most %d tokens, %s lengths", self._drafts.drafter.name, most,
                        "learned" if timed else "full")  # fmt: skip
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def load_model(self, *args: object, **kwargs: object) -> None:
         """vLLM calls it; a lookup has no weights."""
 
-    def see(self, runner: Any, scheduled: Any) -> None:
+    def see(self, runner: GPUModelRunner, scheduled: SchedulerOutput) -> None:
         """Note the runner of this step, and what it ran (`SchedulerOutput`)."""
         self._runner, self._scheduled = runner, scheduled
 
     def propose(
-        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: object = None,
     ) -> list[list[int]]:
         """Draft tokens for each row of the batch, none for a prompt that is still being read. token_ids_cpu [rows,
         context]: row i holds `num_tokens_no_spec[i]` tokens."""
@@ -154,7 +172,7 @@ class Proposer:
             self._log.error("a fault in a Slipstream drafter; decoding goes on without this draft", exc_info=fault)
 
 
-def _read_tokens(row: Any, begin: int, end: int) -> list[int]:
+def _read_tokens(row: np.ndarray, begin: int, end: int) -> list[int]:
     tokens: list[int] = row[begin:end].tolist()
     return tokens
 
@@ -177,7 +195,9 @@ def _watch_runners() -> None:
     _mend_sampling_on_cpus()
 
     @functools.wraps(plain)
-    def propose_draft_token_ids(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def propose_draft_token_ids(
+        self: GPUModelRunner, scheduler_output: SchedulerOutput, *args: object, **kwargs: object
+    ) -> object:
         if isinstance(self.drafter, Proposer):
             self.drafter.see(self, scheduler_output)
         return plain(self, scheduler_output, *args, **kwargs)
@@ -195,11 +215,13 @@ def _mend_sampling_on_cpus() -> None:
     filtered, spread = rejection_sampler.apply_top_k_top_p, rejection_sampler.expand_batch_to_tokens
 
     @functools.wraps(filtered)
-    def apply_top_k_top_p(logits: Any, *args: Any) -> Any:
+    def apply_top_k_top_p(logits: Tensor, *args: object) -> Tensor:
         return filtered(logits, *args) if logits.numel() else logits
 
     @functools.wraps(spread)
-    def expand_batch_to_tokens(x: Any, ends: Any, count: int, replace_from: Any = 0, replace_to: Any = 0) -> Any:
+    def expand_batch_to_tokens(
+        x: Tensor, ends: Tensor, count: int, replace_from: float = 0, replace_to: float = 0
+    ) -> Tensor:
         if x.device.type != "cpu":
             return spread(x, ends, count, replace_from, replace_to)
         return x.masked_fill(x == replace_from, replace_to).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
@@ -226,7 +248,7 @@ def _read_predictions(kind: Any) -> None:
         return
 
     @functools.wraps(plain)
-    def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_sampling_params(self: Any, *args: object, **kwargs: object) -> object:
         try:
             text = predicted_text((self.model_extra or {}).get(PREDICTION))
         except PromptError as fault:

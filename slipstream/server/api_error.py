@@ -4,10 +4,10 @@ A part of a request that has no effect is no error: it is logged once."""
 
 import logging
 from functools import lru_cache
-from typing import Any
 
 from starlette.responses import JSONResponse
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
 
 log = logging.getLogger("slipstream")
@@ -42,7 +42,7 @@ class ApiError(Exception):
         super().__init__(message)
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         return {
             "error": {
                 "message": self.message,
@@ -53,7 +53,7 @@ class ApiError(Exception):
         }
 
     @property
-    def anthropic(self) -> dict[str, Any]:
+    def anthropic(self) -> JsonObject:
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
@@ -83,7 +83,7 @@ def has_no_effect(what: str) -> None:
     log.warning("%s of a request has no effect here; this is said once", what)
 
 
-def drop_members(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
+def drop_members(given: JsonObject, where: str, *names: str) -> JsonObject:
     """Remove members that have no effect from an object of a request, and log them once."""
     for name in names:
         if given.pop(name, None) is not None:

@@ -5,7 +5,6 @@ import hmac
 import logging
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -14,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream import __version__
+from slipstream.core.strict import JsonObject
 from slipstream.errors import SlipstreamError
 from slipstream.server.api_error import ApiError, as_api_error
 from slipstream.server.chat_requests import read_conversation
@@ -182,7 +182,7 @@ def make_router(service: Service) -> APIRouter:
             raise ApiError(400, "prompt must be text", "prompt")
         else:
             ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
+        answer: JsonObject = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
         if read_flag(body, "return_token_strs"):
             answer["token_strs"] = await asyncio.to_thread(lambda: [*map(service.token_text, ids)])
         return JSONResponse(answer)

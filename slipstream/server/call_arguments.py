@@ -22,7 +22,7 @@ _ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\x00-\x1f]|\
 _ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
 
 
-def json_symbol(schema: Mapping[str, Any]) -> str:
+def json_symbol(schema: Mapping[str, object]) -> str:
     """Write values that meet a schema as a symbol of a grammar."""
     return f"%json {json.dumps({**schema, **SPACING})}"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from jinja2 import TemplateError
 
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError, drop_members, has_no_effect
@@ -24,7 +24,7 @@ from slipstream.server.fields import (
     read_text,
 )
 from slipstream.server.generation import Generation, make_generation
-from slipstream.server.response_writer import Object, ResponseWriter
+from slipstream.server.response_writer import ResponseWriter
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, read_tool_use
 from slipstream.tokens.chat_template import chosen_template, names_read
@@ -51,7 +51,7 @@ class Conversation:
     use: ToolUse
 
 
-def start_chat(service: Service, given: Mapping[str, Any]) -> Generation:
+def start_chat(service: Service, given: JsonObject) -> Generation:
     """The choices of a chat, from the fields that are set. Raises ApiError 400."""
     talk = read_conversation(service, given)
     n = read_count(given, "n", 1, service.limits.choices, 1)
@@ -65,10 +65,10 @@ def start_chat(service: Service, given: Mapping[str, Any]) -> Generation:
 
 def translate_request(
     service: Service,
-    given: Object,
+    given: JsonObject,
     where: str,
-    chat_of: Callable[[Object], Object],
-    writer: Callable[[Generation, Object], ResponseWriter],
+    chat_of: Callable[[JsonObject], JsonObject],
+    writer: Callable[[Generation, JsonObject], ResponseWriter],
     names: Mapping[str, str],
 ) -> ResponseWriter:
     """Make the writer of a request whose fields are translated to those of a chat.
@@ -93,7 +93,7 @@ def rename_fields(fault: ApiError, names: Mapping[str, str]) -> ApiError:
     return ApiError(fault.status, message, param, fault.code)
 
 
-def read_conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
+def read_conversation(service: Service, given: JsonObject) -> Conversation:
     """The prompt of a chat. Raises ApiError 400."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -111,9 +111,9 @@ def read_conversation(service: Service, given: Mapping[str, Any]) -> Conversatio
         raise service.describe_prompt_error(fault, "messages") from fault
 
 
-def _join_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_turns(messages: list[JsonObject]) -> list[JsonObject]:
     """Join the texts of the system at the beginning, and neighbouring texts of the user."""
-    joined: list[dict[str, Any]] = []
+    joined: list[JsonObject] = []
     for each in sorted(messages, key=lambda message: message["role"] != "system"):
         if joined and joined[-1]["role"] == each["role"] and each["role"] in ("system", "user"):
             joined[-1] = joined[-1] | {"content": f"{joined[-1]['content']}\n\n{each['content']}"}
@@ -122,13 +122,13 @@ def _join_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _read_template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
+def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> JsonObject:
     """Collect the values that the chat template reads besides the messages. It gets only the `hints` that it reads."""
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
         if service.tokenizer is not None:
             known = names_read(chosen_template(service.tokenizer.chat_template, bool(use.tools)))
-    names: dict[str, Any] = {}
+    names: JsonObject = {}
     if use.tools:
         if "tools" not in known:
             raise ApiError(400, "the model's chat template takes no tools", "tools", "unsupported_field")
@@ -172,7 +172,7 @@ def _choose_form(service: Service, talk: Conversation, structured: Structured | 
     return structured if structured is None or end is None else replace(structured, after=end)
 
 
-def _read_message(message: Any, where: str, joins: bool) -> dict[str, Any]:
+def _read_message(message: object, where: str, joins: bool) -> JsonObject:
     """A message: parts of text are joined, arguments of calls are read, unless the template `joins` their text, and the
     role "developer" is the system's newer name."""
     given = {name: value for name, value in read_object(message, where).items() if value != []}
@@ -187,7 +187,7 @@ def _read_message(message: Any, where: str, joins: bool) -> dict[str, Any]:
             )
     if role != "tool":
         drop_members(given, "messages", "name")
-    converted: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    converted: JsonObject = {"role": "system" if role == "developer" else role}
     converted["content"] = read_text(given.get("content", ""), f"{where}.content")
     for name in ("tool_call_id", "name"):
         if name in given:
@@ -203,22 +203,21 @@ def _read_message(message: Any, where: str, joins: bool) -> dict[str, Any]:
     return converted
 
 
-def _read_call(call: Any, where: str, joins: bool) -> dict[str, Any]:
+def _read_call(call: object, where: str, joins: bool) -> JsonObject:
     asked = read_object(call, where, ("id", "type", "function", "index"))
     function = read_members(asked, "function", ("name", "arguments"))
     name = function.get("name")
     if asked.get("type", "function") != "function" or not isinstance(name, str) or not name:
         raise ApiError(400, f"{where} must be a call of a function with a name", where)
-    arguments: Any = _read_arguments(function, where)
-    if joins:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    converted = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    arguments = _read_arguments(function, where)
+    written = json.dumps(arguments, ensure_ascii=False) if joins else arguments
+    converted: JsonObject = {"type": "function", "function": {"name": name, "arguments": written}}
     if "id" in asked:
         converted["id"] = read_text(asked["id"], f"{where}.id", where)
     return converted
 
 
-def _read_arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _read_arguments(function: JsonObject, where: str) -> JsonObject:
     text = function.get("arguments", "{}")
     try:
         read = json.loads(text or "{}")

@@ -4,17 +4,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence as Seq
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 from uuid import uuid4
 
 from slipstream.core.stats import TokenLogprob
+from slipstream.core.strict import JsonObject
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import start_chat
 from slipstream.server.fields import COMPLETIONS, read_count, read_flag, read_members, read_sampling_params
 from slipstream.server.generation import Choice, Generation, Part, make_generation
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
-from slipstream.server.response_writer import DONE, Event, Object, ResponseWriter, stop_text
+from slipstream.server.response_writer import DONE, Event, ResponseWriter, stop_text
 from slipstream.server.service import Service
 from slipstream.tokens.token_texts import part_of_character
 
@@ -27,7 +27,7 @@ class ChoicesWriter(ResponseWriter):
     name = chunk_name = prefix = ""
     done = DONE
 
-    def __init__(self, generation: Generation, given: Object):
+    def __init__(self, generation: Generation, given: JsonObject):
         super().__init__(generation)
         service = generation.service
         self._head = {"id": f"{self.prefix}-{uuid4().hex}", "created": service.now(), "model": service.name}
@@ -37,18 +37,18 @@ class ChoicesWriter(ResponseWriter):
         self._continuous = read_flag(options, "continuous_usage_stats") and self._usage
 
     @abstractmethod
-    def write_choice(self, choice: Choice) -> Object:
+    def write_choice(self, choice: Choice) -> JsonObject:
         """A choice of a whole answer."""
 
     @abstractmethod
-    def write_first(self, choice: Choice) -> Object | None:
+    def write_first(self, choice: Choice) -> JsonObject | None:
         """What comes before the first part of a choice in a stream, if anything does."""
 
     @abstractmethod
-    def write_delta(self, part: Part) -> Object:
+    def write_delta(self, part: Part) -> JsonObject:
         """A part of a choice in a stream."""
 
-    def write_common(self, choice: Choice, logprobs: Object | None, finish: str | None) -> Object:
+    def write_common(self, choice: Choice, logprobs: JsonObject | None, finish: str | None) -> JsonObject:
         """What a choice, or a part of one, has at both endpoints."""
         stop = stop_text(choice, finish)
         return {"index": choice.index, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
@@ -77,17 +77,17 @@ class ChoicesWriter(ResponseWriter):
     def write_error(self, fault: ApiError) -> Iterator[Event]:
         yield "", fault.body
 
-    def write_whole(self) -> Object:
+    def write_whole(self) -> JsonObject:
         choices = [self.write_choice(choice) | self._write_statistics(choice) for choice in self.generation.choices]
         return self._head | {"object": self.name, "choices": choices, "usage": self.generation.usage}
 
-    def _make_chunk(self, choices: list[Object], last: bool = False) -> Event:
+    def _make_chunk(self, choices: list[JsonObject], last: bool = False) -> Event:
         body = self._head | {"object": self.chunk_name, "choices": choices}
         if self._usage:
             body["usage"] = self.generation.usage if last or self._continuous else None
         return "", body
 
-    def _write_statistics(self, choice: Choice) -> Object:
+    def _write_statistics(self, choice: Choice) -> JsonObject:
         """The statistics of a choice that has ended, if they were asked for."""
         if not self._statistics or choice.stats is None:
             return {}
@@ -102,11 +102,11 @@ class CompletionsWriter(ChoicesWriter):
     name = chunk_name = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, generation: Generation, given: Object, echo: list[str]):
+    def __init__(self, generation: Generation, given: JsonObject, echo: list[str]):
         super().__init__(generation, given)
         self.echo = echo
 
-    def write_choice(self, choice: Choice) -> Object:
+    def write_choice(self, choice: Choice) -> JsonObject:
         before = self._find_echo(choice)
         logprobs = self._write_logprobs(choice.logprobs, choice.pieces, len(before))
         if self.echo and logprobs is not None:
@@ -114,13 +114,13 @@ class CompletionsWriter(ChoicesWriter):
             logprobs = {name: of_prompt[name] + each for name, each in logprobs.items()}
         return self.write_common(choice, logprobs, choice.finish) | {"text": before + choice.text}
 
-    def write_first(self, choice: Choice) -> Object | None:
+    def write_first(self, choice: Choice) -> JsonObject | None:
         if not self.echo:
             return None
         logprobs = None if self.generation.params.logprobs is None else self._of_prompts[choice.prompt]
         return self.write_common(choice, logprobs, None) | {"text": self.echo[choice.prompt]}
 
-    def write_delta(self, part: Part) -> Object:
+    def write_delta(self, part: Part) -> JsonObject:
         offset = len(self._find_echo(part.choice)) + part.offset
         logprobs = self._write_logprobs(part.logprobs, [text for text, _ in part.tokens], offset)
         return self.write_common(part.choice, logprobs, part.finish) | {"text": part.text}
@@ -128,7 +128,7 @@ class CompletionsWriter(ChoicesWriter):
     def _find_echo(self, choice: Choice) -> str:
         return self.echo[choice.prompt] if self.echo else ""
 
-    def _write_logprobs(self, scores: list[TokenLogprob], pieces: Seq[str], offset: int) -> Object | None:
+    def _write_logprobs(self, scores: list[TokenLogprob], pieces: Seq[str], offset: int) -> JsonObject | None:
         """pieces: the text that each token added; of a character that several write, the last one adds all of it.
         offset: where the first one begins."""
         if self.generation.params.logprobs is None:
@@ -142,7 +142,7 @@ class CompletionsWriter(ChoicesWriter):
         }
 
     @cached_property
-    def _of_prompts(self) -> list[Object]:
+    def _of_prompts(self) -> list[JsonObject]:
         """Log-probabilities of the tokens of each prompt. The first token has none."""
         assert self.generation.scores is not None
         return [
@@ -150,7 +150,7 @@ class CompletionsWriter(ChoicesWriter):
             for each in zip(self.generation.prompts, self.generation.scores, strict=True)
         ]
 
-    def _write_prompt_logprobs(self, prompt: list[int], scores: list[TokenLogprob]) -> Object:
+    def _write_prompt_logprobs(self, prompt: list[int], scores: list[TokenLogprob]) -> JsonObject:
         service = self.generation.service
         added = service.text_stream(()).add(prompt, [False] * len(prompt), last=True)
         pieces = [piece.text for piece in added]
@@ -161,7 +161,7 @@ class CompletionsWriter(ChoicesWriter):
         return {name: before[name] + each for name, each in logprobs.items()}
 
 
-def prepare_completion(service: Service, given: Object) -> ResponseWriter:
+def prepare_completion(service: Service, given: JsonObject) -> ResponseWriter:
     prompts = _read_prompts(service, given.get("prompt"))
     n = read_count(given, "n", 1, service.limits.choices, 1)
     if n * len(prompts) > service.limits.choices:
@@ -181,7 +181,7 @@ def prepare_completion(service: Service, given: Object) -> ResponseWriter:
     return CompletionsWriter(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
 
 
-def _read_prompts(service: Service, prompt: Any) -> list[list[int]]:
+def _read_prompts(service: Service, prompt: object) -> list[list[int]]:
     """The ids of each prompt: text, ids, or a list of either. Raises ApiError 400."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list))):
         prompt = [prompt]
@@ -200,9 +200,9 @@ class ChatWriter(ChoicesWriter):
 
     name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def write_choice(self, choice: Choice) -> Object:
+    def write_choice(self, choice: Choice) -> JsonObject:
         reply = choice.reply
-        message: Object = {"role": "assistant", "content": reply.content or None, "refusal": None}
+        message: JsonObject = {"role": "assistant", "content": reply.content or None, "refusal": None}
         if not (reply.calls or reply.reasoning):
             message["content"] = reply.content
         if reply.reasoning:
@@ -214,13 +214,13 @@ class ChatWriter(ChoicesWriter):
             ]
         return self._write_chat_common(choice, choice.logprobs, choice.finish) | {"message": message}
 
-    def write_first(self, choice: Choice) -> Object | None:
+    def write_first(self, choice: Choice) -> JsonObject | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def write_delta(self, part: Part) -> Object:
-        delta: Object = {}
-        calls: dict[int, Object] = {}
+    def write_delta(self, part: Part) -> JsonObject:
+        delta: JsonObject = {}
+        calls: dict[int, JsonObject] = {}
         for each in part.deltas:
             if each.kind == CONTENT:
                 delta["content"] = delta.get("content", "") + each.text
@@ -236,15 +236,15 @@ class ChatWriter(ChoicesWriter):
             delta["tool_calls"] = list(calls.values())
         return self._write_chat_common(part.choice, part.logprobs, part.finish) | {"delta": delta}
 
-    def _write_chat_common(self, choice: Choice, logprobs: list[TokenLogprob], finish: str | None) -> Object:
+    def _write_chat_common(self, choice: Choice, logprobs: list[TokenLogprob], finish: str | None) -> JsonObject:
         written = self.write_common(choice, self._write_logprobs(logprobs), finish)
         return written | ({"finish_reason": "tool_calls"} if finish == "stop" and choice.reply.calls else {})
 
-    def _write_logprobs(self, scores: list[TokenLogprob]) -> Object | None:
+    def _write_logprobs(self, scores: list[TokenLogprob]) -> JsonObject | None:
         if self.generation.params.logprobs is None:
             return None
 
-        def write_token(token_id: int, logprob: float) -> Object:
+        def write_token(token_id: int, logprob: float) -> JsonObject:
             service = self.generation.service
             text = service.token_text(token_id)
             part = part_of_character(service.tokenizer, token_id) if "\ufffd" in text else text.encode()
@@ -257,10 +257,10 @@ class ChatWriter(ChoicesWriter):
         return {"content": content, "refusal": None}
 
 
-def _write_reasoning(text: str) -> Object:
+def _write_reasoning(text: str) -> JsonObject:
     """Under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
 
 
-def prepare_chat(service: Service, given: Object) -> ResponseWriter:
+def prepare_chat(service: Service, given: JsonObject) -> ResponseWriter:
     return ChatWriter(start_chat(service, given), given)

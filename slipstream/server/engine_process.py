@@ -9,6 +9,8 @@ The engine's process ends when its pipe is closed, however the other one ended, 
 SIGINT and SIGTERM, which terminals and service managers send to all processes: the other one tells it when to end.
 """
 
+from __future__ import annotations
+
 import logging
 import multiprocessing
 import os
@@ -17,12 +19,15 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.engine.messages import EngineStats, Report, Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
 from slipstream.host.turns import short_turns
 from slipstream.server.service import EngineFacts
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
 
 log = logging.getLogger("slipstream")
 
@@ -88,7 +93,7 @@ class RemoteEngine:
         self.process.join()
         self._pipe.close()  # last: the thread that reads it may wait in it until the process has ended
 
-    def _send(self, *command: Any) -> None:
+    def _send(self, *command: object) -> None:
         try:
             self._pipe.send(command)
         except OSError as fault:
@@ -151,7 +156,7 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
             os._exit(0)  # the other process has ended or wants this one to: nothing is left to save
 
 
-def describe_engine(llm: Any) -> EngineFacts:
+def describe_engine(llm: LLM) -> EngineFacts:
     """What a process without weights knows of an `LLM`."""
     from slipstream.engine.engine_thread import kv_blocks
 

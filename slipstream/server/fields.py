@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream.core.declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import MOST_PREDICTED
 from slipstream.errors import ParameterError, RequestError, did_you_mean
@@ -42,11 +43,11 @@ class Field:
 
     name: str
     text: str
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, object] = field(default_factory=dict)
     where: tuple[str, ...] = ENDPOINTS
     sampling: str = ""
     refused: str = ""
-    unset: tuple[Any, ...] = ()
+    unset: tuple[object, ...] = ()
     ignored: bool = False
     most: int = 0
     longest: int = 0
@@ -59,11 +60,13 @@ _OBJECT = {"type": "object"}
 _OBJECTS = {"type": "array", "items": _OBJECT}
 
 
-def _declare(name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, **more: Any) -> Field:
+def _declare(
+    name: str, text: str, schema: Mapping[str, object], where: tuple[str, ...] = ENDPOINTS, **more: Any
+) -> Field:
     return Field(name, text, schema, where, sampling=name, **more)
 
 
-def _refuse(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
+def _refuse(names: str, why: str, where: tuple[str, ...], unset: tuple[object, ...] = ()) -> list[Field]:
     return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
 
 
@@ -72,7 +75,7 @@ def _ignore(names: str, *where: str) -> list[Field]:
 
 
 _TEXT_OR_OBJECTS = {"anyOf": [_STRING, _OBJECTS]}
-_STOP_SIZES: dict[str, Any] = {"most": MOST_STOPS, "longest": LONGEST_STOP}
+_STOP_SIZES: JsonObject = {"most": MOST_STOPS, "longest": LONGEST_STOP}
 _STOPS = f"Up to {MOST_STOPS} texts, each of up to {LONGEST_STOP:,} characters; the text ends before them."
 
 FIELDS = (
@@ -178,7 +181,7 @@ def fields_of(where: str) -> dict[str, Field]:
     return {each.name: each for each in FIELDS if where in each.where}
 
 
-def pass_on(given: Mapping[str, Any], where: str, **names: str) -> dict[str, Any]:
+def pass_on(given: Mapping[str, object], where: str, **names: str) -> JsonObject:
     """Those of the fields given at an endpoint that are fields of a chat, too; under their names there. names: those
     that mean the same without being the same field."""
     known, chat = fields_of(where), fields_of(CHAT)
@@ -186,7 +189,7 @@ def pass_on(given: Mapping[str, Any], where: str, **names: str) -> dict[str, Any
     return {same[name]: value for name, value in given.items() if name in same}
 
 
-def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
+def check_fields(body: Mapping[str, object], known: Mapping[str, Field]) -> JsonObject:
     """The fields that are set. Raises ApiError 400 for one that is unknown or refused."""
     given = {}
     for name, value in body.items():
@@ -206,7 +209,7 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
     return given
 
 
-def _check_size(field: Field, value: Any) -> None:
+def _check_size(field: Field, value: object) -> None:
     def refuse_more(size: int, most: int, what: str) -> None:
         if most and size > most:
             raise ApiError(400, f"{field.name} has {size:,} {what}, at most {most:,} are allowed", field.name)
@@ -217,11 +220,11 @@ def _check_size(field: Field, value: Any) -> None:
     refuse_more(longest, field.longest, "characters or ids in one of them")
 
 
-def _equals(value: Any, other: Any) -> bool:
+def _equals(value: object, other: object) -> bool:
     return bool(isinstance(value, bool) == isinstance(other, bool) and value == other)
 
 
-def read_flag(given: Mapping[str, Any], name: str) -> bool:
+def read_flag(given: Mapping[str, object], name: str) -> bool:
     """A field that is true or false. Raises ApiError 400."""
     value = given.get(name, False)
     if not isinstance(value, bool):
@@ -229,7 +232,7 @@ def read_flag(given: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def read_count(given: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+def read_count(given: Mapping[str, object], name: str, low: int, high: int, default: int) -> int:
     """A field that is an integer from `low` to `high`. Raises ApiError 400."""
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -237,12 +240,12 @@ def read_count(given: Mapping[str, Any], name: str, low: int, high: int, default
     return value
 
 
-def read_members(given: Mapping[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
+def read_members(given: Mapping[str, object], name: str, known: Iterable[str]) -> JsonObject:
     """A field that is an object with these members, those that are null left out. Raises ApiError 400."""
     return read_object(given.get(name, {}), name, known)
 
 
-def read_object(value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
+def read_object(value: object, where: str, known: Iterable[str] | None = None) -> JsonObject:
     """A value that must be an object, with these members if they are known, those that are null left out. Raises
     ApiError 400."""
     if not isinstance(value, dict):
@@ -253,7 +256,7 @@ def read_object(value: Any, where: str, known: Iterable[str] | None = None) -> d
     return {member: each for member, each in value.items() if each is not None}
 
 
-def read_list(value: Any, where: str) -> list[Any]:
+def read_list(value: object, where: str) -> list[object]:
     """A value that must be a list. Raises ApiError 400."""
     if not isinstance(value, list):
         raise ApiError(400, f"{where} is {value!r}, must be a list", where)
@@ -261,12 +264,12 @@ def read_list(value: Any, where: str) -> list[Any]:
 
 
 def read_sampling_params(
-    given: Mapping[str, Any], where: str, room: int, defaults: Mapping[str, Any] | None = None
+    given: Mapping[str, object], where: str, room: int, defaults: Mapping[str, object] | None = None
 ) -> SamplingParams:
     """The parameters of a request. room: tokens that the context has left; defaults: fields that the model sets where
     the request does not. Raises ApiError 400 with the field, or ParameterError."""
     checks, named = declared(SamplingParams), dict[str, str]()
-    values: dict[str, Any] = {"temperature": 1.0} | dict(defaults or {})
+    values: JsonObject = {"temperature": 1.0} | dict(defaults or {})
     for name, known in fields_of(where).items():
         if known.sampling and name in given:
             if known.sampling in named and given[name] != given[named[known.sampling]]:
@@ -297,7 +300,7 @@ def read_sampling_params(
     return SamplingParams(**values)
 
 
-def _convert_json(name: str, value: Any) -> Any:
+def _convert_json(name: str, value: object) -> Any:
     """The value as `SamplingParams` wants it: JSON has no integers as keys."""
     if name == "logit_bias" and isinstance(value, dict):
         try:
@@ -311,7 +314,7 @@ def _convert_json(name: str, value: Any) -> Any:
     return value
 
 
-def _read_logprobs(given: Mapping[str, Any], where: str) -> int | None:
+def _read_logprobs(given: Mapping[str, object], where: str) -> int | None:
     if where == COMPLETIONS:
         asked = given.get("logprobs")
         return None if asked is None or asked is False else read_count(given, "logprobs", 0, MOST_TOP_LOGPROBS, 0)
@@ -320,7 +323,7 @@ def _read_logprobs(given: Mapping[str, Any], where: str) -> int | None:
     return read_count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if read_flag(given, "logprobs") else None
 
 
-def read_text(content: Any, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
+def read_text(content: object, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
     """Text, or parts of text of these kinds, which are joined. Raises ApiError 400, of `param` (default: `where`)."""
     parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
@@ -335,7 +338,7 @@ _STRUCTURES = {"json": "json_schema"} | {name: name for name in ("regex", "choic
 """Members of the field `structured_outputs` -> those of `Structured`."""
 
 
-def _read_structured(given: Mapping[str, Any]) -> Structured | None:
+def _read_structured(given: Mapping[str, object]) -> Structured | None:
     name, asked = "structured_outputs", read_members(given, "structured_outputs", _STRUCTURES)
     given_as = {_STRUCTURES[member]: value for member, value in asked.items()}
     if "response_format" in given:
@@ -350,7 +353,7 @@ def _read_structured(given: Mapping[str, Any]) -> Structured | None:
         raise ApiError(400, str(fault), name) from fault
 
 
-def _read_response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_response_format(given: Mapping[str, object]) -> JsonObject:
     name = "response_format"
     asked = read_members(given, name, ("type", "json_schema"))
     kind = asked.get("type")
@@ -364,7 +367,7 @@ def _read_response_format(given: Mapping[str, Any]) -> dict[str, Any]:
     return {} if kind == "text" else {"json_object": True}
 
 
-def describe_body(known: Mapping[str, Field], required: list[str]) -> dict[str, Any]:
+def describe_body(known: Mapping[str, Field], required: list[str]) -> JsonObject:
     """OpenAPI's description of a request body."""
     properties = {each.name: {**each.schema, "description": each.text} for each in known.values() if not each.refused}
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

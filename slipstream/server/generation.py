@@ -13,6 +13,7 @@ from anyio import fail_after
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats, TokenLogprob
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.engine.messages import RequestSpec, Update
 from slipstream.engine.request_checks import predicted_text
@@ -77,7 +78,7 @@ class Part:
 
 
 def make_generation(
-    service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
+    service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, object], **more: Any
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
     try:
@@ -125,12 +126,12 @@ class Generation:
         self.arrived = time.monotonic()
 
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> JsonObject:
         """Tokens so far, as OpenAI counts them; a prompt counts once."""
         prompt = sum(map(len, self.prompts))
         output = sum(len(choice.ids) for choice in self.choices)
         cached = sum(choice.cached for choice in self.choices if choice.index % self.n == 0)
-        usage: dict[str, Any] = {
+        usage: JsonObject = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 from uuid import uuid4
 
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonObject, parse_json
 from slipstream.server.api_error import ApiError, drop_members
 from slipstream.server.chat_requests import read_conversation, rename_fields, translate_request
 from slipstream.server.fields import (
@@ -20,7 +19,7 @@ from slipstream.server.fields import (
 )
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
-from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter, stop_text
+from slipstream.server.response_writer import Block, BlocksWriter, Event, ResponseWriter, stop_text
 from slipstream.server.service import Service
 
 NAMES = {
@@ -36,11 +35,11 @@ COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
 """Fields of a request for the number of tokens."""
 
 
-def prepare_message(service: Service, given: Object) -> ResponseWriter:
+def prepare_message(service: Service, given: JsonObject) -> ResponseWriter:
     return translate_request(service, given, MESSAGES, translate_to_chat, MessagesWriter, NAMES)
 
 
-def count_prompt_tokens(service: Service, given: Object) -> int:
+def count_prompt_tokens(service: Service, given: JsonObject) -> int:
     """Tokens of a conversation. Raises ApiError 400."""
     try:
         return len(read_conversation(service, translate_to_chat(given)).ids)
@@ -48,7 +47,7 @@ def count_prompt_tokens(service: Service, given: Object) -> int:
         raise rename_fields(fault, NAMES) from fault
 
 
-def translate_to_chat(given: Object) -> Object:
+def translate_to_chat(given: JsonObject) -> JsonObject:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
     body = pass_on(given, MESSAGES, max_tokens="max_tokens", stop_sequences="stop")
     system = [{"role": "system", "content": read_text(given["system"], "system")}] if "system" in given else []
@@ -86,7 +85,7 @@ def translate_to_chat(given: Object) -> Object:
 _TOOL_HINTS = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
 
 
-def _read_tool(tool: Any, where: str) -> Object:
+def _read_tool(tool: object, where: str) -> JsonObject:
     asked = drop_members(read_object(tool, where), "tools", *_TOOL_HINTS)
     if (kind := asked.pop("type", "custom")) != "custom":
         return {"type": kind}
@@ -95,7 +94,7 @@ def _read_tool(tool: Any, where: str) -> Object:
     return {"type": "function", "function": asked}
 
 
-def _read_messages(given: Any) -> list[Object]:
+def _read_messages(given: object) -> list[JsonObject]:
     if not isinstance(given, list) or not given:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
     messages = [each for i, message in enumerate(given) for each in _read_message(message, f"messages[{i}]")]
@@ -104,7 +103,7 @@ def _read_messages(given: Any) -> list[Object]:
     return messages
 
 
-def _read_message(message: Any, where: str) -> list[Object]:
+def _read_message(message: object, where: str) -> list[JsonObject]:
     """One message, or several: results of tools are messages of their own."""
     asked = read_object(message, where)
     role, content = asked.get("role"), asked.get("content")
@@ -113,8 +112,8 @@ def _read_message(message: Any, where: str) -> list[Object]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list):
         raise ApiError(400, f"{where}.content is {content!r}, must be text or a list of blocks", f"{where}.content")
-    converted: Object = {"role": role, "content": ""}
-    results: list[Object] = []
+    converted: JsonObject = {"role": role, "content": ""}
+    results: list[JsonObject] = []
     for i, block in enumerate(blocks):
         here = f"{where}.content[{i}]"
         part = read_object(block, here)
@@ -137,7 +136,7 @@ def _read_message(message: Any, where: str) -> list[Object]:
 class MessagesWriter(BlocksWriter):
     """A message with its blocks."""
 
-    def __init__(self, generation: Generation, given: Object):
+    def __init__(self, generation: Generation, given: JsonObject):
         super().__init__(generation)
         self._id = f"msg_{uuid4().hex}"
 
@@ -166,7 +165,7 @@ class MessagesWriter(BlocksWriter):
     def write_error(self, fault: ApiError) -> Iterator[Event]:
         yield "error", {"error": fault.anthropic["error"]}
 
-    def write_whole(self) -> Object:
+    def write_whole(self) -> JsonObject:
         (choice,) = self.generation.choices
         stop = stop_text(choice, choice.finish)
         reason = "max_tokens" if choice.finish == "length" else "end_turn" if stop is None else "stop_sequence"
@@ -186,10 +185,10 @@ class MessagesWriter(BlocksWriter):
             },
         }
 
-    def _write_message(self) -> Object:
+    def _write_message(self) -> JsonObject:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self.generation.service.name}
 
-    def _write_block(self, block: Block) -> Object:
+    def _write_block(self, block: Block) -> JsonObject:
         if block.call is not None:
             name = block.call.name
             return {"type": "tool_use", "id": block.call.id, "name": name, "input": _parse_arguments(block.text)}
@@ -205,7 +204,7 @@ _DELTAS = {
 }
 
 
-def _parse_arguments(text: str) -> Any:
+def _parse_arguments(text: str) -> object:
     """Parse the arguments of a call. Returns the text itself if it is no JSON because it was cut."""
     try:
         return parse_json(text or "{}")

@@ -62,7 +62,7 @@ class Reply:
 
     def __init__(
         self,
-        functions: Mapping[str, Any] | None = None,
+        functions: Mapping[str, object] | None = None,
         read: Callable[[Reply], Reading] | None = None,
         reasoning: tuple[str, str] | None = None,
         inside: bool = False,

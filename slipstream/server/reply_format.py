@@ -117,7 +117,7 @@ class ReplyFormat:
         return Reply(use.functions, read, self.reasoning, self._inside(prompt), None if use.parallel else 1, call_id)
 
 
-def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
+def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, bool]:
     """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
     no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
     as text."""

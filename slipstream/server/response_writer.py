@@ -13,13 +13,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyio import fail_after
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from slipstream.core.strict import JsonObject
 from slipstream.server.api_error import ApiError, as_api_error
 from slipstream.server.fields import REQUIRED, Field, check_fields, describe_body, fields_of, read_flag
 from slipstream.server.generation import Choice, Generation, Part
@@ -31,9 +32,7 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
-Object = dict[str, Any]
-
-Event = tuple[str, Object]
+Event = tuple[str, JsonObject]
 """(name, data); an event without a name has "" for it."""
 
 
@@ -67,7 +66,7 @@ class ResponseWriter(ABC):
             pass
 
     @abstractmethod
-    def write_whole(self) -> Object:
+    def write_whole(self) -> JsonObject:
         """The answer, when all parts were heard."""
 
 
@@ -128,7 +127,7 @@ def add_endpoint(
     where: str,
     path: str,
     summary: str,
-    prepare: Callable[[Service, Object], ResponseWriter],
+    prepare: Callable[[Service, JsonObject], ResponseWriter],
 ) -> None:
     """Add the route of an endpoint. where: as in `Field`; prepare: makes the writer from the fields that are set, in a
     thread.
@@ -200,7 +199,7 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def encode_event(value: Any, name: str = "") -> bytes:
+def encode_event(value: object, name: str = "") -> bytes:
     """One event. JSON has no line breaks outside of strings, and escapes those within."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
@@ -212,7 +211,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], pieces: AsyncGenerator[Any, None], send_seconds: float):
+    def __init__(self, events: AsyncGenerator[bytes, None], pieces: AsyncGenerator[Part, None], send_seconds: float):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._pieces, self._send_seconds = events, pieces, send_seconds
@@ -235,7 +234,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def run_while_connected(receive: Receive, work: Coroutine[object, None, T]) -> T:
     """The result of `work`, which is cancelled if the client goes; then raises ClientGone."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_until_gone(receive))
     try:
@@ -260,10 +259,10 @@ FEW_BYTES = 1 << 12
 """A larger body is read in a thread."""
 
 
-async def read_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
+async def read_fields(request: Request, service: Service, known: Mapping[str, Field]) -> JsonObject:
     """The fields of a request that are set. Raises ApiError for what is wrong with the body, its fields, its model."""
 
-    def parse() -> dict[str, Any]:
+    def parse() -> JsonObject:
         given = check_fields(_parse_object(read), known)
         service.check_model(given.get("model"))
         return given
@@ -288,7 +287,7 @@ async def read_body(request: Request, most: int) -> bytearray:
     return read
 
 
-def _parse_object(read: bytearray) -> dict[str, Any]:
+def _parse_object(read: bytearray) -> JsonObject:
     """The JSON object of a body. Raises ApiError 400."""
     try:
         body = json.loads(read.decode("utf-8"), parse_constant=no_number)
@@ -306,7 +305,7 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
 
 
-def _check(field: str, value: Any, depth: int = 0) -> None:
+def _check(field: str, value: object, depth: int = 0) -> None:
     """Raise ApiError for texts that cannot be encoded, and for deep nesting."""
     if depth > MOST_DEPTH:
         raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} deep", field, "invalid_json")

@@ -1,15 +1,15 @@
 """`/v1/responses`: OpenAI's Responses, without anything stored."""
 
 from collections.abc import Iterator
-from typing import Any
 from uuid import uuid4
 
+from slipstream.core.strict import JsonObject
 from slipstream.server.api_error import ApiError, drop_members
 from slipstream.server.chat_requests import translate_request
 from slipstream.server.fields import RESPONSES, pass_on, read_list, read_members, read_object, read_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
-from slipstream.server.response_writer import Block, BlocksWriter, Event, Object, ResponseWriter
+from slipstream.server.response_writer import Block, BlocksWriter, Event, ResponseWriter
 from slipstream.server.service import Service
 
 NAMES = {
@@ -21,11 +21,11 @@ TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
-def prepare_response(service: Service, given: Object) -> ResponseWriter:
+def prepare_response(service: Service, given: JsonObject) -> ResponseWriter:
     return translate_request(service, given, RESPONSES, translate_to_chat, ResponsesWriter, NAMES)
 
 
-def translate_to_chat(given: Object) -> Object:
+def translate_to_chat(given: JsonObject) -> JsonObject:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
     body = pass_on(given, RESPONSES, max_output_tokens="max_tokens")
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
@@ -51,18 +51,18 @@ def translate_to_chat(given: Object) -> Object:
     return body
 
 
-def _read_tool(tool: Any, where: str) -> Object:
+def _read_tool(tool: object, where: str) -> JsonObject:
     asked = read_object(tool, where)
     return {"type": asked.pop("type", None), "function": asked}
 
 
-def _read_messages(given: Any) -> list[Object]:
+def _read_messages(given: object) -> list[JsonObject]:
     """The messages of an input. What the assistant reasoned, said and called in a row is one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    messages: list[Object] = []
+    messages: list[JsonObject] = []
 
-    def extend_assistant() -> Object:
+    def extend_assistant() -> JsonObject:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         return messages[-1]
@@ -94,7 +94,7 @@ def _read_messages(given: Any) -> list[Object]:
 class ResponsesWriter(BlocksWriter):
     """A response with its items; each event has a number."""
 
-    def __init__(self, generation: Generation, given: Object):
+    def __init__(self, generation: Generation, given: JsonObject):
         super().__init__(generation)
         service = generation.service
         self._head = {
@@ -155,7 +155,7 @@ class ResponsesWriter(BlocksWriter):
         yield self._make_event("error", code=fault.code, message=fault.message, param=fault.param)
         yield self._make_event("response.failed", response=self._write_response("failed") | {"error": error})
 
-    def write_whole(self) -> Object:
+    def write_whole(self) -> JsonObject:
         cut = self.generation.choices[0].finish == "length"
         response = self._write_response("incomplete" if cut else "completed")
         usage = self.generation.usage
@@ -172,13 +172,13 @@ class ResponsesWriter(BlocksWriter):
             },
         }
 
-    def _write_response(self, status: str) -> Object:
+    def _write_response(self, status: str) -> JsonObject:
         items = [self._write_item(block, "completed") for block in self.blocks]
         state = {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None}
         return self._head | state
 
-    def _write_item(self, block: Block, status: str) -> Object:
-        item: Object = {"id": self._ids[block.index], "status": status}
+    def _write_item(self, block: Block, status: str) -> JsonObject:
+        item: JsonObject = {"id": self._ids[block.index], "status": status}
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
             return item | {"type": "function_call"} | call
@@ -187,20 +187,20 @@ class ResponsesWriter(BlocksWriter):
             return item | {"type": "reasoning", "summary": []}
         return item | {"type": "message", "role": "assistant"}
 
-    def _write_content(self, block: Block, text: str) -> Object:
+    def _write_content(self, block: Block, text: str) -> JsonObject:
         if block.kind == REASONING:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _make_block_event(self, block: Block, name: str, **data: Any) -> Event:
-        more: Object = {"output_index": block.index, "item_id": self._ids[block.index]}
+    def _make_block_event(self, block: Block, name: str, **data: object) -> Event:
+        more: JsonObject = {"output_index": block.index, "item_id": self._ids[block.index]}
         if block.kind != CALL:
             more["content_index"] = 0
         if name.startswith("response.output_text"):
             more["logprobs"] = []
         return self._make_event(name, **more, **data)
 
-    def _make_event(self, name: str, **data: Any) -> Event:
+    def _make_event(self, name: str, **data: object) -> Event:
         self._count += 1
         return name, {"sequence_number": self._count - 1} | data
 

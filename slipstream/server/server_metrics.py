@@ -4,7 +4,7 @@ docs/server.md defines each; tests compare the two.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -39,7 +39,7 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._labels = (model, "0")  # one engine
 
-        def add_metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: Any) -> T:
+        def add_metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: object) -> T:
             full = f"{PREFIX if name in NOT_OF_VLLM else prefix}:{name}"
             return kind(full, text, ("model_name", "engine", *labels), registry=self.registry, **more)
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
 
 from slipstream.core.encoder import Encoder
 from slipstream.engine.messages import Streams
@@ -15,6 +14,7 @@ from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
 from slipstream.server.server_metrics import PREFIX, ServerMetrics
 from slipstream.tokens.text import TextStream, decoder_keeping, decoder_of, stray_byte, token_text_of
+from slipstream.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EngineFacts:
     backend: str = ""
     weights: str = ""
     encoder: Encoder | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
     kv_blocks: tuple[int, int] | None = None
 
 
@@ -72,7 +72,7 @@ class Service:
         self,
         name: str,
         facts: EngineFacts,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         streams: Streams,
         limits: Limits | None = None,
         keys: tuple[str, ...] = (),

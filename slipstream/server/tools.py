@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
 from slipstream.grammar.json_schemas import rebuild
@@ -23,13 +24,13 @@ class ToolUse:
     strict    names of the functions whose arguments have to meet their schemas even if the model decides.
     """
 
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     choice: str = "auto"
     parallel: bool = True
     strict: frozenset[str] = frozenset()
 
     @property
-    def functions(self) -> dict[str, Any]:
+    def functions(self) -> JsonObject:
         """Function -> JSON schema of its arguments."""
         return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
 
@@ -50,7 +51,7 @@ class ToolUse:
             raise ApiError(400, f"tools: {fault}", "tools") from fault
 
     @property
-    def schemas(self) -> dict[str, Any]:
+    def schemas(self) -> JsonObject:
         """Function -> what its arguments have to meet: any object, if the model decides and it is not strict. A schema
         that allows other values, too, or does not say what it is for, is one of objects here."""
         functions = [tool["function"] for tool in self.tools]
@@ -62,8 +63,8 @@ class ToolUse:
 
 
 def call_schema(
-    schemas: Mapping[str, Any], arguments: str, name_key: str = "name", id_key: str = ""
-) -> tuple[Any, dict[str, Any]]:
+    schemas: Mapping[str, object], arguments: str, name_key: str = "name", id_key: str = ""
+) -> tuple[Any, JsonObject]:
     """Schema of one call, {name_key: NAME, arguments: {...}}, and what it refers to, which is to be `$defs` at the
     root. schemas: see `ToolUse`; arguments: the key that these have; id_key: the key of an id that may come first."""
     shared = {str(i): _move_references(schema, i) for i, schema in enumerate(schemas.values())}
@@ -80,7 +81,7 @@ def call_schema(
     return {"anyOf": calls}, shared
 
 
-def calls_schema(schemas: Mapping[str, Any], arguments: str, parallel: bool) -> Any:
+def calls_schema(schemas: Mapping[str, object], arguments: str, parallel: bool) -> JsonObject:
     """Schema of an array of calls, of one call if they may not be `parallel`."""
     call, shared = call_schema(schemas, arguments)
     most = {} if parallel else {"maxItems": 1}
@@ -94,11 +95,11 @@ _OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 
 
-def _move_references(schema: Any, to: int) -> Any:
+def _move_references(schema: object, to: int) -> object:
     """A schema whose references to its own parts hold where it is a definition of another. One with an `$id` has
     references of its own."""
 
-    def move(part: dict[str, Any]) -> dict[str, Any] | None:
+    def move(part: JsonObject) -> JsonObject | None:
         if "$id" in part:
             return None
         if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
@@ -108,7 +109,7 @@ def _move_references(schema: Any, to: int) -> Any:
     return rebuild(schema, move)
 
 
-def read_tool_use(given: Mapping[str, Any]) -> ToolUse:
+def read_tool_use(given: Mapping[str, object]) -> ToolUse:
     """The tools of a request for a chat. The choice "none" leaves them out, and so are tools that are no functions.
     Raises ApiError 400."""
     tools = given.get("tools", [])
@@ -140,13 +141,13 @@ def read_tool_use(given: Mapping[str, Any]) -> ToolUse:
     return ToolUse((checked[name],), "named", parallel)
 
 
-def _read_named(choice: Any) -> Any:
+def _read_named(choice: object) -> object:
     if not isinstance(choice, dict) or choice.get("type") != "function":
         raise ApiError(400, f"tool_choice is {choice!r}, must be none, auto, required or a function", "tool_choice")
     return read_members(read_object(choice, "tool_choice", ("type", "function")), "function", ("name",)).get("name")
 
 
-def _read_function(tool: Any, where: str) -> dict[str, Any]:
+def _read_function(tool: object, where: str) -> JsonObject:
     """A function that was declared. Its `strict` is no field of chat templates."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +107,7 @@ class Decoder:
         device: torch.device | str | None = None,
         chunk: int = 512,
         progress: Progress | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Decoder:
         """Load a folder or hub id. executor, dtype, device, settings: fields of `LoadSettings`. progress: called with
         (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be

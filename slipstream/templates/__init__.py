@@ -1,12 +1,11 @@
 """Texts that are printed or written as they stand, and pages of Jinja that are filled with values."""
 
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).parent
 
 
-def filled(template: str, **values: Any) -> str:
+def filled(template: str, **values: object) -> str:
     """The page of that file name. Values are escaped in HTML; one that a page names and is not given is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 
-def render(template: str, messages: Seq[Mapping[str, str]], add_generation_prompt: bool, **names: Any) -> str:
+def render(template: str, messages: Seq[Mapping[str, str]], add_generation_prompt: bool, **names: object) -> str:
     """The text of a conversation.
 
     messages  of plain strings, at least {"role", "content"}.
@@ -78,7 +78,7 @@ class _Generation(Extension):
 class _Dict:
     """`dict` without the attributes of a class, from which a template could reach the interpreter."""
 
-    def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
+    def __call__(self, *given: object, **named: object) -> dict[Any, Any]:
         return dict(*given, **named)
 
     def fromkeys(self, *given: Any) -> dict[Any, Any]:
@@ -88,18 +88,18 @@ class _Dict:
 class _PublicNamespace(Namespace):
     """`namespace` whose attributes do not begin with an underscore."""
 
-    def __init__(*given: Any, **named: Any) -> None:  # so that an attribute may be called `self`
+    def __init__(*given: object, **named: object) -> None:  # so that an attribute may be called `self`
         namespace, *values = given
         for name in dict(*values, **named):
             _check_public(name)
         Namespace.__init__(namespace, *values, **named)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _check_public(name)
         super().__setitem__(name, value)
 
 
-def _check_public(name: Any) -> None:
+def _check_public(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"the chat template sets the attribute {name!r} of a namespace: rename it, without _")
 

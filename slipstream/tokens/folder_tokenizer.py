@@ -55,7 +55,13 @@ class FolderTokenizer:
     load     returns the transformers tokenizer.
     """
 
-    def __init__(self, backend: Tokenizer, special: Mapping[str, str], template: Any, load: Callable[[], Any]):
+    def __init__(
+        self,
+        backend: Tokenizer,
+        special: Mapping[str, str],
+        template: str | Mapping[str, str] | None,
+        load: Callable[[], Any],
+    ):
         self._backend, self._special, self._template, self._load = backend, special, template, load
         self._whole: Any = None
 
@@ -73,13 +79,13 @@ class FolderTokenizer:
             return self.convert_tokens_to_ids(token) if token is not None and name.endswith("_id") else token
         return getattr(self.transformers, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_"):
             super().__setattr__(name, value)
         else:
             setattr(self.transformers, name, value)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: object, **named: object) -> Any:
         return self.transformers(*given, **named)
 
     def __reduce__(self) -> Any:
@@ -98,7 +104,7 @@ class FolderTokenizer:
     def chat_template(self) -> Any:
         return self._template if self._whole is None else self._whole.chat_template
 
-    def encode(self, text: Any, add_special_tokens: bool = True, **more: Any) -> list[int]:
+    def encode(self, text: object, add_special_tokens: bool = True, **more: object) -> list[int]:
         if self._whole is not None or more or type(text) is not str:
             return self.transformers.encode(text, add_special_tokens=add_special_tokens, **more)  # type: ignore[no-any-return]
         if len(text) > LONG:
@@ -118,7 +124,7 @@ class FolderTokenizer:
             return self.transformers.decode(token_ids, skip_special_tokens=skip_special_tokens, **more)
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+    def convert_tokens_to_ids(self, tokens: object) -> Any:
         """The id of a token, that of the unknown token if there is no such token."""
         if self._whole is not None or type(tokens) is not str:
             return self.transformers.convert_tokens_to_ids(tokens)
@@ -149,11 +155,11 @@ def _is_plain(conversation: Any) -> bool:
     return not any(name in _REASONING or value is None for message in conversation for name, value in message.items())
 
 
-def _are_objects(value: Any) -> bool:
+def _are_objects(value: object) -> bool:
     return type(value) is list and all(type(each) is dict for each in value)
 
 
-def backend_of(tokenizer: Any) -> Tokenizer | None:
+def backend_of(tokenizer: object) -> Tokenizer | None:
     """That of the tokenizers library in a fast tokenizer of transformers, or of a folder; None in another tokenizer."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerFast  # imported here: it takes long
@@ -224,14 +230,14 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a folder says of its tokenizer, as transformers joins it. Raises ConfigError for damaged files."""
+    """Join what a folder says of its tokenizer as transformers does. Raises ConfigError for damaged files."""
     settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:
         settings |= checkpoint.json("special_tokens_map.json")
     return settings
 
 
-def content_of(token: Any) -> str | None:
+def content_of(token: object) -> str | None:
     """Text of a token as configurations write it; None, which is no added token, for anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -29,7 +29,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
-    """As `tokenizer_of`. Raises LoadError if the checkpoint has no tokenizer."""
+    """Return the tokenizer as `tokenizer_of` does. Raises LoadError if the checkpoint has none."""
     opened = Checkpoint.open(checkpoint)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:

@@ -68,7 +68,7 @@ def _bytes_of_characters() -> dict[str, int]:
 BYTE_OF = _bytes_of_characters()
 
 
-def part_of_character(tokenizer: Any, token: int) -> bytes | None:
+def part_of_character(tokenizer: object, token: int) -> bytes | None:
     """Return the bytes of a token that writes a part of a character; None if the tokenizer does not show them."""
     backend = backend_of(tokenizer)
     name = None if backend is None else backend.id_to_token(token)
@@ -210,7 +210,7 @@ def _drops_space(decoder: Mapping[str, Any]) -> bool:
     return bool(decoder["type"] == "Strip" and decoder["content"] == " " and decoder["start"] > 0)
 
 
-def _without_specials(described: Mapping[str, Any]) -> Tokenizer:
+def _without_specials(described: Mapping[str, object]) -> Tokenizer:
     """The tokenizer less what it puts around a text, padding and truncation."""
     return Tokenizer.from_str(json.dumps({**described, "post_processor": None, "padding": None, "truncation": None}))
 

@@ -1,5 +1,6 @@
 """`Tokenizer`: what Slipstream needs of a tokenizer. The tokenizers of transformers have it, and our own."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -7,7 +8,7 @@ class Tokenizer(Protocol):
     """Turns text into token ids and back."""
 
     @property
-    def chat_template(self) -> object:
+    def chat_template(self) -> str | Mapping[str, str] | None:
         """The template of conversations; None or "" if there is none."""
         ...
 
@@ -22,7 +23,7 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: Any, *, tokenize: bool = True, add_generation_prompt: bool = False, **names: Any
+        self, conversation: object, *, tokenize: bool = True, add_generation_prompt: bool = False, **names: object
     ) -> Any:
         """The text of a conversation, a list of messages, if `tokenize` is False. names: what else the template
         reads."""

@@ -11,16 +11,18 @@ little text falls into the held-out split, the end of the last document is held 
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slipstream.bench.provenance import digest
+from slipstream.core.strict import JsonObject
 from slipstream.errors import DataError, TrainingError
-from slipstream.training.documents import Document, check_documents, files_of, place_of_text, read_documents
+from slipstream.measure.provenance import digest
+from slipstream.tokens.tokenizer import Tokenizer
+from slipstream.training.documents import Document, Turn, check_documents, files_of, place_of_text, read_documents
 from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.resume_state import write_json
 
@@ -87,7 +89,7 @@ class DocumentEncoder:
             shown = text
         return pieces, True
 
-    def _render(self, key: str, turns: Any, opening: bool) -> str:
+    def _render(self, key: str, turns: Seq[Turn], opening: bool) -> str:
         try:
             text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opening)
         except Exception as fault:  # a template can raise any exception
@@ -95,7 +97,7 @@ class DocumentEncoder:
         return text  # type: ignore[no-any-return]
 
 
-def check_data(data: Iterable[str], tokenizer: Any) -> None:
+def check_data(data: Iterable[str], tokenizer: Tokenizer | None) -> None:
     """Refuse sources that do not exist, are empty, or are not text, before any work is done. Raises DataError."""
     if not (names := list(data)):
         raise DataError("no training data was named", fix="give --data, e.g. a folder of text files")
@@ -120,7 +122,7 @@ class TrainingData:
 
     train: list[TokenStream]
     heldout: list[TokenStream]
-    about: dict[str, Any]
+    about: JsonObject
 
 
 def prepare_data(
@@ -140,7 +142,7 @@ def prepare_data(
     Raises DataError, and TrainingError if `folder` holds streams made from other data.
     """
     names = list(data)
-    about: dict[str, Any] = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
+    about: JsonObject = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
     record = folder / "data.json"
     if record.is_file():
         recorded = json.loads(record.read_text())
@@ -179,16 +181,16 @@ def open_stream(path: Path, length: int) -> TokenStream:
     return stream
 
 
-def _describe(name: str) -> dict[str, Any]:
+def _describe(name: str) -> JsonObject:
     """Name, size and digest of a source. Only its contents count in the digest: a run may be moved with its data."""
     files = list(files_of(Path(name)))
     return {"name": name, "bytes": sum(file.stat().st_size for file in files), "digest": digest(files)}
 
 
-def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_unchanged(folder: Path, recorded: JsonObject, now: JsonObject) -> None:
     """Compare what the streams of a folder were made from; of sources only the contents. Raises TrainingError."""
 
-    def facts(about: dict[str, Any], names: bool = False) -> dict[str, Any]:
+    def facts(about: JsonObject, names: bool = False) -> JsonObject:
         sources = [f"{s['name'] if names else ''} ({s.get('digest')})" for s in about["sources"]]
         return about | {"sources": ", ".join(sources)}
 

@@ -7,9 +7,7 @@ error; the paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov he
 before each from the text.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +21,7 @@ from slipstream.training.eagle3_objective import choose_taps, describe_layers
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DFlashOptions
-from slipstream.training.objective import Objective, Predictions, initialise
+from slipstream.training.objective import Figures, Objective, Predictions, initialise
 
 ANCHORS_AT_ONCE = 32
 """Blocks of a window that are run together where every token is an anchor."""
@@ -125,5 +123,5 @@ class DFlashObjective(Objective):
             parts.append(self.module.after(self.module.logits(states), read))
         return list(torch.cat(parts, 1).unbind(2)), self.teacher.logits(window.taps[FINAL])
 
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        save_dflash(self.module, folder, target=facts.get("target"))
+    def export(self, folder: Path, target: str | None, figures: Figures) -> None:
+        save_dflash(self.module, folder, target=target)

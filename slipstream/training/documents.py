@@ -17,7 +17,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slipstream.core.strict import parse_json
 from slipstream.errors import DataError, did_you_mean
@@ -146,14 +145,14 @@ def _read_records(path: Path, key: str) -> Iterator[Document]:
             yield _read_document(_parse(line, path, i, "write one object per line"), f"{path}, line {i}", f"{key}:{i}")
 
 
-def _parse(text: str, path: Path, first_line: int, fix: str) -> Any:
+def _parse(text: str, path: Path, first_line: int, fix: str) -> object:
     try:
         return parse_json(text)
     except json.JSONDecodeError as fault:
         raise DataError(f"{path}, line {first_line + fault.lineno - 1}: not JSON ({fault.msg})", fix=fix) from fault
 
 
-def _read_document(record: Any, where: str, key: str) -> Document:
+def _read_document(record: object, where: str, key: str) -> Document:
     if not isinstance(record, dict):
         raise DataError(f"{where}: a {type(record).__name__}, not an object", fix='write {"text": ...}')
     talk = next((record[name] for name in _TALKS if name in record), None)
@@ -173,7 +172,7 @@ def _read_document(record: Any, where: str, key: str) -> Document:
     )
 
 
-def _read_turns(talk: Any, where: str) -> tuple[Turn, ...]:
+def _read_turns(talk: object, where: str) -> tuple[Turn, ...]:
     if not isinstance(talk, list) or not talk:
         raise DataError(f"{where}: the conversation is {'empty' if talk == [] else type(talk).__name__}, not a list")
     turns = []
@@ -186,7 +185,7 @@ def _read_turns(talk: Any, where: str) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _check_text(value: Any, where: str) -> str:
+def _check_text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where} is {type(value).__name__}, not a string", fix="write text there")
     return value

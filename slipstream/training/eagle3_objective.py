@@ -18,14 +18,14 @@ checkpoints). This makes a step of the head cheap if the target's vocabulary is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.checkpoints.config import DecoderConfig
@@ -35,9 +35,11 @@ from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import EagleOptions, RunConfig
-from slipstream.training.objective import Objective, Predictions, decay_weights, initialise
+from slipstream.training.objective import Figures, Objective, Predictions, decay_weights, initialise
 from slipstream.training.packing import TokenStream
 
+Counts = NDArray[np.float64]
+"""[V], how often each id occurs."""
 BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
@@ -102,7 +104,7 @@ def compute_chain_states(
     return out
 
 
-def make_head(teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int) -> EagleHead:
+def make_head(teacher: Teacher, options: EagleOptions, counts: Counts, seed: int) -> EagleHead:
     """A head with random weights, whose draft vocabulary is the most frequent ids."""
     c = teacher.config
     width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
@@ -145,7 +147,7 @@ class EagleObjective(Objective):
 
     module: EagleHead
 
-    def __init__(self, teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int = 0):
+    def __init__(self, teacher: Teacher, options: EagleOptions, counts: Counts, seed: int = 0):
         super().__init__(teacher, options, options.steps)
         self.module = (
             make_head(teacher, options, counts, seed) if options.start is None else load_start(options, teacher)
@@ -192,8 +194,8 @@ class EagleObjective(Objective):
         states = self._compute_states(padded, window.taps)
         return [self.module.logits(x) for x in states], self.teacher.logits(window.taps[FINAL])
 
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        save_eagle(self.module, folder, target=facts.get("target"))
+    def export(self, folder: Path, target: str | None, figures: Figures) -> None:
+        save_eagle(self.module, folder, target=target)
 
 
 def choose_taps(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
@@ -221,19 +223,19 @@ def draft_vocabulary(parameters: int, hidden_size: int) -> int:
     return max(8192, min(32768, 1 << max(0, rows.bit_length() - 1)))
 
 
-def find_most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def find_most_frequent(counts: Counts, width: int, always: tuple[int, ...]) -> NDArray[np.int64]:
     """The `width` most frequent ids, increasing, `always` among them; ties go to the smaller id."""
     weight = counts.astype(np.float64)
     weight[list(always)] = np.inf
     return np.sort(np.argsort(-weight, kind="stable")[:width]).astype(np.int64)
 
 
-def find_least_frequent(counts: np.ndarray[Any, Any]) -> int:
+def find_least_frequent(counts: Counts) -> int:
     """The least frequent id, as mask token; ties go to the greatest: unused ids are usually the last ones."""
     return len(counts) - 1 - int(np.argmin(counts[::-1]))
 
 
-def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> np.ndarray[Any, Any]:
+def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> Counts:
     """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):

@@ -8,16 +8,16 @@ import json
 import math
 import signal
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.backends.native.kernels import processor
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training import resume_state
@@ -151,7 +151,7 @@ class Loop:
         self.objective.train()
         return sums
 
-    def log(self, entry: dict[str, Any]) -> None:
+    def log(self, entry: Mapping[str, object]) -> None:
         """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
         now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
         line = json.dumps(resume_state.to_json({"time": now, **entry})).encode() + b"\n"
@@ -223,7 +223,7 @@ class Loop:
         return losses
 
 
-def identify(config: RunConfig) -> dict[str, Any]:
+def identify(config: RunConfig) -> JsonObject:
     """Settings that must not change when a run is resumed."""
     names = ("options", "length", "rows", "optimiser", "seed", "shares", "answers_only")
     settings = resume_state.to_json(config)

@@ -91,6 +91,6 @@ class _DistributionLosses(torch.autograd.Function):
         return (each * each.new_tensor(weights)).sum(), each  # not a matrix product: autocast would round it
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         into_states, into_weight = ctx.saved_tensors
         return into_states * scale, (into_weight * scale).to(ctx.weight_dtype), None, None

@@ -7,10 +7,8 @@ decided by the distribution. The heads' losses are weighted by decay^k, as in th
 far heads would dominate.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import MedusaOptions
-from slipstream.training.objective import Objective, Predictions, decay_weights
+from slipstream.training.objective import Figures, Objective, Predictions, decay_weights
 
 RANKS = 10
 """Number of ranked candidates per head whose accuracy is measured; tree optimisation needs no more."""
@@ -55,7 +53,7 @@ class MedusaObjective(Objective):
         return super().acceptance_probs(window, 0.0)
 
     @torch.no_grad()
-    def measure(self, windows: list[Window]) -> dict[str, Any]:
+    def measure(self, windows: list[Window]) -> Figures:
         """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token. As in
         decoding, only predictions of output from output count."""
         hits = torch.zeros(self.depth, RANKS, dtype=torch.float64)
@@ -73,8 +71,8 @@ class MedusaObjective(Objective):
         rates = [(hits[k] / max(1, places[k])).tolist() for k in range(self.depth)]
         return {"medusa_head_accuracies": [[round(x, 5) for x in row] for row in rates]}
 
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        measured = facts.get("medusa_head_accuracies")
+    def export(self, folder: Path, target: str | None, figures: Figures) -> None:
+        measured = figures.get("medusa_head_accuracies")
         if measured:
             self.module.config = replace(self.module.config, accuracies=tuple(map(tuple, measured)))
-        save_medusa(self.module, folder, target=facts.get("target"))
+        save_medusa(self.module, folder, target=target)

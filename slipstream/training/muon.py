@@ -6,7 +6,6 @@ The updates are those of `torch.optim.Muon`, which always multiplies in bfloat16
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from slipstream.training.losses import Aims, compute_losses
 from slipstream.training.methods import RunConfig
 from slipstream.training.packing import TokenStream
 
+Figures = dict[str, Any]
+"""What was measured, by name: numbers, or tables of numbers."""
 Predictions = tuple[Tensor, Tensor, Aims, list[float]]
 """`states`, `weight`, `aims` and `weights` of `compute_losses`."""
 
@@ -51,13 +52,13 @@ class Objective(nn.Module, ABC):
         window [R, L], where positions at the end may be missing; and the target's logits."""
 
     @abstractmethod
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the result in the standard format that decoding loads."""
+    def export(self, folder: Path, target: str | None, figures: Figures) -> None:
+        """Write the result in the standard format that decoding loads. target: its name; figures: as measured."""
 
     def begin_step(self, step: int) -> None:
         """Called before the forwards of an optimiser step."""
 
-    def measure(self, windows: list[Window]) -> dict[str, Any]:
+    def measure(self, windows: list[Window]) -> Figures:
         """Further measurements after a run, on the windows of the greedy held-out texts."""
         return {}
 

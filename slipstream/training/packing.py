@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.errors import ParameterError
@@ -62,11 +62,11 @@ def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab
 class TokenStream:
     """The documents of one source or kind, in one split."""
 
-    tokens: np.ndarray[Any, np.dtype[Any]]  # [N], unsigned
-    starts: np.ndarray[Any, np.dtype[np.int64]]  # [documents + 1]
+    tokens: NDArray[np.unsignedinteger]  # [N], unsigned
+    starts: NDArray[np.int64]  # [documents + 1]
     whole: bool  # windows begin at document starts (pairs), otherwise on a grid (files)
-    mask: np.ndarray[Any, np.dtype[np.uint8]] | None = None  # [N], 1 inside answers
-    _windows: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
+    mask: NDArray[np.uint8] | None = None  # [N], 1 inside answers
+    _windows: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, whole: bool) -> TokenStream:
@@ -89,7 +89,7 @@ class TokenStream:
         for a, b in pairwise(self.starts.tolist()):
             yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()
 
-    def windows(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def windows(self, length: int) -> NDArray[np.int64]:
         """Starts of the windows of `length + 1` tokens; a pair that is cut off starts the next window."""
         if length not in self._windows:
             last = len(self.tokens) - length - 1
@@ -109,7 +109,7 @@ class TokenStream:
                 )
         return self._windows[length]
 
-    def _locate(self, indices: Iterable[int], length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _locate(self, indices: Iterable[int], length: int) -> NDArray[np.int64]:
         """Of the tokens of windows by index, [rows, length + 1]."""
         return self.windows(length)[list(indices)][:, None] + np.arange(length + 1)
 
@@ -134,7 +134,7 @@ class Orders:
         self.shares = np.array([shares[name] for name in streams], dtype=np.float64)
         self.shares /= self.shares.sum()
         self.counters: dict[str, int] = {}
-        self._orders: dict[tuple[str, int, int], np.ndarray[Any, np.dtype[np.int64]]] = {}
+        self._orders: dict[tuple[str, int, int], NDArray[np.int64]] = {}
 
     def _next(self, name: str, length: int) -> int:
         key = f"{name}-{length}"

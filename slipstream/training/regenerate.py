@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from slipstream.bench.loops import looping, periodic_tail
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
+from slipstream.measure.loops import find_looping, measure_periodic_tail
+from slipstream.tokens.tokenizer import Tokenizer
 from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.schedule import make_counter
 
@@ -82,11 +82,11 @@ def draw_prompts(
     return prompts
 
 
-def split_template(tokenizer: Any) -> list[list[int]]:
+def split_template(tokenizer: Tokenizer) -> list[list[int]]:
     """Ids of a chat template before a user's message, and after it, up to the start of the answer."""
     talk = [{"role": "user", "content": MARK}]
     rendered = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered.partition(MARK)[::2]]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in rendered.partition(MARK)[::2]]
 
 
 def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
@@ -94,7 +94,7 @@ def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
     continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
     another are left out. say: told how many are written. Raises ParameterError for a target without a chat template."""
     tokenizer = llm.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
+    if tokenizer is None or not tokenizer.chat_template:
         raise ParameterError(
             "the target has no chat template",
             why="it is not known where a user's message begins",
@@ -116,7 +116,7 @@ def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
             for turn in _generate(llm, [start] * len(params), params, show):
                 ids = [token for token in turn.token_ids if token not in llm.target.capabilities.eos_ids]
                 text = turn.text.strip()
-                if turn.finish_reason != "stop" or len(text) < SHORTEST or periodic_tail(ids) or text in seen:
+                if turn.finish_reason != "stop" or len(text) < SHORTEST or measure_periodic_tail(ids) or text in seen:
                     continue
                 seen.add(text)
                 rows.append([*start, *ids, *end])
@@ -183,7 +183,7 @@ def regenerate(
             texts = [
                 (ids, mask)
                 for ids, mask in continue_prompts(llm, asked, params, show)
-                if not looping({0: list(compress(ids, mask or ()))})
+                if not find_looping({0: list(compress(ids, mask or ()))})
             ]
             if not texts:
                 raise ParameterError(

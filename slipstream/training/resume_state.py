@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import TrainingError, reading
 from slipstream.training.schedule import Progress
 
@@ -56,7 +56,7 @@ def _find_aliases(model: nn.Module) -> dict[str, str]:
     }
 
 
-def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: JsonObject) -> None:
     """Write a checkpoint; a reader sees the old one or the new one, never half of one. state: JSON-able counters.
 
     Raises TrainingError when it cannot be written (a full disk); the previous checkpoint is kept.
@@ -79,13 +79,13 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
             os.fsync(file.fileno())
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None = None) -> dict[str, Any]:
+def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None = None) -> JsonObject:
     """Restore weights, and optimiser state if there are optimisers, exactly; returns the JSON state. Raises KeyError
     for optimiser state of a parameter that the model lacks."""
     parameters = dict(model.named_parameters())
     weights: dict[str, Tensor] = {}
     with safe_open(path, framework="pt") as file:
-        state: dict[str, Any] = json.loads(file.metadata()["state"])
+        state: JsonObject = json.loads(file.metadata()["state"])
         for stored in file.keys():  # noqa: SIM118
             kind, _, name = stored.partition(".")
             if kind == "weights":
@@ -100,7 +100,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None 
     return state
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> JsonObject:
     """The JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
     if not path.is_file():
         raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
@@ -108,13 +108,13 @@ def read_state(path: Path) -> dict[str, Any]:
         reading(f"{path} is not a checkpoint of a run", "choose another --out", TrainingError),
         safe_open(path, framework="pt") as file,
     ):
-        state: dict[str, Any] = json.loads(file.metadata()["state"])
+        state: JsonObject = json.loads(file.metadata()["state"])
         recorded, _ = state["progress"], state["run"]
     check_progress(path, recorded)
     return state
 
 
-def check_progress(path: Path, recorded: dict[str, Any]) -> None:
+def check_progress(path: Path, recorded: JsonObject) -> None:
     """Raise TrainingError for the progress of a run that another version of Slipstream began."""
     if recorded.keys() != {each.name for each in fields(Progress)}:
         raise TrainingError(
@@ -123,7 +123,7 @@ def check_progress(path: Path, recorded: dict[str, Any]) -> None:
         )
 
 
-def check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
+def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
     """Refuse to continue a run with other settings. recorded, now: those of its checkpoint, and those asked for.
 
     Raises TrainingError.
@@ -140,13 +140,13 @@ def check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> Non
             )
 
 
-def to_json(value: Any) -> dict[str, Any]:
+def to_json(value: object) -> JsonObject:
     """A dataclass or dictionary as it looks after a JSON round trip; None for NaN and infinity, which JSON lacks."""
     text = json.dumps(asdict(value) if is_dataclass(value) else value, default=str)  # type: ignore[arg-type]
     return json.loads(text, parse_constant=lambda name: None)  # type: ignore[no-any-return]
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write `as_json(value)`, whole or not at all. Raises TrainingError."""
     with replace_atomically(path) as temporary:
         temporary.write_text(json.dumps(to_json(value), indent=1) + "\n")

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from slipstream.backends.table import usable_device
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
@@ -36,7 +36,7 @@ from slipstream.training.data import DocumentEncoder, check_data, open_stream, p
 from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, identify, read_held_out
 from slipstream.training.methods import METHODS, RunConfig
-from slipstream.training.objective import Objective
+from slipstream.training.objective import Figures, Objective
 from slipstream.training.packing import TokenStream
 from slipstream.training.regenerate import Prompts, make_prefixes, make_self_prompts, regenerate
 from slipstream.training.resume_state import check_same, read_state, replace_atomically, to_json, write_json
@@ -125,9 +125,9 @@ class TrainingRun:
     """A prepared run. about: contents of data.json."""
 
     loop: Loop
-    about: dict[str, Any]
+    about: JsonObject
 
-    def train(self, say: Say = LOG) -> dict[str, Any]:
+    def train(self, say: Say = LOG) -> Figures:
         """Train, measure, export; returns the measured figures.
 
         After a signal, what was trained so far is exported, and KeyboardInterrupt is raised with its number.
@@ -139,7 +139,7 @@ class TrainingRun:
             if cache.missing:
                 say(f"computing the target's hidden states: {size(cache.nbytes)}, {len(cache.taps)} layers in 16 bits")
                 cache.build(config.micro_rows or config.rows, make_counter("hidden states of", say))
-        figures: dict[str, Any] = dict(loop.run())
+        figures: Figures = dict(loop.run())
         if figures:
             self.export(figures)
             final = config.out / "final"
@@ -150,7 +150,7 @@ class TrainingRun:
             raise KeyboardInterrupt(loop.stopped_by)
         return figures
 
-    def export(self, figures: dict[str, Any]) -> None:
+    def export(self, figures: Figures) -> None:
         """Write OUT/final, whole or not at all."""
         loop, config, folder = self.loop, self.loop.config, self.loop.config.out / "final"
         with torch.no_grad():
@@ -160,7 +160,7 @@ class TrainingRun:
         entries = map(json.loads, (config.out / "log.jsonl").read_text().splitlines())
         card = run_card(loop, self.about, figures, [e["command"] for e in entries if e.get("command")])
         with replace_atomically(folder, why="the checkpoint is kept, and --resume writes it") as unfinished:
-            loop.objective.export(unfinished, figures | {"target": config.target})
+            loop.objective.export(unfinished, config.target, figures)
             (unfinished / "README.md").write_text(card, encoding="utf-8")
             write_json(unfinished / "training.json", {"run": to_json(config), "figures": figures})
 

@@ -2,15 +2,16 @@
 
 import platform
 import time
-from typing import Any
 
 import torch
 
+from slipstream.core.strict import JsonObject
 from slipstream.templates import filled
 from slipstream.templates.sizes import duration, size
 from slipstream.training.features import Window
 from slipstream.training.loop import Loop
 from slipstream.training.methods import METHODS
+from slipstream.training.objective import Figures
 
 LIMIT = 20.0
 """Seconds that the measurement of an estimate may take."""
@@ -80,7 +81,7 @@ def _measure(loop: Loop) -> tuple[int, float, float]:
     return count, reading, training
 
 
-def run_card(loop: Loop, data: dict[str, Any], figures: dict[str, Any], commands: list[str]) -> str:
+def run_card(loop: Loop, data: JsonObject, figures: Figures, commands: list[str]) -> str:
     """Markdown with front matter. data: `data.json`; figures: measurements; commands: the command lines of the run's
     parts."""
     shown = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, reading
 from slipstream.tokens.folder_tokenizer import FolderTokenizer
 from slipstream.tokens.text import tokenizer_of
-from slipstream.training.objective import Objective, initialise
+from slipstream.training.objective import Figures, Objective, initialise
 
 
 class TrainableModel(nn.Module):
@@ -79,7 +79,7 @@ class ModelObjective(Objective):
         because until a rejection the draft is the text itself."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, target: str | None, figures: Figures) -> None:
         save_model(self.module, folder, self.teacher.decoder.checkpoint)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
+from slipstream.measure.prompts import Prompt, PromptSet
 from slipstream.theory.closed_forms import smallest
 from slipstream.verify.reference import logits_of
 

@@ -1,10 +1,14 @@
-"""Report of a verify result."""
+"""What a verify result holds, and its report."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.bench.results import Result
-from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
-from slipstream.verify.outcomes import BY_REQUEST, PAIR
+from slipstream.measure.measurements import Divergence
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
+from slipstream.verify.outcomes import BY_REQUEST, PAIR, PlaceTest
+
+IDENTICAL, TIE, BUG, UNTESTED = "identical", "tie within measured noise", "BUG", "not tested"
 
 BLIND_TO = (
     "What this run cannot see: a bias smaller than the ones stated, or at places with too few positions; "
@@ -21,84 +25,181 @@ NOTES = {
 }
 
 
-def section(result: Result) -> Section:
-    data, settings = result.data, result.settings
-    shown = Section("Does speculation change the target's output?", lead(data, settings))
-    for name in HEADINGS:
-        if data[name]:
-            shown.tables.append(passes(name, data[name]))
-            differing = [row for row in data[name] if row["divergence"] is not None]
-            shown.tables += [differences(name, differing)] if differing else []
-    shown.notes += [f"Wrong in single texts: {'; '.join(data['faults'][:5])}."] if data["faults"] else []
-    if data["distribution"]:
-        shown.tables.append(places(data["distribution"]))
-    if data["control"]:
-        c = data["control"]
+@dataclass(frozen=True)
+class Control:
+    """Logits from passes of one row compared with passes of `rows` rows, without a drafter.
+
+    positions  number of positions that were scored both ways.
+    noise      largest |difference| of a logit.
+    scale      mean standard deviation of the logits of a row.
+    limit      largest noise that rounding explains.
+    flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
+    behind     largest distance of a token of the plain greedy text behind the target's best token, in logits after
+               penalties: 0, or as little as rounding explains, if decoding without a drafter is right.
+    """
+
+    rows: int
+    positions: int
+    noise: float
+    scale: float
+    limit: float
+    flips: int
+    behind: float
+
+    @property
+    def verdict(self) -> str:
+        if max(self.noise, self.behind) > self.limit:
+            return BUG
+        return "rounding" if self.noise or self.behind else IDENTICAL
+
+
+@dataclass(frozen=True)
+class ComparedText:
+    """One text with the drafter against the one without. divergence: None if they are equal. drafted, accepted: tokens.
+    draft_tokens, batch, mixed, chosen: how it was decoded (`texts.Pass`)."""
+
+    prompt: str
+    verdict: str
+    tokens: int
+    divergence: Divergence | None
+    seed: int | None
+    drafted: int
+    accepted: int
+    draft_tokens: int
+    batch: int
+    mixed: bool = False
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many draft tokens were verified and accepted in a check, and whether these are enough."""
+
+    drafted: int
+    accepted: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class TestedPlace(PlaceTest):
+    """second_p: of new samples, if the first p-value was small. smallest_bias: that would be called a bug."""
+
+    second_p: float | None
+    verdict: str
+    smallest_bias: float | None
+
+
+@dataclass
+class VerifyData:
+    """The rows of each check. faults: what is wrong with single texts."""
+
+    prompts: dict[str, Any] = field(default_factory=dict)
+    control: Control | None = None
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+    sampled_tokens: int = 0
+    greedy: list[ComparedText] = field(default_factory=list)
+    coupled: list[ComparedText] = field(default_factory=list)
+    distribution: list[TestedPlace] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    verdict: str = "ok"
+
+    @property
+    def compared(self) -> dict[str, list[ComparedText]]:
+        """Check -> its texts, of the checks that ran."""
+        checks = {"greedy": self.greedy, "coupled": self.coupled}
+        return {name: rows for name, rows in checks.items() if rows}
+
+    def judge(self) -> str:
+        """ "BUG" if any check found one, "not tested" if too little was drafted in a check, else "ok"."""
+        control = [self.control] if self.control else []
+        rows: list[Any] = [*self.greedy, *self.coupled, *self.distribution, *control, *self.coverage.values()]
+        said = {row.verdict for row in rows} | {BUG for _ in self.faults}
+        return next((each for each in (BUG, UNTESTED) if each in said), "ok")
+
+
+def make_section(result: Result) -> Section:
+    data, settings = result.measured(VerifyData), result.settings
+    shown = Section("Does speculation change the target's output?", write_lead(data, settings))
+    for name, rows in data.compared.items():
+        differing = [row for row in rows if row.divergence is not None]
+        shown.tables += [tabulate_passes(name, rows), *([tabulate_differences(name, differing)] if differing else [])]
+    shown.notes += [f"Wrong in single texts: {'; '.join(data.faults[:5])}."] if data.faults else []
+    if data.distribution:
+        shown.tables.append(tabulate_places(data.distribution))
+    if data.control:
+        c = data.control
         shown.notes.append(
-            f"Control, no drafter: {c['positions']} positions computed with one row per pass and with {c['rows']} rows "
-            f"per pass: logits differ by at most {c['noise']:.2g} (rounding explains {c['limit']:.2g}), the most "
-            f"likely token at {c['flips']} positions. Tokens of plain greedy texts are at most {c['behind']:.2g} below "
-            f"the best logit: {c['verdict']}."
+            f"Control, no drafter: {c.positions} positions computed with one row per pass and with {c.rows} rows "
+            f"per pass: logits differ by at most {c.noise:.2g} (rounding explains {c.limit:.2g}), the most "
+            f"likely token at {c.flips} positions. Tokens of plain greedy texts are at most {c.behind:.2g} below "
+            f"the best logit: {c.verdict}."
         )
     shown.notes.append(BLIND_TO.format(reach=max(settings["reach"], settings["params"]["max_tokens"])))
     return shown
 
 
-def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
+def write_lead(data: VerifyData, settings: dict[str, Any]) -> str:
     what = f"{settings['drafter']}, K={settings['draft_tokens']}, rule {settings['rule']}"
-    if data["verdict"] == "BUG":
+    if data.verdict == BUG:
         return Alarm(f"BUG: {what} changes the target's output.")
-    untested = [name for name, row in data["coverage"].items() if row["verdict"] == "not tested"]
+    untested = [name for name, row in data.coverage.items() if row.verdict == UNTESTED]
     if untested:
         return Alarm(f"Not tested: {what} drafted too little in {', '.join(untested)}.")
-    said = [row["verdict"] for name in HEADINGS for row in data[name]]
-    ties = sum(verdict.startswith("tie") for verdict in said)
+    said = [row.verdict for rows in data.compared.values() for row in rows]
+    ties = said.count(TIE)
     parts = [f"{len(said) - ties} of {len(said)} texts identical"] if said else []
     parts += [f"{ties} differ from a near-tie on, within measured noise"] if ties else []
-    if data["distribution"]:
+    if data.distribution:
         parts.append(
-            f"{data['sampled_tokens']:,} sampled tokens follow the target's distribution (false-alarm probability "
+            f"{data.sampled_tokens:,} sampled tokens follow the target's distribution (false-alarm probability "
             f"{settings['level']:g})"
         )
     return f"No bug found in {what}: {', '.join(parts)}." if parts else f"Nothing was compared for {what}."
 
 
-def verdict(text: str) -> str:
-    return Alarm(text) if text == "BUG" else text
+def mark(text: str) -> str:
+    return Alarm(text) if text == BUG else text
 
 
-def passes(name: str, rows: list[dict[str, Any]]) -> Table:
+def tabulate_passes(name: str, rows: list[ComparedText]) -> Table:
     """A row for each way to decode the texts."""
-    cells = []
-    each = [(row["mixed"], row["draft_tokens"], row["batch"], row.get("chosen", False)) for row in rows]
-    for how in dict.fromkeys(each):
-        group = [row for row, other in zip(rows, each, strict=True) if other == how]
-        said = [row["verdict"] for row in group]
-        worst = "BUG" if "BUG" in said else "ok"
-        ties = sum(each.startswith("tie") for each in said)
-        accepted, drafted = (sum(row[key] for row in group) for key in ("accepted", "drafted"))
-        lengths = "chosen" if how[3] else f"0 to {how[1]}" if how[0] else how[1]
-        cells.append(
-            [lengths, how[2], len(group), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)]
-        )
-    columns = [Column("K"), Column("batch"), Column("texts"), Column("identical"), Column("near-ties"),
-               Column("accepted"), words("verdict")]  # fmt: skip
+    groups: dict[Any, list[ComparedText]] = {}
+    for row in rows:
+        groups.setdefault((row.mixed, row.draft_tokens, row.batch, row.chosen), []).append(row)
+
+    def length(group: list[ComparedText]) -> Any:
+        most = group[0].draft_tokens
+        return "chosen" if group[0].chosen else f"0 to {most}" if group[0].mixed else most
+
+    def count(said: str) -> Any:
+        return lambda group: sum(row.verdict == said for row in group)
+
+    columns = [
+        Column("K", cell=length),
+        Column("batch", cell=lambda group: group[0].batch),
+        Column("texts", cell=len),
+        Column("identical", cell=count(IDENTICAL)),
+        Column("near-ties", cell=count(TIE)),
+        Column("accepted", cell=lambda g: f"{sum(row.accepted for row in g)} of {sum(row.drafted for row in g)}"),
+        words("verdict", lambda group: mark(BUG if count(BUG)(group) else "ok")),
+    ]
     note = (
         f"{NOTES[name]} The last rows: requests with other sampling parameters beside them, which join one by one, "
         "continue earlier texts and are preempted."
     )
-    return Table(HEADINGS[name], columns, cells, note)
+    return tabulate(HEADINGS[name], groups.values(), columns, note)
 
 
-def differences(name: str, rows: list[dict[str, Any]]) -> Table:
-    cells = []
-    for row in rows:
-        parted = row["divergence"]
-        place = [parted["position"], small(parted["margin"]), small(parted["noise"])]
-        cells.append([short(row["prompt"]), row["draft_tokens"], *place, verdict(row["verdict"])])
-    columns = [words("prompt"), Column("K"), Column("differs at token"), Column("margin"), Column("noise"),
-               words("verdict")]  # fmt: skip
-    return Table(f"Differences: {HEADINGS[name].lower()}", columns, cells)
+def tabulate_differences(name: str, rows: list[ComparedText]) -> Table:
+    columns = [
+        words("prompt", lambda row: shorten(row.prompt)),
+        Column("K", cell=lambda row: row.draft_tokens),
+        Column("differs at token", cell=lambda row: row.divergence.position),
+        Column("margin", cell=lambda row: small(row.divergence.margin)),
+        Column("noise", cell=lambda row: small(row.divergence.noise)),
+        words("verdict", lambda row: mark(row.verdict)),
+    ]
+    return tabulate(f"Differences: {HEADINGS[name].lower()}", rows, columns)
 
 
 SHORT_PLACES = {
@@ -108,20 +209,20 @@ SHORT_PLACES = {
 }  # fmt: skip
 
 
-def places(rows: list[dict[str, Any]]) -> Table:
+def tabulate_places(rows: list[TestedPlace]) -> Table:
     """A row for each test, a column for each place."""
-    step = [row for row in rows if row["place"] != BY_REQUEST]
-    names = ["tokens", "ranks", *dict.fromkeys(name for row in step for name in row["outcomes"])]
+    step = [row for row in rows if row.place != BY_REQUEST]
+    names = ["tokens", "ranks", *dict.fromkeys(name for row in step for name in row.outcomes)]
     cells: list[list[Any]] = []
     for name in names:
-        values = [row["positions"] if name == "tokens" else _p(row, name) for row in step]
+        values = [row.positions if name == "tokens" else _p(row, name) for row in step]
         cells.append([name, *values])
-    cells.append(["impossible", *(row["forbidden"] for row in step)])
-    cells.append(["smallest bias", *(_or_dash(row["smallest_bias"], ".3f") for row in step)])
-    cells.append(["p again", *(_or_dash(row["second_p"], ".2g") for row in step)])
-    cells.append(["verdict", *(verdict("BUG" if row["verdict"] == "BUG" else "ok") for row in step)])
-    columns = [words("p-value of"), *(Column(SHORT_PLACES.get(row["place"], row["place"])) for row in step)]
-    beside = [f"p = {_p(row, PAIR)}" for row in rows if row["place"] == BY_REQUEST]
+    cells.append(["impossible", *(row.forbidden for row in step)])
+    cells.append(["smallest bias", *(_or_dash(row.smallest_bias, ".3f") for row in step)])
+    cells.append(["p again", *(_or_dash(row.second_p, ".2g") for row in step)])
+    cells.append(["verdict", *(mark(BUG if row.verdict == BUG else "ok") for row in step)])
+    columns = [words("p-value of"), *(Column(SHORT_PLACES.get(row.place, row.place)) for row in step)]
+    beside = [f"p = {_p(row, PAIR)}" for row in rows if row.place == BY_REQUEST]
     return Table(
         "Every token of sampled texts against the target's distribution at its position", columns, cells,
         "Columns are places in the step: draft tokens 1, 2, 3 and deeper, all that are behind an accepted one, the "
@@ -134,14 +235,14 @@ def places(rows: list[dict[str, Any]]) -> Table:
     )  # fmt: skip
 
 
-def _p(row: dict[str, Any], name: str) -> str:
-    return _or_dash(row["ranks"] if name == "ranks" else row["outcomes"].get(name), ".2g")
+def _p(row: PlaceTest, name: str) -> str:
+    return _or_dash(row.ranks if name == "ranks" else row.outcomes.get(name), ".2g")
 
 
 def _or_dash(value: float | None, digits: str) -> str:
     return "-" if value is None else format(value, digits)
 
 
-def short(name: str) -> str:
+def shorten(name: str) -> str:
     """The file name of a prompt that is named by its path."""
     return name.rsplit("/", 1)[-1]

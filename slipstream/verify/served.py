@@ -26,17 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.counters import Counters
-from slipstream.bench.endpoint import Answer, Endpoint
-from slipstream.bench.provenance import conditions, text_digest
-from slipstream.bench.results import Result, recording
-from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
-from slipstream.bench.traffic_client import TrafficClient
 from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.text_ends import common_beginning
 from slipstream.errors import ParameterError
+from slipstream.measure.counters import Counters
+from slipstream.measure.endpoint import Answer, Endpoint
+from slipstream.measure.provenance import note_conditions, text_digest
+from slipstream.measure.results import Result, recording
+from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
+from slipstream.measure.traffic_client import TrafficClient
 from slipstream.verify.outcomes import SCREEN, decisive_level
-from slipstream.verify.report_verify import short, verdict
+from slipstream.verify.report_verify import mark, shorten
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
 from slipstream.verify.verification import FEWEST_DRAFTED, SAME, UNTESTED
 
@@ -72,7 +72,51 @@ class ServedConfig(Strict):
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def requests_of(prompts: int, config: ServedConfig) -> int:
+@dataclass(frozen=True)
+class ServedText:
+    """A greedy text. repeats: whether the reference gave the same one twice. noise: of log-probabilities, in nats.
+    position, margin: where it differs, and the reference's margin there."""
+
+    prompt: str
+    tokens: int
+    repeats: bool
+    noise: float
+    verdict: str
+    position: int | None
+    margin: float | None
+
+
+@dataclass(frozen=True)
+class SampledPrompt:
+    """p, second_p: of the permutation test, and of the one on new samples, which decides at `level`."""
+
+    prompt: str
+    samples: int
+    p: float
+    second_p: float | None
+    level: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ServedCoverage:
+    """Draft tokens and accepted ones of the server, and draft tokens of the reference; None: not known."""
+
+    drafted: float | None
+    accepted: float | None
+    reference: float | None
+    verdict: str
+
+
+@dataclass
+class ServedData:
+    verdict: str = "ok"
+    coverage: dict[str, ServedCoverage] = field(default_factory=dict)
+    greedy: list[ServedText] = field(default_factory=list)
+    sampled: list[SampledPrompt] = field(default_factory=list)
+
+
+def count_requests(prompts: int, config: ServedConfig) -> int:
     """How often `verify_served` calls `advance`, if no test is repeated."""
     return prompts * (3 + 2 * config.samples)
 
@@ -89,23 +133,24 @@ def verify_served(
     served, reference = served.resolved(), reference.resolved()
     places = {"served": served.base_url, "reference": reference.base_url}
     models = {"served_model": served.model, "reference_model": reference.model}
-    about = conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
+    about = note_conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
     result = Result("verify-served", places | models | asdict(config), about)
-    data: dict[str, Any] = {"greedy": [], "sampled": []}
-    coverage: dict[str, dict[str, Any]] = {}
+    data = ServedData()
 
-    def collect() -> dict[str, Any]:
-        said = [row["verdict"] for rows in (*data.values(), coverage.values()) for row in rows]
-        return {"verdict": next((each for each in (BUG, UNTESTED) if each in said), "ok"), "coverage": coverage, **data}
+    def collect() -> ServedData:
+        rows: list[Any] = [*data.greedy, *data.sampled, *data.coverage.values()]
+        said = {row.verdict for row in rows}
+        data.verdict = next((each for each in (BUG, UNTESTED) if each in said), "ok")
+        return data
 
     with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
-        before = [counters_of(place) for place in (served, reference)]
+        before = [read_counters_of(place) for place in (served, reference)]
         for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sampled, "distribution")):
-            data[check] = compare(served, reference, prompts, config, pool, advance)
-            after = [counters_of(place) for place in (served, reference)]
-            (drafted, accepted), (shared, _) = map(drafted_since, before, after)
+            getattr(data, check).extend(compare(served, reference, prompts, config, pool, advance))
+            after = [read_counters_of(place) for place in (served, reference)]
+            (drafted, accepted), (shared, _) = map(count_drafted, before, after)
             tested = "not known" if drafted is None else "tested" if drafted >= FEWEST_DRAFTED[fewest] else UNTESTED
-            coverage[check] = {"drafted": drafted, "accepted": accepted, "reference": shared, "verdict": tested}
+            data.coverage[check] = ServedCoverage(drafted, accepted, shared, tested)
             if shared:
                 result.warnings.append(
                     f"{check}: the reference drafted {shared:.0f} tokens: shared faults are not seen"
@@ -114,12 +159,12 @@ def verify_served(
                 result.warnings.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
             before = after
             save()
-    if any(row["verdict"] == UNJUDGED for row in data["greedy"]):
+    if any(row.verdict == UNJUDGED for row in data.greedy):
         result.warnings.append("a server gives no logprobs: where greedy texts part, rounding and a bug look the same")
     return result
 
 
-def counters_of(place: Endpoint) -> Counters | None:
+def read_counters_of(place: Endpoint) -> Counters | None:
     """The server's counters; None if it shows none that are known."""
 
     async def read() -> Counters | None:
@@ -129,7 +174,7 @@ def counters_of(place: Endpoint) -> Counters | None:
     return asyncio.run(read())
 
 
-def drafted_since(before: Counters | None, after: Counters | None) -> tuple[float | None, float | None]:
+def count_drafted(before: Counters | None, after: Counters | None) -> tuple[float | None, float | None]:
     """How many tokens were drafted (drafts, if they are not counted by token), and accepted; None: not known."""
     if before is None or after is None:
         return None, None
@@ -142,7 +187,7 @@ def drafted_since(before: Counters | None, after: Counters | None) -> tuple[floa
 def _greedy(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[ServedText]:  # fmt: skip
     def ask(place: Endpoint, text: str) -> Answer:
         answer = place.complete(text, config.tokens, 0.0, config.seed, 5, config.more)
         advance()
@@ -150,39 +195,38 @@ def _greedy(
 
     asked = [[pool.submit(ask, place, text) for place in (served, reference, reference)] for _, text in prompts]
     answers = [[future.result() for future in row] for row in asked]
-    noise = max((noise_between(*pair) for a, b, c in answers for pair in ((a, b), (b, c))), default=0.0)
-    rows = []
-    for (name, _), (fast, plain, again) in zip(prompts, answers, strict=True):
-        row = {"prompt": name, "tokens": len(fast.tokens), "repeats": plain.text == again.text, "noise": noise}
-        rows.append(row | judged(fast, plain, noise))
-    return rows
+    noise = max((measure_noise(*pair) for a, b, c in answers for pair in ((a, b), (b, c))), default=0.0)
+    return [
+        ServedText(name, len(fast.tokens), plain.text == again.text, noise, *judge_texts(fast, plain, noise))
+        for (name, _), (fast, plain, again) in zip(prompts, answers, strict=True)
+    ]
 
 
-def noise_between(a: Answer, b: Answer) -> float:
+def measure_noise(a: Answer, b: Answer) -> float:
     """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
     same = common_beginning(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
 
 
-def judged(fast: Answer, plain: Answer, noise: float) -> dict[str, Any]:
+def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | None, float | None]:
     """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
     if fast.text == plain.text:
-        return {"verdict": IDENTICAL, "position": None, "margin": None}
+        return IDENTICAL, None, None
     at = common_beginning(fast.tokens, plain.tokens)
     if not plain.top or not fast.tokens or at >= len(plain.top):
-        return {"verdict": UNJUDGED, "position": at, "margin": None}
+        return UNJUDGED, at, None
     likely = plain.top[at]
     taken = likely.get(fast.tokens[at]) if at < len(fast.tokens) else None
     # A token that is not even among the most likely ones is further behind than the last of these.
     margin = max(likely.values()) - (taken if taken is not None else min(likely.values()))
     tie = taken is not None and margin <= 2 * max(noise, FLOOR)
-    return {"verdict": TIE if tie else BUG, "position": at, "margin": margin}
+    return TIE if tie else BUG, at, margin
 
 
 def _sampled(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[SampledPrompt]:  # fmt: skip
     decisive = decisive_level(config.level, len(prompts))
 
     def draw(place: Endpoint, i: int, side: int, look: int) -> list[tuple[str, ...]]:
@@ -202,19 +246,16 @@ def _sampled(
         looks: list[float] = []
         for look in (0, 1):
             texts, other = (draw(place, i, side, look) for side, place in enumerate((served, reference)))
-            looks.append(permutation_test(texts, other, np.random.default_rng([config.seed, i, look])))
+            looks.append(compare_ngrams(texts, other, np.random.default_rng([config.seed, i, look])))
             if looks[0] >= SCREEN:
                 break
         second = looks[1] if len(looks) > 1 else None
         said = BUG if second is not None and second < decisive else SAME
-        rows.append(
-            {"prompt": name, "samples": config.samples, "p": looks[0], "second_p": second, "level": decisive}
-            | {"verdict": said}
-        )
+        rows.append(SampledPrompt(name, config.samples, looks[0], second, decisive, said))
     return rows
 
 
-def permutation_test(
+def compare_ngrams(
     one: Seq[Seq[str]], other: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> float:
     """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3).
@@ -255,55 +296,58 @@ def permutation_test(
     return (1 + above) / (1 + permutations)
 
 
-def section(result: Result) -> Section:
-    data, settings = result.data, result.settings
+def make_section(result: Result) -> Section:
+    data, settings = result.measured(ServedData), result.settings
     shown = Section("Do two servers give the same output?", _lead(data, settings))
-    if data["greedy"]:
-        shown.tables.append(_greedy_table(data["greedy"]))
-    if data["sampled"]:
-        shown.tables.append(_sampled_table(data["sampled"], settings))
+    shown.tables += [_greedy_table(data.greedy)] if data.greedy else []
+    shown.tables += [_sampled_table(data.sampled, settings)] if data.sampled else []
     shown.notes.append(BLIND_TO)
     return shown
 
 
-def _lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
+def _lead(data: ServedData, settings: dict[str, Any]) -> str:
     what = f"{settings['served']} and {settings['reference']}"
-    if data["verdict"] == "BUG":
+    if data.verdict == BUG:
         return Alarm(f"BUG: {what} do not give the same output.")
-    coverage = data.get("coverage", {})  # results of earlier versions have none
-    if data["verdict"] == UNTESTED:
-        few = [f"{row['drafted']:.0f} ({name})" for name, row in coverage.items() if row["verdict"] == UNTESTED]
+    if data.verdict == UNTESTED:
+        few = [f"{row.drafted:.0f} ({name})" for name, row in data.coverage.items() if row.verdict == UNTESTED]
         return Alarm(f"Not tested: {settings['served']} drafted too few tokens: {', '.join(few)}.")
-    known = [row["drafted"] for row in coverage.values() if row["drafted"] is not None]
+    known = [row.drafted for row in data.coverage.values() if row.drafted is not None]
     drafts = f"{sum(known):.0f} tokens were drafted" if known else "whether anything was drafted is not known"
-    same = sum(row["verdict"] == "identical" for row in data["greedy"])
+    same = sum(row.verdict == IDENTICAL for row in data.greedy)
     return (
-        f"No difference found between {what} that rounding does not explain: {same} of {len(data['greedy'])} greedy "
-        f"texts identical, {len(data['sampled'])} prompts sampled {settings['samples']} times each (false-alarm "
+        f"No difference found between {what} that rounding does not explain: {same} of {len(data.greedy)} greedy "
+        f"texts identical, {len(data.sampled)} prompts sampled {settings['samples']} times each (false-alarm "
         f"probability {settings['level']:g}); {drafts}."
     )
 
 
-def _greedy_table(rows: list[dict[str, Any]]) -> Table:
-    cells = [
-        [short(row["prompt"]), row["tokens"], "yes" if row["repeats"] else "no", row["position"],
-         row["margin"], verdict(row["verdict"])]
-        for row in rows
-    ]  # fmt: skip
-    columns = [words("prompt"), Column("tokens"), words("reference repeats"), Column("differs at token"),
-               Column("margin", "g", 3), words("verdict")]  # fmt: skip
-    return Table(
-        "Greedy texts", columns, cells,
-        f"Log-probabilities of shared beginnings differ by at most {small(rows[0]['noise'])} nats. A near-tie is a "
+def _greedy_table(rows: list[ServedText]) -> Table:
+    columns = [
+        words("prompt", lambda row: shorten(row.prompt)),
+        Column("tokens", cell=lambda row: row.tokens),
+        words("reference repeats", lambda row: "yes" if row.repeats else "no"),
+        Column("differs at token", cell=lambda row: row.position),
+        Column("margin", "g", 3, cell=lambda row: row.margin),
+        words("verdict", lambda row: mark(row.verdict)),
+    ]
+    return tabulate(
+        "Greedy texts", rows, columns,
+        f"Log-probabilities of shared beginnings differ by at most {small(rows[0].noise)} nats. A near-tie is a "
         "margin of at most twice that. Reference repeats: it gave the same text twice.",
     )  # fmt: skip
 
 
-def _sampled_table(rows: list[dict[str, Any]], settings: dict[str, Any]) -> Table:
-    cells = [[short(row["prompt"]), row["samples"], row["p"], row["second_p"], verdict(row["verdict"])] for row in rows]
-    columns = [words("prompt"), Column("samples"), Column("p", "g", 2), Column("p, again", "g", 2), words("verdict")]
-    return Table(
-        f"Sampled texts of {settings['length']} tokens", columns, cells,
+def _sampled_table(rows: list[SampledPrompt], settings: dict[str, Any]) -> Table:
+    columns = [
+        words("prompt", lambda row: shorten(row.prompt)),
+        Column("samples", cell=lambda row: row.samples),
+        Column("p", "g", 2, cell=lambda row: row.p),
+        Column("p, again", "g", 2, cell=lambda row: row.second_p),
+        words("verdict", lambda row: mark(row.verdict)),
+    ]
+    return tabulate(
+        f"Sampled texts of {settings['length']} tokens", rows, columns,
         f"p: permutation test over whole texts, by their n-grams. Again: p-value on new samples, where the first was "
         f"below {SCREEN:g}; only it decides.",
     )  # fmt: skip

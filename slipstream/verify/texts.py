@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.bench.identity import Divergence, Scores, distance, divergence
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
@@ -21,45 +20,17 @@ from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun, released
 from slipstream.llm import LLM
+from slipstream.measure.identity import Divergence, Scores, distance, find_divergence
 from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
 from slipstream.verify.reference import distribution, edited, logits_of
+from slipstream.verify.report_verify import BUG as BUG, IDENTICAL as IDENTICAL, TIE as TIE, Control
 from slipstream.verify.seeded_lengths import SeededLengths
-
-IDENTICAL, TIE, BUG = "identical", "tie within measured noise", "BUG"
 
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest noise of the control, in standard deviations of the logits, that rounding in this dtype can explain. Measured
 noise is two orders of magnitude smaller; a wrong mask or position changes logits by about 1."""
 QUANTISED = 0.5
 """The same if activations are quantised too, per row or per pass."""
-
-
-@dataclass(frozen=True)
-class Control:
-    """Logits from passes of one row compared with passes of `rows` rows, without a drafter.
-
-    positions  number of positions that were scored both ways.
-    noise      largest |difference| of a logit.
-    scale      mean standard deviation of the logits of a row.
-    limit      largest noise that rounding explains.
-    flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
-    behind     largest distance of a token of the plain greedy text behind the target's best token, in logits after
-               penalties: 0, or as little as rounding explains, if decoding without a drafter is right.
-    """
-
-    rows: int
-    positions: int
-    noise: float
-    scale: float
-    limit: float
-    flips: int
-    behind: float
-
-    @property
-    def verdict(self) -> str:
-        if max(self.noise, self.behind) > self.limit:
-            return BUG
-        return "rounding" if self.noise or self.behind else IDENTICAL
 
 
 def control(
@@ -146,7 +117,7 @@ def compared(
 ) -> Divergence | None:
     """Where two texts diverge, judged by the edited logits. The noise is the larger of the control's and that of the
     position."""
-    parted = divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
+    parted = find_divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None
     moved = control.noise / (params.temperature or 1.0)

@@ -32,25 +32,26 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.prompts import PromptSet
-from slipstream.bench.provenance import provenance
-from slipstream.bench.results import Result, recording
 from slipstream.core.params import SamplingParams, Strict, integer, number, option
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
+from slipstream.measure.prompts import PromptSet
+from slipstream.measure.provenance import note_provenance
+from slipstream.measure.results import Result, recording
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
 from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continued, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
+from slipstream.verify.report_verify import UNTESTED as UNTESTED, ComparedText, Coverage, TestedPlace, VerifyData
 from slipstream.verify.seeded_lengths import SeededLengths
 from slipstream.verify.texts import BUG, Control, Pass, compared, control, passes, texts, verdict, wrong_token
 
 CHECKS = ("greedy", "coupled", "distribution")
-SAME, FEW, UNTESTED = "no difference seen", "too few to test", "not tested"
+SAME, FEW = "no difference seen", "too few to test"
 FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
 """Fewest draft tokens that must have been verified in a check; below that it says "not tested"."""
 POWER = 0.9
@@ -126,12 +127,13 @@ def verify(
         "rule": llm.rule.name,
         **asdict(config),
     }
-    result = Result("verify", about, provenance(llm, config.seed, prompts=prompts.digest))
+    result = Result("verify", about, note_provenance(llm, config.seed, prompts=prompts.digest))
     checks = Checks(llm, prompts, config, advance)
 
-    def collect() -> dict[str, Any]:
+    def collect() -> VerifyData:
         result.warnings = [*prompts.warnings, *checks.warnings()]
-        return checks.data | {"verdict": checks.overall}
+        checks.data.verdict = checks.data.judge()
+        return checks.data
 
     rule = llm.rule
     try:
@@ -161,18 +163,7 @@ class Checks:
         self.plain: list[list[int]] = []
         self.settings: dict[str, SamplingParams] = {}
         self.stats = SpecStats()
-        rows: dict[str, Any] = {name: [] for name in (*CHECKS, "faults")}
-        about = {"prompts": prompts.as_dict(), "control": None, "coverage": {}, "sampled_tokens": 0}
-        self.data: dict[str, Any] = about | rows
-
-    @property
-    def overall(self) -> str:
-        """ "BUG" if any check found one, "not tested" if too little was drafted in a check, else "ok"."""
-        said = [row["verdict"] for name in CHECKS for row in self.data[name]]
-        if self.data["control"] is not None:
-            said.append(self.data["control"]["verdict"])
-        said += [row["verdict"] for row in self.data["coverage"].values()] + [BUG] * bool(self.data["faults"])
-        return next((each for each in (BUG, UNTESTED) if each in said), "ok")
+        self.data = VerifyData(prompts.as_dict())
 
     @property
     def rows(self) -> int:
@@ -184,8 +175,7 @@ class Checks:
         greedy = self.config.greedy
         requests = [PanelRequest(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
         self.plain = [seq.output for seq in self._decoded(None, requests)]
-        self.noise = control(self.llm, requests, self.plain, self.most + 1, self.advance)
-        self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
+        self.noise = self.data.control = control(self.llm, requests, self.plain, self.most + 1, self.advance)
         self.settings = panel_requests.settings(self.llm, self.config.sampled, self.ids, self.plain)
 
     def greedy(self) -> None:
@@ -216,7 +206,7 @@ class Checks:
             requests = mixed if how.mixed else mixed[:n]
             for request, text, seq in zip(requests, plain, self._decoded(self.drafter, requests, how), strict=False):
                 self.stats += seq.stats
-                self.data[check].append(self._row(request, text, seq, how))
+                getattr(self.data, check).append(self._row(request, text, seq, how))
         self._cover(check, self.stats.proposed - before.proposed, self.stats.accepted - before.accepted)
 
     def _decoded(self, drafter: Any, requests: Seq[PanelRequest], how: Pass | None = None) -> list[Sequence]:
@@ -232,23 +222,18 @@ class Checks:
 
     def _fault(self, request: PanelRequest, wrong: str | None) -> None:
         if wrong is not None:
-            self.data["faults"].append(f"{request.name}: {wrong}")
+            self.data.faults.append(f"{request.name}: {wrong}")
 
-    def _row(self, request: PanelRequest, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
+    def _row(self, request: PanelRequest, plain: Seq[int], seq: Sequence, how: Pass) -> ComparedText:
         parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
-        return {
-            "prompt": request.name,
-            "verdict": verdict(parted),
-            "tokens": len(seq.output),
-            "divergence": None if parted is None else vars(parted) | {"near_tie": parted.near_tie},
-            "seed": request.params.seed,
-            "drafted": seq.stats.proposed,
-            "accepted": seq.stats.accepted,
-        } | asdict(how)
+        drafted, accepted = seq.stats.proposed, seq.stats.accepted
+        return ComparedText(
+            request.name, verdict(parted), len(seq.output), parted, request.params.seed, drafted, accepted, **vars(how)
+        )
 
     def _cover(self, check: str, drafted: int, accepted: int) -> None:
         verdict = "tested" if drafted >= FEWEST_DRAFTED[check] else UNTESTED
-        self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
+        self.data.coverage[check] = Coverage(drafted, accepted, verdict)
 
     def distribution(self) -> None:
         decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
@@ -264,12 +249,10 @@ class Checks:
             said = FEW if test.ranks is None and not test.outcomes and not test.forbidden else SAME
             if test.p < SCREEN * decisive or (second is not None and second.p < decisive):
                 said = BUG
-            self.data["distribution"].append(
-                vars(test)
-                | {"second_p": None if second is None else second.p, "verdict": said}
-                | {"smallest_bias": math.sqrt(shift) if test.ranks is not None and shift < 1 else None}
-            )
-        self.data["sampled_tokens"] = first.stats.tokens
+            bias = math.sqrt(shift) if test.ranks is not None and shift < 1 else None
+            again_p = None if second is None else second.p
+            self.data.distribution.append(TestedPlace(**vars(test), second_p=again_p, verdict=said, smallest_bias=bias))
+        self.data.sampled_tokens = first.stats.tokens
         self._cover("distribution", first.stats.proposed, first.stats.accepted)
 
     def _look(self, number: int, times: int) -> Positions:
@@ -300,7 +283,7 @@ class Checks:
             positions.decode(chosen, seeds, panel_requests.TOGETHER, unseen)
         finally:
             llm.draft_tokens = before
-        self.data["faults"] += positions.faults
+        self.data.faults += positions.faults
         return positions
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
@@ -312,13 +295,13 @@ class Checks:
 
     def warnings(self) -> list[str]:
         messages = []
-        for check, row in self.data["coverage"].items():
-            if row["verdict"] == UNTESTED:
+        for check, row in self.data.coverage.items():
+            if row.verdict == UNTESTED:
                 messages.append(
-                    f"{check}: {row['drafted']} draft tokens were verified, {FEWEST_DRAFTED[check]} are needed: not "
+                    f"{check}: {row.drafted} draft tokens were verified, {FEWEST_DRAFTED[check]} are needed: not "
                     "tested. Give more prompts, longer texts, or prompts that this drafter can continue"
                 )
-            elif not row["accepted"]:
+            elif not row.accepted:
                 messages.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
         if self.stats.drafter_faults:
             messages.append(

@@ -13,7 +13,7 @@ from benchmarks.peers.lineup import MODES, OURS, SYSTEMS, alternating, lineup, m
 from benchmarks.peers.table import assemble, markdown, plot, verdict
 from benchmarks.prompts import Prompt
 from benchmarks.session import Session
-from slipstream.bench.plots import svg
+from slipstream.measure.plots import draw_svg
 
 LINEUP = lineup(5, 10)
 PROMPTS = {"both": [Prompt([1]), Prompt([2], 64, "edit"), Prompt([3])]}
@@ -104,7 +104,7 @@ def test_a_missing_peer_has_a_row_with_the_reason_and_a_measured_one_its_notes(r
     assert table.keys() >= set(LABELS.values())
     assert "vLLM, n-gram" not in table  # nobody asked for it
     assert "- llama.cpp Q8_0, plain: stored as 100% Q8_0" in markdown(results, LABELS)
-    drawing = svg(plot(results))
+    drawing = draw_svg(plot(results))
     assert all(LABELS[key] in drawing for key in SECONDS)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.bench.provenance import ROOT, public_values
+from slipstream.measure.provenance import ROOT, public_values
 
 FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 

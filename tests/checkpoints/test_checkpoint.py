@@ -206,6 +206,20 @@ def test_of_a_model_on_the_hub_no_weights_are_downloaded_to_describe_it(tiny, mo
     assert not any(pattern.endswith(".safetensors") for pattern in asked)
 
 
+def test_weights_on_the_hub_are_of_the_commit_whose_small_files_were_read(
+    tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def download(name: str, revision: str | None, **_: Any) -> str:
+        asked.append(revision)
+        return str(tiny.target)  # in the cache of the hub, a folder is called as its commit
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    describe("some/model").load()
+    assert asked == [None, tiny.target.name]
+
+
 BROKEN, DOWN = "truncated or corrupt", "model.layers.1.mlp.down_proj.weight"
 
 

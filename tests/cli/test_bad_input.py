@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream import zoo
-from slipstream.bench.results import Result, write
 from slipstream.cli.main import FORMER
+from slipstream.measure.results import Result, write
 from tests.tiny_checkpoints import CONTEXT, clone
 
 BUDGET = "--data x.txt --budget-tokens 9"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from slipstream.bench import measure
-from slipstream.bench.results import FORMAT_VERSION
-from slipstream.cli.measuring import LabModels, values_of
+from slipstream.cli.measuring import LabModels, parse_values
 from slipstream.errors import ParameterError
+from slipstream.measure import arms as measured_arms
+from slipstream.measure.results import FORMAT_VERSION
 
 QUICK = ["-n", "6", "--rounds", "2"]
 
@@ -57,7 +57,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, wrong_token):
 
 
 def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
-    timed, calls = measure._timed, []
+    timed, calls = measured_arms._timed, []
 
     def interrupted(*given):
         calls.append(1)
@@ -65,7 +65,7 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         timed(*given)
 
-    monkeypatch.setattr(measure, "_timed", interrupted)
+    monkeypatch.setattr(measured_arms, "_timed", interrupted)
     result = cli("bench", texts, *pair, "-n", "4", "--drafter", "ngram", "--out", tmp_path / "r.json", code=130)
     assert "the run was interrupted" in result.said
     assert "ngram" in result.out
@@ -74,14 +74,14 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
 
 
 def test_ranges_and_lists():
-    assert values_of("x", "2:5") == (2, 3, 4, 5)
-    assert values_of("x", "2:8:3,20") == (2, 5, 8, 20)
-    assert values_of("x", "1,1,2") == (1, 2)
-    assert values_of("x", "0,0.5", float) == (0.0, 0.5)
-    assert values_of("x", "float32,bfloat16", str) == ("float32", "bfloat16")
+    assert parse_values("x", "2:5") == (2, 3, 4, 5)
+    assert parse_values("x", "2:8:3,20") == (2, 5, 8, 20)
+    assert parse_values("x", "1,1,2") == (1, 2)
+    assert parse_values("x", "0,0.5", float) == (0.0, 0.5)
+    assert parse_values("x", "float32,bfloat16", str) == ("float32", "bfloat16")
     for wrong in ("5:2", "1:2:0", "a:b", "1:2:3:4", "", "1,,2"):
         with pytest.raises(ParameterError):
-            values_of("x", wrong)
+            parse_values("x", wrong)
 
 
 def test_what_a_drafter_is_called_and_given():

@@ -9,23 +9,28 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from slipstream.bench import traffic
-from slipstream.bench.results import Result
 from slipstream.cli.bench import TrafficOptions
-from slipstream.cli.engines import EngineOptions, compared, vllm_server
+from slipstream.cli.engines import EngineOptions, list_servers, make_vllm_server
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, ServedError
+from slipstream.measure import traffic
+from slipstream.measure.measurements import ServedArm, TrafficData
+from slipstream.measure.results import Result
+from slipstream.measure.tables import Estimate
+from slipstream.measure.traffic_client import Answered
+from slipstream.measure.traffic_figures import TrafficPass, compute_passes
 from slipstream.server.serving import open_listener
-from tests.bench.vllm_environment import python as python
+from tests.measure.vllm_environment import python as python
 
 tune_module = importlib.import_module("slipstream.cli.tune")
 VLLM = EngineOptions(engine="vllm")
@@ -37,7 +42,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_lookups_are_our_plug_in_with_learned_lengths() -> None:
-    values = vllm_server(ModelOptions(drafter="suffix,ngram", target="t"), VLLM).values
+    values = make_vllm_server(ModelOptions(drafter="suffix,ngram", target="t"), VLLM).values
     assert values["speculative_config"]["method"] == "custom_class"
     assert values["speculative_config"]["num_speculative_tokens"] == 16
     assert values["additional_config"] == {"slipstream": {"drafter": ["suffix", "ngram"]}}
@@ -46,7 +51,7 @@ def test_lookups_are_our_plug_in_with_learned_lengths() -> None:
 
 def test_the_head_that_ships_for_smollm2_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.zoo.smollm2_file", lambda: Path("SmolLM2.gguf"))
-    values = vllm_server(ModelOptions(target="smollm2"), VLLM).values
+    values = make_vllm_server(ModelOptions(target="smollm2"), VLLM).values
     assert values["additional_config"] == {"slipstream": {"drafter": "suffix"}}
 
 
@@ -54,15 +59,15 @@ def test_options_of_ours_become_arguments_of_vllm_and_its_own_methods_its_config
     models = ModelOptions(target="t", draft="d", drafter="model", draft_tokens="5", dtype="bfloat16", rule="block",
                           trust_remote_code=True, generation_config="none")  # fmt: skip
     engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2", 'hf_overrides={"a": 1}'])
-    assert vllm_server(models, engine).values == {
+    assert make_vllm_server(models, engine).values == {
         "speculative_config": {"method": "draft_model", "model": "d", "num_speculative_tokens": 5,
                                "rejection_sample_method": "block"},
         "served_model_name": "t", "dtype": "bfloat16", "trust_remote_code": True, "generation_config": "vllm",
         "tensor_parallel_size": 2, "hf_overrides": {"a": 1},
     }  # fmt: skip
     engine = EngineOptions(engine="vllm", vllm_option=['speculative_config={"method": "mtp"}'])
-    assert vllm_server(ModelOptions(target="t"), engine).values["speculative_config"] == {"method": "mtp"}
-    assert "speculative_config" not in vllm_server(ModelOptions(target="t"), engine, plain=True).values
+    assert make_vllm_server(ModelOptions(target="t"), engine).values["speculative_config"] == {"method": "mtp"}
+    assert "speculative_config" not in make_vllm_server(ModelOptions(target="t"), engine, plain=True).values
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,7 @@ def test_options_of_ours_become_arguments_of_vllm_and_its_own_methods_its_config
 )
 def test_options_that_vllm_would_ignore_are_refused_by_name(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
-        vllm_server(ModelOptions(target="t", **given), VLLM)
+        make_vllm_server(ModelOptions(target="t", **given), VLLM)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_malformed_options_of_the_engine_are_refused(given: dict[str, Any]) -> N
 
 def test_each_drafter_of_a_comparison_has_a_server_and_so_has_plain_decoding() -> None:
     models = LabModels(target="t", draft="d", drafter=["suffix:min_match=2", "model:draft_tokens=3", "ngram+suffix"])
-    servers = compared(models, VLLM)
+    servers = list_servers(models, VLLM)
     assert list(servers) == ["plain", "suffix:min_match=2", "model:draft_tokens=3", "ngram+suffix"]
     assert "speculative_config" not in servers["plain"].values
     assert servers["suffix:min_match=2"].choice.options == {"min_match": 2}
@@ -97,14 +102,18 @@ def test_each_drafter_of_a_comparison_has_a_server_and_so_has_plain_decoding() -
     assert servers["ngram+suffix"].values["additional_config"]["slipstream"]["drafter"] == ["ngram", "suffix"]
 
 
-def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[str, Any]:
-    ratio = None if against is None else {"value": value, "low": low, "high": 2 * value - low}
-    return {"name": name, "ratio": ratio, "against": against}
+def arm(name: str, value: float, low: float, against: int | None = 0) -> ServedArm:
+    measured = compute_passes([TrafficPass(1.0, [Answered(0.1, 0.2, [], 0.5, 0.0, 8, True)])])
+    ratio = None if name == "plain" else Estimate(value, low, 2 * value)
+    return ServedArm(
+        name=name, url="", load="1 at once", concurrency=1, rate=None, requests=1, warm_up=0, against=against,
+        **measured | {"ratio": ratio},
+    )  # fmt: skip
 
 
 def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
-    servers = compared(LabModels(target="t", draft="d", drafter=["suffix", "model"]), VLLM)
-    tried = tune_module.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
+    servers = list_servers(LabModels(target="t", draft="d", drafter=["suffix", "model"]), VLLM)
+    tried = tune_module.list_candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
     assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_module.LENGTHS)]
     assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
 
@@ -112,9 +121,9 @@ def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
 def test_the_written_choice_starts_the_same_server_again() -> None:
     models = TuneModels(target="t", draft="d", drafter=["model"], drafter_option=None)
     engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2"])
-    server = compared(models, engine)["model"]
-    written = tune_module.configuration(models, server, engine)
-    again = vllm_server(
+    server = list_servers(models, engine)["model"]
+    written = tune_module.write_configuration(models, server, engine)
+    again = make_vllm_server(
         ModelOptions(target=written["target"], draft=written["draft"], drafter=written["drafter"],
                      draft_tokens=str(written["draft_tokens"])),
         EngineOptions(engine=written["engine"], vllm_option=written["vllm_option"]),
@@ -184,10 +193,10 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     def measure_traffic(arms: Any, *rest: Any) -> Result:
         rows = [arm("plain", 1, 1, None), arm(arms[1].name, 1.5, 1.2)]
         if "=4" in arms[1].name:  # faster by chance: nothing was accepted
-            rows[1] |= {"ratio": rows[1]["ratio"] | {"value": 9.0}, "counters": {"accepted_tokens": 0.0}}
-        return Result("bench-served", {}, {}, {"arms": rows}, complete=True)
+            rows[1] = replace(rows[1], ratio=Estimate(9.0, 8.0, 10.0), counters={"accepted_tokens": 0.0})
+        return Result("bench-served", {}, {}, TrafficData(rows), complete=True)
 
-    monkeypatch.setattr(tune_module, "started", started)
+    monkeypatch.setattr(tune_module, "start_servers", started)
     monkeypatch.setattr(traffic, "measure_traffic", measure_traffic)
     shown: list[Result] = []
     monkeypatch.setattr(tune_module, "finish", lambda result, files: shown.append(result))
@@ -197,8 +206,8 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     with pytest.raises(typer.Exit) as ended:
         tune_module.tune_vllm(models, *how)
     assert ended.value.exit_code == 130
-    assert [each["name"] for each in shown[0].data["arms"]] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
-    assert shown[0].data["arms"][3]["against"] == 2
+    assert [each.name for each in shown[0].data.arms] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
+    assert shown[0].data.arms[3].against == 2
     assert shown[0].complete is False
     assert "model:draft_tokens=2 was not measured" in capsys.readouterr().err
     assert json.loads(out.read_text())["drafter"] == "suffix"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gguf.gguf_writer import convert_to_gguf
-from slipstream.cli.loading import described
+from slipstream.cli.loading import describe_target
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
 from slipstream.drafters.draft_plan import DraftPlan
@@ -42,7 +42,7 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
 def test_a_server_reserves_what_is_usual(file: Path) -> None:
     for settings, tokens in (({}, 8 * (192 + 256)), ({"kv_tokens": 512}, 512), ({"executor": "auto"}, 8 * 192)):
         models = replace(ModelOptions(target=str(file), executor="llamacpp"), **settings)
-        assert kv_tokens(models, described(models), DraftPlan.of("suffix"), 8) == tokens
+        assert kv_tokens(models, describe_target(models), DraftPlan.of("suffix"), 8) == tokens
 
 
 def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path)
     for given in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
         for tokens in (640, None):
             models = ModelOptions(**given, kv_tokens=tokens)  # type: ignore[arg-type]
-            assert kv_tokens(models, described(models), DraftPlan.of("ngram"), 4) == tokens
+            assert kv_tokens(models, describe_target(models), DraftPlan.of("ngram"), 4) == tokens

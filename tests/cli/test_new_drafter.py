@@ -9,12 +9,12 @@ import pytest
 
 import slipstream.drafters
 from slipstream import LLM, SamplingParams
-from slipstream.bench.configs import DrafterChoice, vllm
-from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
+from slipstream.measure.arms import is_recreated
+from slipstream.measure.configs import DrafterChoice, vllm
 from tests.tiny_checkpoints import Tiny
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -58,6 +58,6 @@ def test_it_generates_the_targets_text_alone_and_in_a_stack(cli, pair: list[obje
 def test_the_lab_measures_it() -> None:
     contender = LabModels(drafter=["bigram:reach=2"]).contenders()[0]
     assert (contender.drafter, contender.draft_tokens, contender.options) == ("bigram", 7, {"reach": 2})
-    assert recreated_per_pass("bigram")
+    assert is_recreated("bigram")
     assert "bigram" in TuneModels().specs()
     assert "no counterpart" in vllm(DrafterChoice("bigram", 4)).note

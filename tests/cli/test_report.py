@@ -3,14 +3,15 @@
 import copy
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from slipstream.bench.provenance import public
-from slipstream.bench.results import Result
-from slipstream.cli.report import SECTIONS, page, section, write_page
+from slipstream.cli.report import SECTIONS, make_page, make_section, write_page
 from slipstream.errors import ResultError
+from slipstream.measure.provenance import public
+from slipstream.measure.results import Result, to_json
 
 
 @pytest.fixture
@@ -63,12 +64,12 @@ def results(bench_result, grid_result, trace_result) -> list[Result]:
 
 @pytest.fixture(scope="module")
 def text(results) -> str:
-    return page(results)
+    return make_page(results)
 
 
 def test_no_two_columns_of_a_table_have_one_name(results):
     for result in results:
-        for table in section(result).tables:
+        for table in make_section(result).tables:
             headings = [column.heading for column in table.columns]
             assert len(headings) == len(set(headings)), table.title
 
@@ -93,7 +94,7 @@ def test_the_page_is_well_formed_fetches_nothing_and_its_tables_have_captions_an
 
 def test_every_figure_states_date_machine_and_what_it_shows(text, results):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL)
-    assert len(captions) == sum(len(section(r).plots) for r in results)
+    assert len(captions) == sum(len(make_section(r).plots) for r in results)
     for caption in captions:
         assert results[0].provenance["date"][:10] in caption
         assert "cores" in caption
@@ -104,7 +105,7 @@ def test_every_figure_states_date_machine_and_what_it_shows(text, results):
 def test_a_figure_is_drawn_once_in_colours_of_the_page_and_its_text_is_legible_on_a_phone(text, results):
     """On a phone, 358 of its 390 pixels are left for a drawing."""
     figures = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)
-    assert len(figures) == sum(len(section(r).plots) for r in results)
+    assert len(figures) == sum(len(make_section(r).plots) for r in results)
     for figure in figures:
         assert figure.count("<svg ") == 1
         width = float(re.search(r'width="100%" viewBox="0 0 ([\d.]+) ', figure)[1])
@@ -119,44 +120,45 @@ def test_a_figure_is_drawn_once_in_colours_of_the_page_and_its_text_is_legible_o
 def test_model_output_is_escaped(trace_result):
     result = copy.deepcopy(trace_result)
     evil = "</script><img src=x onerror=alert(1)>"
-    result.data["pieces"] = [evil] * len(result.data["pieces"])
-    result.data["vocabulary"] = dict.fromkeys(result.data["vocabulary"], evil)
-    result.data["prompt"]["text"] = evil
+    result.data = replace(
+        result.data, pieces=[evil] * len(result.data.pieces), vocabulary=dict.fromkeys(result.data.vocabulary, evil),
+        prompt={"text": evil},
+    )  # fmt: skip
     result.warnings = [evil]
     result.provenance["command"] = evil
-    text = page([result])
+    text = make_page([result])
     assert not [tag for tag, _ in Page(text).tags if tag == "img"]
     assert "</script><img" not in text
     assert not [tag for tag, _ in Page(text).tags if tag == "script"]
 
 
 def test_every_token_of_a_trace_says_where_it_is_from(trace_result):
-    parsed = Page(page([trace_result]))
+    parsed = Page(make_page([trace_result]))
     said = [a["title"] for t, a in parsed.tags if t == "span" and "title" in a]
-    tokens = trace_result.data["tokens"]
+    tokens = trace_result.data.tokens
     assert len(said) == len(tokens) == 40
     for text, token in zip(said, tokens, strict=True):
-        assert text.startswith(f"step {token['step'] + 1}: ")
-        assert f"p {token['p']:.3f}" in text
-        assert (", q " in text.partition(";")[0]) == token["drafted"]
-        assert text.count("rejected: ") == len(token["rejected"])
+        assert text.startswith(f"step {token.step + 1}: ")
+        assert f"p {token.p:.3f}" in text
+        assert (", q " in text.partition(";")[0]) == token.drafted
+        assert text.count("rejected: ") == len(token.rejected)
 
 
 def test_an_interrupted_run_is_marked(bench_result):
     result = copy.deepcopy(bench_result)
     result.complete = False
-    assert "The run was interrupted" in page([result])
-    result.data["arms"] = []
-    assert "Nothing was measured" in page([result])
+    assert "The run was interrupted" in make_page([result])
+    result.data = replace(result.data, arms=[])
+    assert "Nothing was measured" in make_page([result])
 
 
 def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
     with pytest.raises(ResultError, match="did you mean 'bench'"):
-        section(Result("bensh", {}, {}))
-    result = copy.deepcopy(bench_result)
+        make_section(Result("bensh", {}, {}))
+    result = Result(**vars(bench_result) | {"data": to_json(bench_result.data)})
     del result.data["arms"][0]["overall"]["shares"]
     with pytest.raises(ResultError, match="lacks data that its report needs"):
-        page([result])
+        make_page([result])
     with pytest.raises(ResultError, match="does not exist"):
         write_page([bench_result], tmp_path / "no" / "x.html")
     assert {"bench", "trace"} <= set(SECTIONS)
@@ -166,7 +168,7 @@ def test_a_command_stands_once_in_its_section_and_without_private_paths(bench_re
     private = Result(**vars(bench_result))
     line = "slipstream bench /home/me/my-prompts.jsonl -m org/model"
     private.provenance = bench_result.provenance | {"command": line}
-    text = page([private])
+    text = make_page([private])
     assert text.count("slipstream bench my-prompts.jsonl -m org/model") == 2  # in its line, and among the conditions
     assert "/home/me" not in text
 

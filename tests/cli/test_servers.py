@@ -3,11 +3,11 @@
 import json
 import os
 
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.results import read
-from slipstream.bench.traffic_client import TrafficClient
-from slipstream.bench.traffic_figures import section
 from slipstream.cli.bench import TrafficOptions
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.results import read
+from slipstream.measure.traffic_client import TrafficClient
+from slipstream.measure.traffic_figures import make_section
 
 QUICK = ["-n", "6", "--rounds", "2", "--requests", "4", "--warm-up", "1"]
 
@@ -37,7 +37,7 @@ def test_tables_for_people(cli, report, host, texts, tmp_path):
     assert os.environ["OPENAI_API_KEY"] not in out.read_text()
     assert "Throughput" in report(out)
     served.data["arms"] = []
-    assert section(served).lead == "Nothing was measured before the run ended."
+    assert make_section(served).lead == "Nothing was measured before the run ended."
 
 
 def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from slipstream.cli.main import canonical, parser
 from slipstream.cli.simulate import ADVICE
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.plan.known_pairs import PAIRS, outlook
-from slipstream.plan.roofline import find_hardware
+from slipstream.measure.known_pairs import PAIRS, predict_pair
+from slipstream.measure.roofline import find_hardware
 from slipstream.theory.cost_curve import CostCurve
 from tests.tiny_checkpoints import make_model, make_tokenizer
 
@@ -123,7 +123,7 @@ FIGURES = (
 @pytest.mark.parametrize("alpha", [None, 0.6, 0.9])
 def test_lists_and_predictions_agree_for_the_same_pair_and_assumptions(cli, hardware, alpha):
     pair = next(pair for pair in PAIRS if (pair.target, pair.draft) == (TARGET, DRAFT))
-    listed = json.loads(json.dumps(outlook(pair, find_hardware(hardware), alpha)[1].as_dict()))
+    listed = json.loads(json.dumps(predict_pair(pair, find_hardware(hardware), alpha)[1].as_dict()))
     rate = [] if alpha is None else ["--alpha", alpha]
     (load,) = predicted(cli, "--hardware", hardware, "-m", TARGET, "-md", DRAFT, "--batch", "1", *rate)["loads"]
     assert {name: load[name] for name in FIGURES} == {name: listed[name] for name in FIGURES}

@@ -2,15 +2,15 @@
 
 import pytest
 
-from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.table_forms import print_table
+from slipstream.measure.tables import Column, Estimate, Table, words
 
 COLUMNS = [words("method"), words("setting"), Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"),
            Column("tau", digits=2), words("text"), Column("memory", "B"), Column("host", "%")]  # fmt: skip
 ROWS = [
     [
-        method, setting, {"value": 1.2 + i, "low": 1.1, "high": 1.3 + i}, 1234 + i, 0.71, 2.0 + i / 10, "identical",
+        method, setting, Estimate(1.2 + i, 1.1, 1.3 + i), 1234 + i, 0.71, 2.0 + i / 10, "identical",
         4e8, 0.11,
     ]
     for setting in ("greedy\nbatch 4\ncontext 1024", "T=0.8\nbatch 4\ncontext 1024")

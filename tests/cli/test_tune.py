@@ -6,12 +6,12 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from slipstream.bench import traffic_client
-from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.results import read
 from slipstream.cli.tune import TuneModels
-from tests.bench.virtual_time import ScriptedServer
+from slipstream.measure import traffic_client
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.results import read
 from tests.checkpoints.gguf_files import family_config, gguf_model
+from tests.measure.virtual_time import ScriptedServer
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from slipstream import LLM, zoo
-from slipstream.bench.configs import DrafterChoice
 from slipstream.checkpoints.checkpoint import read_json
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.loading import load
@@ -16,7 +15,8 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import CheckpointError, PairError, ParameterError
 from slipstream.heads.eagle_format import save_eagle
-from slipstream.plan.tuning import configurations
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.tuning import write_configurations
 from slipstream.targets.decoder import Decoder
 from tests.heads.tiny_heads import config as eagle_config, head as eagle_head
 from tests.targets.toy import ToyTarget
@@ -197,6 +197,6 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
     assert embedded_role("suffix,model") == "draft"
     assert embedded_role("suffix,eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
-        settings = configurations(DrafterChoice(name, 4, draft="embedded"))
+        settings = write_configurations(DrafterChoice(name, 4, draft="embedded"))
         assert settings["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
         assert settings["slipstream"]["draft"] == "embedded"

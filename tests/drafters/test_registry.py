@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import pytest
 
-from slipstream.bench.configs import DrafterChoice, slipstream, vllm
 from slipstream.cli.drafters import defaults, summary
 from slipstream.cli.train import app
 from slipstream.core.drafter import Drafter
@@ -19,6 +18,7 @@ from slipstream.drafters.eagle import EagleDraftConfig
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import HeadKind
+from slipstream.measure.configs import DrafterChoice, slipstream, vllm
 from slipstream.settings import RULES as NAMED_RULES
 from slipstream.training.methods import METHODS
 from tests.drafters.fakes import ExitToy

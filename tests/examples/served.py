@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from slipstream.bench.vllm_server import VllmServer
-from slipstream.cli.engines import EngineOptions, vllm_server
+from slipstream.cli.engines import EngineOptions, make_vllm_server
 from slipstream.cli.main import parser
 from slipstream.cli.options import ModelOptions
+from slipstream.measure.vllm_server import VllmServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,4 +35,4 @@ def vllm_of(config: Path) -> VllmServer:
         for kind in (ModelOptions, EngineOptions)
     )
     assert engine.vllm
-    return vllm_server(models, engine)
+    return make_vllm_server(models, engine)

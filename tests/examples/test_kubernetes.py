@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.configs import DrafterChoice, vllm
-from slipstream.bench.vllm_server import OLDEST, TOO_NEW
 from slipstream.kv.blocks import BLOCK
+from slipstream.measure.configs import DrafterChoice, vllm
+from slipstream.measure.vllm_server import OLDEST, TOO_NEW
 from slipstream.server.app import OPEN
 from tests.examples.served import EXAMPLES, documents, options
 

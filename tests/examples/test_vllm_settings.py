@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from slipstream.bench.configs import DrafterChoice, vllm
 from slipstream.cli.main import main
+from slipstream.measure.configs import DrafterChoice, vllm
 from tests.examples.served import EXAMPLES, vllm_of
 
 CONFIG = EXAMPLES / "vllm-70b.json"

@@ -11,8 +11,8 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
 from slipstream.integrations.vllm import make_lookup
-from tests.bench.clock import Still
 from tests.integrations.batch_engine import VOCAB, BatchEngine, Running, novel, repetitive
+from tests.measure.clock import Still
 
 LOOKUPS = ["suffix", "ngram", "suffix,ngram"]
 

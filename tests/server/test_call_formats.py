@@ -301,7 +301,8 @@ def test_every_text_of_a_strict_grammar_is_read_as_calls_that_meet_their_schemas
         schema = {"type": "object", "properties": members, "$defs": {"E": {"type": "string", "enum": ["one", "two"]}}}
         schema["required"] = [key for key in members if draw.random() < 0.5]
         schemas = {"f": schema, "g": {"type": "object", "additionalProperties": {"type": "string"}}}
-        matcher, text = compile_form(vocabulary, named(name).strict(Calls(schemas, draw.random() < 0.5, {}, None))), b""
+        calls = Calls(schemas, draw.random() < 0.5, {}, None)
+        (matcher, _), text = compile_form(vocabulary, named(name).strict(calls)), b""
         while len(text) < 500 and not (matcher.is_accepting() and draw.random() < 0.5):
             allowed = np.flatnonzero(vocabulary.row(matcher.compute_bitmask()))
             if not len(allowed):

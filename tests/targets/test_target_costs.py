@@ -14,9 +14,9 @@ from slipstream.core.target import Capabilities, TargetOut
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs, measure_draft_costs
-from tests.bench.clock import Still
 from tests.core.fake_drafters import depths
 from tests.drafters.scripted_drafters import RandomDrafter
+from tests.measure.clock import Still
 from tests.targets.toy import ToyTarget
 
 

@@ -79,7 +79,7 @@ def test_an_EAGLE_head_is_trained_on_and_keeps_its_shape_and_vocabulary(prepared
     run = prepared("eagle3", "first")
     run.loop.run()
     head = tmp_path / "exported"
-    run.loop.objective.export(head, {})
+    run.loop.objective.export(head, None, {})
     monkeypatch.setitem(OPTIONS, "eagle3", EagleOptions(steps=2, start=str(head)))
     longer = prepared("eagle3", "longer", seed=3).loop.objective.module
     exported = load_eagle(head).state_dict()

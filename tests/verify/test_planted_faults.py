@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget
@@ -17,6 +16,7 @@ from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.llm import LLM
+from slipstream.measure.prompts import Prompt, PromptSet
 from slipstream.verify.verification import VerifyConfig, verify
 from tests.core.fake_drafters import depths
 from tests.core.wrong import chain_rule
@@ -108,15 +108,15 @@ POOLED = {"behind a draft token", "all positions", "late positions", "chosen len
 
 
 def faulty_places(data: dict) -> set[str]:
-    assert data["verdict"] == ("BUG" if any(row["verdict"] == "BUG" for row in data["distribution"]) else "ok")
-    return {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"} - POOLED
+    assert data.verdict == ("BUG" if any(row.verdict == "BUG" for row in data.distribution) else "ok")
+    return {row.place for row in data.distribution if row.verdict == "BUG"} - POOLED
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_right_rule_passes(seed):
     data = found(planted(), replace(QUICK, seed=seed))
-    assert data["verdict"] == "ok"
-    assert {row["place"] for row in data["distribution"] if row["verdict"] == "no difference seen"} >= {
+    assert data.verdict == "ok"
+    assert {row.place for row in data.distribution if row.verdict == "no difference seen"} >= {
         "draft token 1", "draft token 2", "draft token 3 or deeper", "bonus token",
     }  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_a_temperature_that_is_wrong_for_plain_and_speculative_decoding_alike_is
 
 
 def outcomes_below(data: dict, level: float) -> set[str]:
-    return {name for row in data["distribution"] for name, p in row["outcomes"].items() if p < level}
+    return {name for row in data.distribution for name, p in row.outcomes.items() if p < level}
 
 
 def test_a_residual_that_has_lost_its_rare_tokens_is_found(monkeypatch):
@@ -164,10 +164,10 @@ def test_a_residual_that_has_lost_its_rare_tokens_is_found(monkeypatch):
         return rest / rest.sum(-1, keepdim=True)
 
     sure = {"drafter": SureDrafter, "sharpness": 1.7, "config": replace(QUICK, texts=15)}
-    assert found(**sure)["verdict"] == "ok"
+    assert found(**sure).verdict == "ok"
     monkeypatch.setattr(core_rules, "_without", wrong)
     data = found(**sure)
-    assert data["verdict"] == "BUG"
+    assert data.verdict == "BUG"
     assert "below 1 %" in outcomes_below(data, 1e-5)
 
 
@@ -180,33 +180,33 @@ def test_an_end_of_text_that_is_half_as_likely_after_a_draft_token_is_found(monk
         probs[np.ix_(rows, sorted(seqs[0].stop_ids))] /= 2
         return probs / probs.sum(-1, keepdim=True)
 
-    assert found(eos_ids=(3,))["verdict"] == "ok"
+    assert found(eos_ids=(3,)).verdict == "ok"
     monkeypatch.setattr(core_step, "distributions", wrong)
     data = found(eos_ids=(3,))
-    assert data["verdict"] == "BUG"
+    assert data.verdict == "BUG"
     assert "ends the text" in outcomes_below(data, 1e-3)
 
 
 def test_a_text_that_is_one_token_too_long_is_found(monkeypatch):
     monkeypatch.setattr(Sequence, "limit", property(lambda s: min(s.context, s.prompt + s.params.max_tokens + 1)))
     data = found()
-    assert data["verdict"] == "BUG"
-    assert "it should after" in data["faults"][0]
+    assert data.verdict == "BUG"
+    assert "it should after" in data.faults[0]
 
 
 def test_random_numbers_that_two_requests_share_are_found(monkeypatch):
     right = Stream.uniforms
     monkeypatch.setattr(Stream, "uniforms", lambda own, *place: right(Stream(7), *place))
     data = found()
-    assert {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"} >= {"between requests"}
+    assert {row.place for row in data.distribution if row.verdict == "BUG"} >= {"between requests"}
 
 
 @pytest.mark.parametrize(("drafter", "verdict"), [(PricedDrafter, "ok"), (ByDrawnToken, "BUG")])
 def test_a_draft_that_ends_by_the_token_that_was_drawn_is_found(drafter, verdict):
     """It does where lengths are chosen only."""
     data = found(drafter=drafter)
-    assert data["verdict"] == verdict
-    bugs = {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"}
+    assert data.verdict == verdict
+    bugs = {row.place for row in data.distribution if row.verdict == "BUG"}
     assert ("chosen lengths" in bugs) == (verdict == "BUG")
 
 
@@ -219,13 +219,13 @@ def test_a_fault_far_into_a_text_is_found(monkeypatch):
         return right(seqs, draft, replace(verdict, next=following))
 
     monkeypatch.setattr(core_step, "stop", wrong)
-    rows = found(config=DEFAULT)["distribution"]
-    assert "late positions" in {row["place"] for row in rows if row["verdict"] == "BUG"}
+    rows = found(config=DEFAULT).distribution
+    assert "late positions" in {row.place for row in rows if row.verdict == "BUG"}
 
 
 def test_a_rule_that_decides_on_whole_chains_is_tested_over_all_positions():
     data = found(RULES["block"], DEFAULT)
-    assert {row["place"] for row in data["distribution"]} == {
+    assert {row.place for row in data.distribution} == {
         "all positions", "late positions", "chosen lengths", "between requests",
     }  # fmt: skip
-    assert data["verdict"] == "ok"
+    assert data.verdict == "ok"

@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.cli.main import main
-from slipstream.cli.report import section
+from slipstream.cli.report import make_section
 from slipstream.errors import ParameterError, ServedError
-from slipstream.verify.served import ServedConfig, judged, noise_between, permutation_test, requests_of, verify_served
+from slipstream.measure.endpoint import Answer, Endpoint
+from slipstream.verify.served import (
+    ServedConfig,
+    compare_ngrams,
+    count_requests,
+    judge_texts,
+    measure_noise,
+    verify_served,
+)
 
 LETTERS = "abcdefgh"
 TABLE = np.random.default_rng(5).normal(size=(len(LETTERS), len(LETTERS)))
@@ -107,10 +114,10 @@ class Near(Endpoint):
 def test_equal_servers_pass(serve):
     calls = []
     result = verify_served(serve(), serve(), PROMPTS, SMALL, advance=lambda: calls.append(1))
-    assert result.data["verdict"] == "ok"
-    assert {row["verdict"] for row in result.data["greedy"]} == {"identical"}
-    assert len(calls) == requests_of(3, SMALL)
-    assert "3 of 3 greedy texts identical" in str(section(result).lead)
+    assert result.data.verdict == "ok"
+    assert {row.verdict for row in result.data.greedy} == {"identical"}
+    assert len(calls) == count_requests(3, SMALL)
+    assert "3 of 3 greedy texts identical" in str(make_section(result).lead)
 
 
 VLLM = "vllm:generation_tokens_total {n}00\n"
@@ -135,8 +142,8 @@ COVERED = {
 def test_a_server_that_drafts_nothing_is_not_called_equal(serve, name):
     page, verdict, said = COVERED[name]
     result = verify_served(serve(page=page), serve(), PROMPTS, TINY)
-    assert result.data["verdict"] == verdict
-    assert said in section(result).lead
+    assert result.data.verdict == verdict
+    assert said in make_section(result).lead
 
 
 def test_a_reference_that_drafts_and_drafts_that_are_all_rejected_are_named(serve):
@@ -158,16 +165,16 @@ def test_a_wrong_greedy_token_is_a_bug(serve):
         return int(np.argsort(-logits)[1]) if second else sampled(logits, temperature, rng)
 
     data = verify_served(serve(second_best), serve(), PROMPTS, SMALL).data
-    assert data["verdict"] == "BUG"
-    row = next(row for row in data["greedy"] if row["verdict"] == "BUG")
-    assert row["margin"] > 0.01
-    assert row["noise"] == 0
+    assert data.verdict == "BUG"
+    row = next(row for row in data.greedy if row.verdict == "BUG")
+    assert row.margin > 0.01
+    assert row.noise == 0
 
 
 def test_rounding_between_servers_is_no_bug(serve):
     data = verify_served(serve(rounding=1e-6), serve(), PROMPTS, SMALL).data
-    assert data["verdict"] == "ok"
-    assert 0 < data["greedy"][0]["noise"] < 1e-5
+    assert data.verdict == "ok"
+    assert 0 < data.greedy[0].noise < 1e-5
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.6])
@@ -177,8 +184,8 @@ def test_a_wrong_temperature_of_samples_is_found(factor):
 
     config = ServedConfig(tokens=24, clients=1)
     data = verify_served(Near("http://a", choose=wrong), Near("http://b"), PROMPTS, config).data
-    assert {row["verdict"] for row in data["greedy"]} == {"identical"}
-    assert "BUG" in {row["verdict"] for row in data["sampled"]}
+    assert {row.verdict for row in data.greedy} == {"identical"}
+    assert "BUG" in {row.verdict for row in data.sampled}
 
 
 def test_a_fault_after_one_letter_alone_is_found():
@@ -189,7 +196,7 @@ def test_a_fault_after_one_letter_alone_is_found():
 
     config = ServedConfig(tokens=8, samples=200, clients=1)
     data = verify_served(Near("http://a", choose=wrong), Near("http://b"), [("two", "hc")], config).data
-    assert [row["verdict"] for row in data["sampled"]] == ["BUG"]
+    assert [row.verdict for row in data.sampled] == ["BUG"]
 
 
 def test_without_logprobs_a_difference_is_not_judged(serve):
@@ -197,16 +204,16 @@ def test_without_logprobs_a_difference_is_not_judged(serve):
         return 0 if not temperature else sampled(logits, temperature, rng)
 
     result = verify_served(serve(other, logprobs=False), serve(logprobs=False), PROMPTS[:1], SMALL)
-    assert result.data["greedy"][0]["verdict"].startswith("differs; without logprobs")
+    assert result.data.greedy[0].verdict.startswith("differs; without logprobs")
     assert "gives no logprobs" in result.warnings[0]
 
 
 def test_a_token_that_the_reference_does_not_list_is_a_bug():
     plain = Answer("x", ["x"], [-0.1], [{"x": -0.1, "y": -2.5}])
-    assert judged(Answer("z", ["z"], [-9.0], [{}]), plain, 5.0)["verdict"] == "BUG"
-    near = judged(Answer("y", ["y"], [-0.1], [{}]), Answer("x", ["x"], [-0.1], [{"x": -0.7, "y": -0.7005}]), 0.0)
-    assert near["verdict"].startswith("tie")
-    assert noise_between(plain, Answer("x", ["x"], [-0.3], [])) == pytest.approx(0.2)
+    assert judge_texts(Answer("z", ["z"], [-9.0], [{}]), plain, 5.0)[0] == "BUG"
+    near = judge_texts(Answer("y", ["y"], [-0.1], [{}]), Answer("x", ["x"], [-0.1], [{"x": -0.7, "y": -0.7005}]), 0.0)
+    assert near[0].startswith("tie")
+    assert measure_noise(plain, Answer("x", ["x"], [-0.3], [])) == pytest.approx(0.2)
 
 
 def test_equal_samples_fail_as_seldom_as_stated():
@@ -214,13 +221,13 @@ def test_equal_samples_fail_as_seldom_as_stated():
     rng, below = np.random.default_rng(0), 0
     for _ in range(200):
         one, other = (["".join(LETTERS[i] for i in row) for row in rng.integers(8, size=(40, 4))] for _ in range(2))
-        below += permutation_test(one, other, rng, 99) < 0.05
+        below += compare_ngrams(one, other, rng, 99) < 0.05
     assert abs(below / 200 - 0.05) < 4 * (0.05 * 0.95 / 200) ** 0.5
 
 
 def test_samples_of_one_outcome_show_no_difference():
-    assert permutation_test(["a"] * 9, ["a"] * 9, np.random.default_rng(0), 99) == 1.0
-    assert permutation_test([""] * 3, [""] * 3, np.random.default_rng(0), 99) == 1.0
+    assert compare_ngrams(["a"] * 9, ["a"] * 9, np.random.default_rng(0), 99) == 1.0
+    assert compare_ngrams([""] * 3, [""] * 3, np.random.default_rng(0), 99) == 1.0
 
 
 def test_a_refusal_is_shown_with_its_text(serve):
@@ -240,8 +247,8 @@ def test_greedy_texts_that_were_compared_are_kept_when_a_server_fails(serve, mon
     with pytest.raises(ServedError, match="it has gone") as left:
         verify_served(serve(), serve(), PROMPTS, SMALL)
     kept = left.value.result
-    assert (kept.complete, len(kept.data["greedy"]), kept.data["sampled"]) == (False, 3, [])
-    assert "3 of 3 greedy texts identical, 0 prompts sampled" in section(kept).lead
+    assert (kept.complete, len(kept.data.greedy), kept.data.sampled) == (False, 3, [])
+    assert "3 of 3 greedy texts identical, 0 prompts sampled" in make_section(kept).lead
 
 
 def test_the_command_compares_servers(serve, capsys, tmp_path):

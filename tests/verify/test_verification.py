@@ -8,8 +8,6 @@ import pytest
 import torch
 from scipy.stats import chi2, ncx2
 
-from slipstream.bench.prompts import Prompt, PromptSet
-from slipstream.bench.results import read
 from slipstream.core import rules as core_rules, step as core_step
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
@@ -17,6 +15,8 @@ from slipstream.core.random import DRAFT
 from slipstream.core.rules import follow
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
+from slipstream.measure.prompts import Prompt, PromptSet
+from slipstream.measure.results import read
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import noncentral_sf, shift_seen
@@ -47,13 +47,13 @@ def test_rules_pass_and_progress_is_counted_right(rule):
     result = verify(toy(rule=rule), PROMPTS, FEW, advance=lambda: calls.append(1))
     assert len(calls) == steps(PROMPTS, FEW, 3)
     data = result.data
-    assert data["verdict"] == "ok"
-    assert data["control"]["verdict"] == "identical"
-    assert {row["verdict"] for row in (*data["greedy"], *data["coupled"])} == {"identical"}
-    tested = {row["place"]: row for row in data["distribution"]}
-    assert tested["all positions"]["verdict"] == "no difference seen"
-    assert 0 < tested["all positions"]["smallest_bias"] < 0.2
-    assert "joint" in tested["all positions"]["outcomes"]
+    assert data.verdict == "ok"
+    assert data.control.verdict == "identical"
+    assert {row.verdict for row in (*data.greedy, *data.coupled)} == {"identical"}
+    tested = {row.place: row for row in data.distribution}
+    assert tested["all positions"].verdict == "no difference seen"
+    assert 0 < tested["all positions"].smallest_bias < 0.2
+    assert "joint" in tested["all positions"].outcomes
     assert result.complete
     assert not result.warnings
 
@@ -81,8 +81,8 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
 
         monkeypatch.setattr(target, "run", confused)
     data = verify(encoder_decoder, prompts, config).data
-    assert data["control"]["verdict"] in ("identical", "rounding")
-    assert data["verdict"] == ("BUG" if planted else "ok")
+    assert data.control.verdict in ("identical", "rounding")
+    assert data.verdict == ("BUG" if planted else "ok")
 
 
 class SkewedDrafter(RandomDrafter):
@@ -110,7 +110,7 @@ class LyingDrafter(RandomDrafter):
 
 def test_a_q_that_is_not_what_was_sampled_from_is_a_bug():
     """It shifts the draft tokens that are favoured by 7 standard deviations."""
-    assert verify(toy(LyingDrafter(5)), PROMPTS, STRONG).data["verdict"] == "BUG"
+    assert verify(toy(LyingDrafter(5)), PROMPTS, STRONG).data.verdict == "BUG"
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -119,7 +119,7 @@ def test_wrong_rules_are_bugs(name):
     llm = toy(SkewedDrafter(5))
     llm._rule = chain_rule("planted", **FAULTS[name])
     outcome = verify(llm, PROMPTS, SAMPLED if name[0] == "A" else STRONG)
-    assert outcome.data["verdict"] == "BUG"
+    assert outcome.data.verdict == "BUG"
     assert llm.rule.name == "planted"
 
 
@@ -127,13 +127,13 @@ def test_a_wrong_block_is_a_bug(monkeypatch):
     """The residual of a rejected prefix without its weight, so that neighbouring tokens depend on each other: that
     shifts a test by over 30 standard deviations."""
     right = core_rules._block_residual
-    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, STRONG).data["verdict"] == "ok"
+    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, STRONG).data.verdict == "ok"
 
     def unweighted(draft, w, P, node, more):
         return right(draft, torch.ones_like(w), P, node, more)
 
     monkeypatch.setattr(core_rules, "_block_residual", unweighted)
-    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, STRONG).data["verdict"] == "BUG"
+    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, STRONG).data.verdict == "BUG"
 
 
 def test_tokens_that_depend_on_the_one_before_are_seen():
@@ -157,11 +157,11 @@ def test_a_wrong_greedy_is_a_bug(monkeypatch):
         return follow(draft, picks)
 
     monkeypatch.setattr(core_step, "follow", second_best)
-    rows = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",))).data["greedy"]
-    assert {(row["draft_tokens"], row["batch"]) for row in rows if row["verdict"] == "BUG"} == {
+    rows = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",))).data.greedy
+    assert {(row.draft_tokens, row.batch) for row in rows if row.verdict == "BUG"} == {
         (3, 1), (1, 2), (2, 2), (3, 2), (3, 5),
     }  # fmt: skip
-    assert rows[0]["divergence"]["margin"] > 2 * rows[0]["divergence"]["noise"]
+    assert rows[0].divergence.margin > 2 * rows[0].divergence.noise
 
 
 class Shifty(ToyTarget):
@@ -190,16 +190,16 @@ def test_the_control_distinguishes_rounding_from_a_wrong_target():
     assert small.limit == small.scale * ROUNDING[torch.float64]  # of its logits: it declares no dtype
     assert (large.verdict, large.noise > 1) == ("BUG", True)
     llm = LLM(ShiftyState(vocab=5), RandomDrafter(5), draft_tokens=2)
-    assert verify(llm, PROMPTS, replace(FEW, checks=())).data["verdict"] == "BUG"
+    assert verify(llm, PROMPTS, replace(FEW, checks=())).data.verdict == "BUG"
 
 
 def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
     """A fault of both plain and speculative decoding is found by no comparison of texts."""
     monkeypatch.setattr(core_step, "first_maxima", lambda logits: logits.topk(2).indices[:, 1].tolist())
     outcome = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",)))
-    assert {row["verdict"] for row in outcome.data["greedy"]} == {"identical"}
-    assert "token 0 is id" in outcome.data["faults"][0]
-    assert (outcome.data["control"]["verdict"], outcome.data["verdict"]) == ("BUG", "BUG")
+    assert {row.verdict for row in outcome.data.greedy} == {"identical"}
+    assert "token 0 is id" in outcome.data.faults[0]
+    assert (outcome.data.control.verdict, outcome.data.verdict) == ("BUG", "BUG")
 
 
 def test_rounding_at_the_edge_of_a_filter_is_no_fault():
@@ -233,15 +233,15 @@ def test_a_tie_is_no_bug():
         scale = 1e-12
 
     llm = LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3)
-    rows = verify(llm, PROMPTS, replace(FEW, checks=("greedy",))).data["greedy"]
-    assert "BUG" not in {row["verdict"] for row in rows}
-    assert "tie within measured noise" in {row["verdict"] for row in rows}
+    rows = verify(llm, PROMPTS, replace(FEW, checks=("greedy",))).data.greedy
+    assert "BUG" not in {row.verdict for row in rows}
+    assert "tie within measured noise" in {row.verdict for row in rows}
 
 
 def test_a_check_in_which_nothing_was_drafted_is_not_tested():
     result = verify(toy(Silent()), PROMPTS, FEW)
-    assert result.data["verdict"] == "not tested"
-    assert [row["verdict"] for row in result.data["coverage"].values()] == ["not tested"] * 3
+    assert result.data.verdict == "not tested"
+    assert [row.verdict for row in result.data.coverage.values()] == ["not tested"] * 3
     assert "greedy: 0 draft tokens were verified" in result.warnings[0]
     with pytest.raises(ParameterError, match="no drafter to check"):
         verify(LLM(ToyTarget(vocab=5), draft_tokens=4), PROMPTS, FEW)
@@ -264,7 +264,7 @@ def test_interruption_keeps_what_was_checked(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         verify(toy(), PROMPTS, FEW, tmp_path / "r.json", stop)
     kept = read(tmp_path / "r.json")
-    assert (kept.complete, kept.data["control"]["verdict"], kept.data["distribution"]) == (False, "identical", [])
+    assert (kept.complete, kept.data["control"]["noise"], kept.data["distribution"]) == (False, 0.0, [])
     assert len(kept.data["greedy"]) > 6
     assert kept.data["coupled"] == []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.vllm_server import ENVIRONMENT, interpreter
+from slipstream.measure.vllm_server import ENVIRONMENT, find_interpreter
 from tests.examples.served import EXAMPLES, vllm_of
 
 if not ENVIRONMENT.exists():
@@ -52,7 +52,11 @@ def test_vllm_takes_the_settings_of_the_70b_model(tmp_path: Path) -> None:
     server = vllm_of(config)
     arguments = {"model": server.choice.target, **server.values}
     run = subprocess.run(
-        [str(interpreter(None)), "-c", CODE], input=json.dumps(arguments), capture_output=True, text=True, check=False
+        [str(find_interpreter(None)), "-c", CODE],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout.splitlines()[-1]) == {

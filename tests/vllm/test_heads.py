@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.head_convert import convert_head
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.vllm_server import ENVIRONMENT, LOADING, VllmServer, find_interpreter
 from slipstream.settings import HEAD_FORMATS
 from slipstream.targets.decoder import Decoder
 from slipstream.training.features import Teacher
@@ -74,7 +74,7 @@ def test_vllm_accepts_as_many_draft_tokens_of_a_converted_head_as_we_do(tmp_path
     arguments = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8, "speculative_config": speculation}
     log: list[str] = []
     with VllmServer(DrafterChoice("none", target=str(zoo.target_dir())), arguments, 1).process(
-        interpreter(None), watch=log.append, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}
+        find_interpreter(None), watch=log.append, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}
     ) as process:
         accepted, texts = theirs(process.ready(LOADING))
     wanted, same = ours(str(source) if masked else kind, kind)

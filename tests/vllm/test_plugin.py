@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slipstream import zoo
-from slipstream.bench.configs import DrafterChoice
-from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, interpreter
 from slipstream.errors import ServedError
+from slipstream.measure.configs import DrafterChoice
+from slipstream.measure.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, find_interpreter
 
 if not ENVIRONMENT.exists():
     pytest.skip("vLLM is not installed: run `make vllm`", allow_module_level=True)
@@ -26,7 +26,7 @@ def servers() -> Iterator[dict[str, str]]:
     """URLs of vLLM: plain, and with a stack of lookups that remembers outputs."""
     target = str(zoo.target_dir())
     stack = VllmServer(DrafterChoice("suffix,ngram", 8, target), AROUND, 1)
-    python = interpreter(None)
+    python = find_interpreter(None)
     with (
         VllmServer(DrafterChoice("none", target=target), AROUND, 1).process(python, environment=SMALL) as plain,
         stack.process(python, environment=SMALL) as drafting,
@@ -112,7 +112,7 @@ def test_a_drafter_that_cannot_run_there_ends_the_start_with_its_reason() -> Non
     arguments = {**AROUND, "additional_config": {"slipstream": {"drafter": "lookahead"}}}
     server = VllmServer(DrafterChoice("suffix", 4, str(zoo.target_dir())), arguments, 1)
     with (
-        server.process(interpreter(None), environment=SMALL) as process,
+        server.process(find_interpreter(None), environment=SMALL) as process,
         pytest.raises(ServedError, match="does not run inside vLLM"),
     ):
         process.ready(LOADING)
@@ -120,7 +120,7 @@ def test_a_drafter_that_cannot_run_there_ends_the_start_with_its_reason() -> Non
 
 def test_the_process_ends_with_its_block() -> None:
     server = VllmServer(DrafterChoice("none", target=str(zoo.target_dir())), AROUND, 1)
-    with server.process(interpreter(None), environment=SMALL) as process:
+    with server.process(find_interpreter(None), environment=SMALL) as process:
         assert isinstance(process, ServerProcess)
     assert process.process.poll() is not None
     assert Path(f"/proc/{process.process.pid}").exists() is False

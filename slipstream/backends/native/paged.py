@@ -210,7 +210,7 @@ class NativePaged(PagedCache[NativeBlocks]):
             self._tables = key, tables
         return self._record
 
-    def _call(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
+    def _call(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:
         """Call kernel(board, *args, arena, threads) and return its status (see `Workspace.run`). Raises TargetError for
         a token or position outside the embedding."""
         status = self._workspace.run(kernel, *args, rows=rows)

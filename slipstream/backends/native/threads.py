@@ -110,7 +110,7 @@ class WorkerPool:
             if self._gates[number - 1].locked():
                 self._gates[number - 1].release()
 
-    def run(self, function: Callable[..., Any], *args: Any, threads: int) -> Any:
+    def run(self, function: Callable[..., Any], *args: object, threads: int) -> Any:
         """Call function(board, *args, threads) with at most `threads` threads. The caller holds `kernel_lock()`."""
         threads = min(threads, self.size)
         if threads > 1:
@@ -183,7 +183,7 @@ class Workspace:
     def threads(self, rows: int) -> int:
         return 1 if self._small and rows <= FEW_ROWS else self.most
 
-    def run(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
+    def run(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:
         """Call kernel(board, *args, arena, threads) (see `WorkerPool.run`) and return its status. A negative status -n
         means that n bytes are needed: the call is then repeated with a larger arena."""
         while True:

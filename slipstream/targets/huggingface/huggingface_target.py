@@ -152,7 +152,7 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
     return target
 
 
-def _check_streams(module: Any, parts: ModuleParts, trial: Trial) -> None:
+def _check_streams(module: object, parts: ModuleParts, trial: Trial) -> None:
     """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
     with parts.hidden_states(range(len(parts.layers) + 1)):
         forward_logits(module, parts, trial.texts[0])

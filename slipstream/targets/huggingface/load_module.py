@@ -111,7 +111,7 @@ def _refuse(settings: LoadSettings) -> None:
     )
 
 
-def _check_code(config: Mapping[str, Any], checkpoint: Checkpoint, trust_remote_code: bool, role: str) -> None:
+def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remote_code: bool, role: str) -> None:
     """Raise UnsupportedModelError for a checkpoint that needs code of its own, unless that is trusted."""
     from transformers import CONFIG_MAPPING
 
@@ -133,7 +133,7 @@ def _check_code(config: Mapping[str, Any], checkpoint: Checkpoint, trust_remote_
     )
 
 
-def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: Any) -> Any:
+def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> Any:
     """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer

@@ -86,10 +86,10 @@ class ModuleParts:
             raise TargetError(f"tap {tap} was asked of a model with {len(self.layers)} layers")
 
         # Copies: a layer may add to its input in place.
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
             seen[tap] = _stream(args[0] if args else kwargs["hidden_states"]).clone()
 
-        def after(_: nn.Module, __: Any, output: Any) -> None:
+        def after(_: nn.Module, __: object, output: object) -> None:
             if tap != -1:
                 self._tuples = not isinstance(output, Tensor)
             seen[tap] = _stream(output).clone()
@@ -106,7 +106,7 @@ class ModuleParts:
         [M, d] that layer `first` starts from, None for the embeddings."""
 
         def standing_in(given: Tensor | None) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
+            def forward(*args: object, **kwargs: object) -> Any:
                 stream = args[0] if args else kwargs["hidden_states"]
                 stream = stream if given is None else given.unsqueeze(0)
                 return (stream,) if self._tuples else stream

@@ -36,7 +36,9 @@ class PackedLayer(CacheLayerMixin):
         super().__init__()
         self.index = index
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         return current_pass().write(self.index, key_states, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -69,7 +71,9 @@ class CrossLayer(PackedLayer):
         super().__init__(index)
         self.marker = self.keys = self.values = torch.zeros(1, 1, 1, 1)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         cross = current_pass().cross
         assert cross is not None
         cross.write(self.index, key_states, value_states)
@@ -110,7 +114,7 @@ class PackedPositions:
                 module.forward = partial(self._embedded, module.forward, past)
             yield
 
-    def _embedded(self, original: Callable[..., Tensor], past: str, *args: Any, **kwargs: Any) -> Tensor:
+    def _embedded(self, original: Callable[..., Tensor], past: str, *args: object, **kwargs: object) -> Tensor:
         """Embeddings [M, d] or [1, M, d] by the module's own forward."""
         run, takes = current_pass(), inspect.signature(original)
         given = takes.bind(*args, **kwargs).arguments | {past: 0}

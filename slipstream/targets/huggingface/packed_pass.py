@@ -243,7 +243,7 @@ class PackedMask:
 
 
 def packed_mask(
-    *, mask_function: Callable[..., Tensor] | None = None, dtype: torch.dtype = torch.float32, **_: Any
+    *, mask_function: Callable[..., Tensor] | None = None, dtype: torch.dtype = torch.float32, **_: object
 ) -> PackedMask | Tensor:
     """See `AttentionMaskInterface`. For models with their own attention a tensor [1, 1, M, S]."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function

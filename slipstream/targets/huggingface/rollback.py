@@ -64,7 +64,7 @@ class RollbackCache:
     tokens  those that it holds, which later passes may turn out not to be those of the sequence.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, config: object):
         self.cache, self.tokens = new_cache(config), list[int]()
         self._stateful = has_states(self.cache)
         self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first
@@ -111,11 +111,11 @@ class RollbackCache:
         return True
 
 
-def _stateful(layer: Any) -> bool:
+def _stateful(layer: object) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
-def _copied(layer: Any) -> Any:
+def _copied(layer: object) -> Any:
     """A copy of a layer with tensors of its own. Keys and values, which a pass replaces and does not write to, are
     shared."""
     copied = copy.copy(layer)

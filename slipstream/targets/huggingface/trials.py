@@ -85,7 +85,7 @@ def forward_logits(module: Any, parts: ModuleParts, text: Seq[int], source: Seq[
     return out[0].to(parts.device).double()
 
 
-def fault_of(trial: Callable[..., None], *given: Any) -> str | None:
+def fault_of(trial: Callable[..., None], *given: object) -> str | None:
     """Why a trial failed; None if it did not."""
     try:
         trial(*given)

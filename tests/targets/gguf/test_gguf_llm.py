@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, SamplingParams
-from slipstream.bench.provenance import describe_engine
 from slipstream.checkpoints import llamacpp_library
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
+from slipstream.measure.provenance import describe_engine
 from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS

@@ -20,7 +20,6 @@ integers, exactly; groups are added in order, so a row of the result is bitwise 
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -31,14 +30,14 @@ from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, generated
 
 
-def _scales(b: Builder, values: Any, factors: Any, fmt: Format) -> Any:
+def _scales(b: Builder, values: ir.Value, factors: ir.Value, fmt: Format) -> ir.Value:
     """PANEL scales or minima of a group as float32: exact."""
     if not fmt.factors:
         return values
     return b.fmul(values, b.sitofp(b.load_vector(factors, BYTE, PANEL, 1), FLOATS))
 
 
-def _quads(b: Builder, pointer: Any, fmt: Format) -> Iterator[Any]:
+def _quads(b: Builder, pointer: ir.Value, fmt: Format) -> Iterator[ir.Value]:
     """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats."""
     whole = b.load_vector(pointer, INT, PANEL, 4)
     if fmt.bits == 8 and not fmt.wide:
@@ -54,7 +53,7 @@ def _quads(b: Builder, pointer: Any, fmt: Format) -> Iterator[Any]:
     yield from [b.and_(second, mask)] if processor.adds_pairs() else [first, b.and_(second, mask)]
 
 
-def _add_narrow(b: Builder, total: Any, weights: Any, number: Any) -> Any:
+def _add_narrow(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
     """Two products of 8-bit integers added to each sum of 16 bits, by pmaddubsw."""
     lanes = min(processor.lanes(), 8)  # AVX-512 without VNNI may lack the wide one, too
     name = "llvm.x86.ssse3.pmadd.ub.sw.128" if lanes == 4 else "llvm.x86.avx2.pmadd.ub.sw"
@@ -63,7 +62,7 @@ def _add_narrow(b: Builder, total: Any, weights: Any, number: Any) -> Any:
     return b.add(total, b.join([b.built_in(name, shorts, b.bitcast(w, small), b.bitcast(n, small)) for w, n in parts]))
 
 
-def _settle(b: Builder, sums: list[Any]) -> None:
+def _settle(b: Builder, sums: list[ir.Value]) -> None:
     """Have all sums in registers before a later step is begun: they are operands of an assembly instruction that does
     nothing. Else LLVM computes row after row, with the weights of all steps kept in memory."""
     lanes = sums[0].type.pointee.count * processor.lanes() // PANEL
@@ -93,7 +92,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
     add = _add_narrow if narrow else tiles.add_pairs if fmt.wide else tiles.add_quads
     zero = ir.Constant(FLOATS, [0.0] * PANEL)
 
-    def group(count: int, panels: int, o: Any) -> None:
+    def group(count: int, panels: int, o: ir.Value) -> None:
         assert panels == 1
         start = b.gep(w, [b.mul(b.udiv(o, WORD(PANEL)), panel_bytes)])
         per_row = b.mul(groups, WORD(4 * count))  # bytes of one number a group and row
@@ -105,7 +104,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
         for total in totals:
             b.store(zero, total)
 
-        def one(block: Any, g: Any, scale: Any, minimum: Any) -> None:
+        def one(block: ir.Value, g: ir.Value, scale: ir.Value, minimum: ir.Value) -> None:
             """Add the products of a group of columns."""
             at = b.mul(g, WORD(count))
             near = b.gep(numbers, [b.mul(at, WORD(words))])

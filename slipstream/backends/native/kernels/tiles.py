@@ -14,7 +14,6 @@ so that one load gets the weights of PANEL outputs for one step. The activations
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -29,7 +28,7 @@ from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT,
 # --- one step: weights of PANEL outputs times one number of a row, added to sums -------------------------------------
 
 
-def _weights(b: Builder, pointer: Any, fmt: Format) -> Any:
+def _weights(b: Builder, pointer: ir.Value, fmt: Format) -> ir.Value:
     """The weights of PANEL outputs for one step."""
     if fmt.step == 1:
         return b.as_floats(pointer, fmt, PANEL)
@@ -38,7 +37,7 @@ def _weights(b: Builder, pointer: Any, fmt: Format) -> Any:
     return b.load_vector(pointer, INT, PANEL, 4)
 
 
-def _add(b: Builder, fmt: Format, total: Any, weights: Any, number: Any) -> Any:
+def _add(b: Builder, fmt: Format, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
     """total + weights * number; number: 32 bits in every lane, of `step` activations."""
     if fmt.step == 1:
         return b.fused(number, weights, total)
@@ -51,19 +50,19 @@ def _add(b: Builder, fmt: Format, total: Any, weights: Any, number: Any) -> Any:
     return add_quads(b, total, weights, number)
 
 
-def pair_products(b: Builder, x: Any, y: Any) -> Any:
+def pair_products(b: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
     """Products of 16-bit integers, added in pairs; LLVM compiles this to one instruction (pmaddwd)."""
     wide = ir.VectorType(INT, 2 * PANEL)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
     return b.add(b.take(product, range(0, 2 * PANEL, 2)), b.take(product, range(1, 2 * PANEL, 2)))
 
 
-def add_pairs(b: Builder, total: Any, weights: Any, number: Any) -> Any:
+def add_pairs(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
     """Two products of 16-bit integers added to each sum."""
     return b.add(total, pair_products(b, weights, b.bitcast(number, SHORTS)))
 
 
-def add_quads(b: Builder, total: Any, weights: Any, number: Any) -> Any:
+def add_quads(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
     """Four products of 8-bit integers added to each sum: weights unsigned on x86, signed on Arm, activations signed."""
     if not processor.has_byte_dots():
         return _add_quads_as_pairs(b, total, weights, number)
@@ -76,7 +75,7 @@ def add_quads(b: Builder, total: Any, weights: Any, number: Any) -> Any:
     return b.join([b.built_in(name, t.type, t, b.bitcast(w, vector), b.bitcast(n, vector)) for t, w, n in parts])
 
 
-def _add_quads_as_pairs(b: Builder, total: Any, weights: Any, number: Any) -> Any:
+def _add_quads_as_pairs(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
     """The same without byte dot products: columns 0 and 2 of each four as one pair of 16-bit integers, 1 and 3 as
     another."""
     eight = ir.Constant(SHORTS, [8] * 2 * PANEL)
@@ -89,7 +88,9 @@ def _add_quads_as_pairs(b: Builder, total: Any, weights: Any, number: Any) -> An
 # --- tiles of a matrix -----------------------------------------------------------------------------------------------
 
 
-def by_rows(b: Builder, fmt: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool) -> None:
+def by_rows(
+    b: Builder, fmt: Format, rows: ir.Value, outs: ir.Value, group: Callable[[int, int, ir.Value], None], odd: bool
+) -> None:
     """Generate code that calls `group(count, panels, o)` for the number of rows at run time and for all outputs o. odd:
     the number of outputs need not be a multiple of a tile's panels. Ends the function."""
     end = b.append_basic_block("end")
@@ -110,14 +111,20 @@ def by_rows(b: Builder, fmt: Format, rows: Any, outs: Any, group: Callable[[int,
     b.ret_void()
 
 
-def scale_sums(b: Builder, sums: dict[tuple[int, int], Any], places: list[Any], scales: Any) -> None:
+def scale_sums(b: Builder, sums: dict[tuple[int, int], ir.Value], places: list[ir.Value], scales: ir.Value) -> None:
     """Multiply the sums of each output with its scale."""
     for (r, p), value in sums.items():
         sums[r, p] = b.fmul(value, b.load_vector(b.gep(scales, [b.mul(places[p], WORD(4))]), FLOAT, PANEL, 4))
 
 
 def store_sums(
-    b: Builder, sums: dict[tuple[int, int], Any], places: list[Any], y: Any, bias: Any, stride: Any, add: Any
+    b: Builder,
+    sums: dict[tuple[int, int], ir.Value],
+    places: list[ir.Value],
+    y: ir.Value,
+    bias: ir.Value,
+    stride: ir.Value,
+    add: ir.Value,
 ) -> None:
     """y[row, place] = (add ? y[row, place] : 0) + bias[place] + sums[row, panel], for a tile's panels at `places`."""
     kept = b.icmp_signed("!=", add, WORD(0))
@@ -158,7 +165,7 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
     panel_bytes = b.mul(columns, WORD(PANEL * fmt.bytes))
     step_bytes = PANEL * fmt.bytes * fmt.step
 
-    def group(count: int, panels: int, o: Any) -> None:
+    def group(count: int, panels: int, o: ir.Value) -> None:
         each = [(r, p) for r in range(count) for p in range(panels)]
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
         starts = [b.gep(w, [b.mul(b.udiv(at, WORD(PANEL)), panel_bytes)]) for at in places]
@@ -222,7 +229,7 @@ def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
     n, step, apart, stride_x, stride_y, outs, rows = b.function.args[3:]
     x = b.bitcast(x, FLOAT.as_pointer())
 
-    def group(count: int, panels: int, o: Any) -> None:
+    def group(count: int, panels: int, o: ir.Value) -> None:
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
         starts = [b.gep(w, [b.mul(b.mul(apart, b.udiv(at, WORD(PANEL))), WORD(fmt.bytes))]) for at in places]
         outs_at = {

@@ -38,52 +38,52 @@ class BFloat(ir.types.Type):  # type: ignore[misc]
 class Builder(ir.IRBuilder):  # type: ignore[misc]
     """Writes the code of a function."""
 
-    def built_in(self, name: str, result: ir.Type, *given: Any) -> Any:
+    def built_in(self, name: str, result: ir.Type, *given: ir.Value) -> ir.Value:
         """The result of one of LLVM's functions."""
         kind = ir.FunctionType(result, [each.type for each in given])
         return self.call(cgutils.get_or_insert_function(self.module, kind, name), given)
 
-    def fused(self, x: Any, y: Any, total: Any) -> Any:
+    def fused(self, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
         """total + x * y, rounded once where the processor can."""
         return self.fadd(total, self.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
 
-    def bytes_at(self, address: Any) -> Any:
+    def bytes_at(self, address: ir.Value) -> ir.Value:
         return self.inttoptr(address, BYTE.as_pointer())
 
-    def place_at(self, pointer: Any, byte: Any, kind: ir.Type) -> Any:
+    def place_at(self, pointer: ir.Value, byte: ir.Value, kind: ir.Type) -> ir.Value:
         """Pointer to the address + `byte` bytes."""
         return self.bitcast(self.gep(pointer, [byte]), kind.as_pointer())
 
-    def load_vector(self, pointer: Any, element: ir.Type, count: int, align: int) -> Any:
+    def load_vector(self, pointer: ir.Value, element: ir.Type, count: int, align: int) -> ir.Value:
         return self.load(self.bitcast(pointer, ir.VectorType(element, count).as_pointer()), align=align)
 
-    def fetch_ahead(self, pointer: Any) -> None:
+    def fetch_ahead(self, pointer: ir.Value) -> None:
         """Have the memory `AHEAD` bytes after a pointer brought into the cache; where none is mapped, nothing happens.
         The processor looks ahead by itself, but not as far: not even with one row (measured)."""
         place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # to read, into all caches
         self.built_in("llvm.prefetch.p0", ir.VoidType(), place, *how)
 
-    def take(self, v: Any, lanes: range | list[int]) -> Any:
+    def take(self, v: ir.Value, lanes: range | list[int]) -> ir.Value:
         places = ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes))
         return self.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), places)
 
-    def spread(self, number: Any, count: int = PANEL) -> Any:
+    def spread(self, number: ir.Value, count: int = PANEL) -> ir.Value:
         """A 32-bit number in every lane."""
         kind = ir.VectorType(number.type, count)
         return self.take(self.insert_element(ir.Constant(kind, ir.Undefined), number, INT(0)), [0] * count)
 
-    def split(self, v: Any, lanes: int) -> list[Any]:
+    def split(self, v: ir.Value, lanes: int) -> list[ir.Value]:
         """Split a vector of PANEL lanes into vectors of the processor's width."""
         return [v] if lanes == PANEL else [self.take(v, range(at, at + lanes)) for at in range(0, PANEL, lanes)]
 
-    def join(self, parts: list[Any]) -> Any:
+    def join(self, parts: list[ir.Value]) -> ir.Value:
         while len(parts) > 1:
             lanes = 2 * parts[0].type.count
             order = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
             parts = [self.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
-    def sum_of(self, v: Any) -> Any:
+    def sum_of(self, v: ir.Value) -> ir.Value:
         """The sum of the lanes of a vector of floats, added pairwise."""
         width = v.type.count
         while width > 1:
@@ -91,7 +91,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
             v = self.fadd(self.take(v, range(width)), self.take(v, range(width, 2 * width)))
         return self.extract_element(v, INT(0))
 
-    def as_floats(self, pointer: Any, fmt: Format, count: int) -> Any:
+    def as_floats(self, pointer: ir.Value, fmt: Format, count: int) -> ir.Value:
         """`count` weights from `pointer` on, widened to float32: exact."""
         if fmt is FLOAT32:
             return self.load_vector(pointer, FLOAT, count, 4)

@@ -1,0 +1,284 @@
+"""Measures several ways to decode the same prompts (`line_up`, then `race`). They take turns, so that disturbances of
+the machine affect all of them equally. An arm is one way of decoding; a pass decodes every prompt once with every arm.
+An arm is compared with plain decoding in the same passes, never with numbers of another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.stats import SpecStats
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.llm import LLM, Completion
+from slipstream.measure import estimates
+from slipstream.measure.estimates import FEWEST_PASSES, Estimate
+from slipstream.measure.identity import Divergence, find_divergence
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way of decoding.
+
+    llm           the engine; arms may share one or have their own.
+    drafter       argument of `LLM.use`. A drafter given by name (or a list) is created again for every pass, so that a
+                  drafter that learns from texts cannot reuse in pass 2 what it learned in pass 1. An instance is kept.
+                  See `load_weights_once`.
+    draft_tokens  largest number of draft tokens per step.
+    options       options of a drafter that is given by name.
+    params        sampling; each prompt and pass gets its own seed, the same for all arms.
+    batch         prompts that are decoded at once.
+    lengths       chooses the draft lengths, up to `draft_tokens`, and learns from pass to pass; None: they are fixed.
+    against       the arm of plain decoding under the same conditions; None for plain decoding itself.
+    """
+
+    name: str
+    llm: LLM
+    drafter: Any = None
+    draft_tokens: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    params: SamplingParams = field(default_factory=SamplingParams)
+    batch: int = 1
+    lengths: DraftLengths | None = None
+    against: Arm | None = None
+
+    def prepare(self) -> Any:
+        if not isinstance(self.drafter, (str, list)):
+            return self.drafter
+        self.llm.use(self.drafter, **self.options)
+        return self.llm.drafter
+
+
+def is_recreated(drafter: Any) -> bool:
+    """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
+    return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
+
+
+def load_weights_once(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """The drafter and options for an `Arm`. A drafter with weights is loaded here, once; others stay names and are
+    created again for every pass. Any drafter is created once here, so that bad options raise before anything is
+    measured."""
+    llm.use(drafter, **(options or {}))
+    loaded = llm.drafter
+    llm.use(None)
+    if isinstance(drafter, list):
+        return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
+    return (drafter, dict(options or {})) if is_recreated(drafter) else (loaded, {})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch decoded once: wall seconds, output tokens, seconds to the first token (mean of the batch), counters."""
+
+    seconds: float
+    tokens: int
+    first: float
+    stats: SpecStats
+
+
+@dataclass
+class Run:
+    """The measurements of one arm so far.
+
+    groups       for each batch, the indices of its prompts.
+    cells        [groups][passes].
+    texts        prompt -> output ids of the untimed first pass.
+    context      tokens of earlier text before each prompt were added up to this number; None: none were.
+    divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
+    """
+
+    arm: Arm
+    prompts: Seq[Seq[int]]
+    groups: list[list[int]]
+    plain: Run | None = None
+    cells: list[list[Cell]] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    divergences: list[tuple[int, Divergence]] = field(default_factory=list)
+    drafter: Any = None
+    context: int | None = None
+
+    @property
+    def exact(self) -> bool:
+        """True if every text is identical to plain decoding's, except for near-ties."""
+        return all(d.near_tie for _, d in self.divergences)
+
+    @property
+    def rounds(self) -> int:
+        """Passes that every group has completed."""
+        return min((len(row) for row in self.cells), default=0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a complete pass, also of plain decoding."""
+        return self.rounds > 0 and (self.plain is None or self.plain.rounds > 0)
+
+    def stats(self, groups: Seq[int] | None = None) -> SpecStats:
+        """Sum of the counters of all passes, over all groups or some."""
+        return sum((c.stats for row in self._rows(groups) for c in row), SpecStats())
+
+    def seconds_per_token(self, groups: Seq[int] | None = None) -> np.ndarray:
+        """[groups, passes], prefill included."""
+        return np.array([[c.seconds / c.tokens for c in row] for row in self._rows(groups)])
+
+    def weights(self, groups: Seq[int] | None = None) -> np.ndarray:
+        """[groups]: mean output tokens of each group."""
+        return np.array([np.mean([c.tokens for c in row]) for row in self._rows(groups)])
+
+    def tokens_per_second(self, groups: Seq[int] | None = None) -> Estimate:
+        """Output tokens per second, prefill included."""
+        return estimates.estimate_mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
+
+    def speedup(self, groups: Seq[int] | None = None) -> Estimate:
+        """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
+        their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the cause: nothing
+        was drafted, or nothing was accepted and yet it was faster."""
+        if self.plain is None:
+            return Estimate(1.0, 1.0, 1.0)
+        rounds = min(self.rounds, self.plain.rounds)
+        top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
+        estimate = estimates.estimate_ratio(top, bottom, self.plain.weights(groups))
+        stats = self.stats(groups)
+        if stats.accepted or (stats.proposed and estimate.value <= 1):
+            return estimate
+        note = estimates.REJECTED if stats.proposed else estimates.NO_DRAFTS
+        return replace(estimate, low=None, high=None, note=note)
+
+    def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
+        """Median over prompts and passes."""
+        return float(np.median([c.first for row in self._rows(groups) for c in row]))
+
+    def seconds_per_later_token(self, groups: Seq[int] | None = None) -> float | None:
+        """Time per output token of one request after its first token, counted by token and not by step; median over
+        prompts and passes. None if no text has a second token."""
+        chosen = self.groups if groups is None else [self.groups[g] for g in groups]
+        times = [
+            (c.seconds - c.first) / (c.tokens / len(group) - 1)
+            for group, row in zip(chosen, self._rows(groups), strict=True)
+            for c in row
+            if c.tokens > len(group)
+        ]
+        return float(np.median(times)) if times else None
+
+    def _rows(self, groups: Seq[int] | None) -> list[list[Cell]]:
+        """Cells of the complete passes."""
+        chosen = self.cells if groups is None else [self.cells[g] for g in groups]
+        return [row[: self.rounds] for row in chosen]
+
+
+def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
+    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after the one in
+    `against`."""
+    runs: dict[int, Run] = {}
+    for arm in arms:
+        groups = group_prompts(kinds or [""] * len(prompts), arm.batch)
+        plain = None if arm.against is None else runs[id(arm.against)]
+        runs[id(arm)] = Run(arm, prompts, groups, plain, [[] for _ in groups])
+    return list(runs.values())
+
+
+def group_prompts(kinds: Seq[str], batch: int) -> list[list[int]]:
+    """The indices of the prompts in each batch. kinds: a label per prompt; the prompts of a batch have the same, so the
+    last batch of a label may be smaller."""
+    groups = []
+    for kind in dict.fromkeys(kinds):
+        same = [i for i, k in enumerate(kinds) if k == kind]
+        groups += [same[at : at + batch] for at in range(0, len(same), batch)]
+    return groups
+
+
+def count_passes(runs: Seq[Run], rounds: int) -> int:
+    """How often `race` calls `advance`: the length of the progress bar."""
+    return sum(len(run.groups) for run in runs) * (rounds + 1)
+
+
+def race(
+    runs: Seq[Run],
+    rounds: int,
+    advance: Callable[[], None] = lambda: None,
+    seconds: float = float("inf"),
+    each_pass: Callable[[], None] = lambda: None,
+    seed: int = 0,
+) -> None:
+    """Decodes everything once untimed (warm-up, texts), then in `rounds` timed passes. Arms take turns.
+
+    seconds     time limit; at least `FEWEST_PASSES` passes are run, because fewer give no interval.
+    advance     called after each batch.
+    each_pass   called after each timed pass.
+
+    The runs are updated during the measurement, so they keep all measurements if it is interrupted.
+    """
+    for run in runs:
+        warm_up(run, seed, advance)
+    began = perf_counter()
+    order = list(runs)
+    for number in range(rounds):
+        if number >= FEWEST_PASSES and perf_counter() - began > seconds:
+            break
+        for run in order:
+            run.drafter = run.arm.prepare()
+        for g in range(max(len(run.groups) for run in order)):
+            for run in order:
+                if g < len(run.groups):
+                    _timed(run, g, seed + 1 + number)
+                    advance()
+        order = [*order[1:], order[0]]
+        each_pass()
+
+
+def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
+    """One untimed pass: triggers lazy compilation, and stores the texts."""
+    run.drafter = run.arm.prepare()
+    for group in run.groups:
+        done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
+        for i, completion in zip(group, done, strict=True):
+            run.texts[i] = completion.token_ids
+            _compare(run, i, completion)
+        advance()
+
+
+def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:
+    """Decodes one batch. Returns the completions and the wall seconds."""
+    llm = arm.llm
+    llm.use(drafter)
+    llm.draft_tokens = arm.draft_tokens if arm.lengths is None else arm.lengths
+    before, llm.max_batch = llm.max_batch, len(prompts)
+    params = [replace(arm.params, seed=seed) for seed in seeds]
+    try:
+        began = perf_counter()
+        done = llm.generate([list(p) for p in prompts], params)
+        return done, perf_counter() - began
+    finally:
+        llm.max_batch = before
+
+
+def _timed(run: Run, g: int, seed: int) -> None:
+    group = run.groups[g]
+    done, spent = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
+    stats = sum((c.stats for c in done), SpecStats())
+    first = float(np.mean([c.stats.first_token_seconds or 0.0 for c in done]))
+    run.cells[g].append(Cell(spent, stats.tokens, first, stats))
+    for i, completion in zip(group, done, strict=True):
+        _compare(run, i, completion)
+
+
+def _compare(run: Run, i: int, completion: Completion) -> None:
+    """Compares a greedy text with that of plain decoding, in every pass until the prompt's first difference."""
+    if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
+        return
+    stats, batch = completion.stats, run.arm.batch
+    widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.steps)))  # a tree has more nodes than levels
+    difference = find_divergence(
+        run.arm.llm.target, run.prompts[i], run.plain.texts[i], completion.token_ids, (widest + 1) * batch
+    )
+    if difference is not None:
+        run.divergences.append((i, difference))
+
+
+def _seed(round_seed: int, prompt: int) -> int:
+    return round_seed * 100_003 + prompt

@@ -1,0 +1,279 @@
+"""`slipstream bench`: measures drafters against plain decoding in one interleaved run.
+
+Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals: `slipstream.measure.estimates`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
+from slipstream.core.stats import SpecStats
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.measure import loops
+from slipstream.measure.arms import Arm, Run, group_prompts, line_up, load_weights_once, race
+from slipstream.measure.configs import Contender
+from slipstream.measure.estimates import NO_DRAFTS, REASONS
+from slipstream.measure.measured_steps import measure_steps, time_target
+from slipstream.measure.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
+from slipstream.measure.prompts import PromptSet
+from slipstream.measure.provenance import QUIET, OtherProcesses, note_drafts, note_provenance
+from slipstream.measure.results import Result, recording
+from slipstream.measure.tables import counted
+from slipstream.settings import AUTO
+from slipstream.theory.cost_curve import CostCurve
+
+MOST_ARMS = 100
+"""Most arms of one run, plain decoding included."""
+LOOPS = 0.1
+"""If a larger share of the output tokens lies in loops, the report warns."""
+
+
+@dataclass(frozen=True)
+class BenchConfig(Strict):
+    """tokens       largest number of new tokens per prompt.
+    rounds       timed passes over the prompts for each arm.
+    seconds      time limit for the passes; at least three are run.
+    temperatures, batches, contexts   every combination is measured, each with its own plain decoding.
+    contexts     tokens before the answer: each prompt follows so much earlier text (see `PromptSet.in_context`); None:
+                 the prompt alone.
+    sampling     further fields of `SamplingParams`.
+    """
+
+    tokens: int = option(64, check=integer(1))
+    rounds: int = option(5, check=integer(1))
+    seconds: float = option(60.0, check=number(0.0, float("inf")))
+    temperatures: tuple[float, ...] = (0.0,)
+    batches: tuple[int, ...] = (1,)
+    contexts: tuple[int | None, ...] = (None,)
+    seed: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperatures or not self.batches or not self.contexts:
+            raise ParameterError("no temperature, batch size or context was given", fix="give at least one of each")
+        for context in self.contexts:
+            if context is not None:
+                check_integer("context", context, 1)
+        for batch in self.batches:
+            check_integer("batch", batch, 1)
+        for temperature in self.temperatures:
+            self.params(temperature)
+
+    def params(self, temperature: float) -> SamplingParams:
+        """Raises ParameterError for values out of range."""
+        return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
+
+
+def count_steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
+    """How often `bench` calls `advance`."""
+    arms = len(config.contexts) * len(config.temperatures) * (len(contenders) + 1)
+    return arms * (config.rounds + 1) * sum(len(group_prompts(prompts.categories, batch)) for batch in config.batches)
+
+
+def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
+    """For each context, temperature and batch size a run of plain decoding, then one of every contender. What has one
+    label is loaded once."""
+    loaded = {c.label: load_weights_once(llm, c.drafter, c.options) for c in {c.label: c for c in contenders}.values()}
+    runs: list[Run] = []
+    for context, temperature, batch in product(config.contexts, config.temperatures, config.batches):
+        ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
+        plain = Arm("plain", llm, params=config.params(temperature), batch=batch)
+        arms = [plain]
+        for c in contenders:
+            drafter, options = loaded[c.label]
+            lengths = DraftLengths(c.draft_tokens) if c.adaptive else None
+            arms.append(Arm(c.label, llm, drafter, c.draft_tokens, options, plain.params, batch, lengths, plain))
+        for run in line_up(arms, ids, prompts.categories):
+            run.context = context
+            runs.append(run)
+    return runs
+
+
+def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
+    """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
+    axis if a drafter is measured at several."""
+    axes: dict[str, list[Any]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
+    for c in contenders:
+        lengths = [other.length for other in contenders if other.label == c.label]
+        axes["draft_tokens"] = max(axes["draft_tokens"], lengths, key=len)
+    axes |= {name: list(values) for name, values in conditions.items()}
+    return {name: distinct for name, values in axes.items() if len(distinct := list(dict.fromkeys(values))) > 1}
+
+
+def choose_x_axis(axes: Mapping[str, Seq[Any]]) -> str | None:
+    """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals; None if there
+    is none."""
+    numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
+    return max(numeric, key=lambda name: len(axes[name]), default=None)
+
+
+def bench(
+    llm: LLM,
+    contenders: Seq[Contender],
+    prompts: PromptSet,
+    config: BenchConfig,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Result:
+    """Measures the contenders and writes the result to `out` after every pass. An interruption leaves the measurements
+    so far in the file, with `complete` false, and in the attribute `result` of the raised exception. Raises
+    ParameterError for more than `MOST_ARMS` arms.
+    """
+    conditions = {"temperature": config.temperatures, "batch": config.batches, "context": config.contexts}
+    axes = find_axes(contenders, conditions)
+    count = (len(contenders) + 1) * prod(map(len, conditions.values()))
+    if count > MOST_ARMS:
+        raise ParameterError(
+            f"{count} settings were requested, at most {MOST_ARMS} are measured in one run",
+            fix="give fewer values, or a step as in 2:16:2",
+        )
+    x = choose_x_axis(axes)
+    origin = note_provenance(llm, config.seed, prompts=prompts.digest, drafts=note_drafts(contenders))
+    named = [
+        {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
+        for c in contenders
+    ]
+    result = Result("bench", {"contenders": named, **asdict(config), "axes": axes, "x": x}, origin)
+    runs: list[Run] = []
+    costs: CostCurve | None = None
+    neighbours = OtherProcesses()
+
+    def collect() -> BenchData:
+        result.provenance["neighbours"] = neighbours.share()
+        result.warnings = [*prompts.warnings, *collect_warnings(runs, result.provenance["neighbours"])]
+        ready = [run for run in runs if run.measured]
+        return BenchData(prompts.as_dict(), [compute_arm(run, prompts, ready, costs) for run in ready])
+
+    with recording(result, out, collect) as save:
+        runs += line_up_contenders(llm, contenders, prompts, config)
+        if x and not all(c.adaptive for c in contenders):
+            past = int(np.median([len(ids) for run in runs for ids in run.prompts]))
+            costs = time_target(llm.target, past, max(run.arm.batch * (run.arm.draft_tokens + 1) for run in runs))
+        race(runs, config.rounds, advance, config.seconds, save, config.seed)
+    return result
+
+
+def compute_arm(run: Run, prompts: PromptSet, runs: Seq[Run], costs: CostCurve | None) -> BenchArm:
+    """Compute the figures of one arm over all prompts and by category. runs, costs: as for `predict_arm`."""
+    kinds = dict.fromkeys(prompts.categories)
+    groups = {kind: [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind] for kind in kinds}
+    return BenchArm(
+        label=run.arm.name,
+        plain=run.plain is None,
+        draft_tokens=run.arm.draft_tokens if run.arm.lengths is None else AUTO,
+        temperature=run.arm.params.temperature,
+        batch=run.arm.batch,
+        against=None if run.plain is None else runs.index(run.plain),
+        context=run.context,
+        rounds=run.rounds,
+        exact=run.exact,
+        texts=judge_texts(run),
+        divergences=[NamedDivergence(**vars(d), prompt=prompts.prompts[i].name) for i, d in run.divergences],
+        overall=compute_figures(run),
+        categories={kind: compute_figures(run, of_kind) for kind, of_kind in groups.items()},
+        loops={"share": loops.measure_loops(run.texts), "prompts": loops.find_looping(run.texts)},
+        cells={
+            "prompts": run.groups,
+            "seconds": [[cell.seconds for cell in row] for row in run.cells],
+            "tokens": [[cell.tokens for cell in row] for row in run.cells],
+        },
+        predicted=predict_arm(run, runs, costs),
+    )
+
+
+def compute_figures(run: Run, groups: Seq[int] | None = None) -> Figures:
+    """Compute the figures of one arm over all prompt groups or some."""
+    stats = run.stats(groups)
+    wall = float((run.seconds_per_token(groups).mean(1) * run.weights(groups)).sum()) * run.rounds
+    spent = dict(stats.seconds)
+    spent["outside"] = max(0.0, wall - stats.total_seconds)
+    return Figures(
+        tokens_per_second=run.tokens_per_second(groups),
+        speedup=run.speedup(groups),
+        first_token_seconds=run.first_token_seconds(groups),
+        seconds_per_later_token=run.seconds_per_later_token(groups),
+        acceptance_rate=stats.acceptance_rate,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        position_rates=list(stats.position_rates),
+        shares={phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
+        stats=stats.as_dict(),
+    )
+
+
+def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted | None:
+    """Predict tokens per second and speed-up by the closed forms, from the *longest* draft of the arms that differ only
+    in the draft length, and the shortest, which tells the cost of a draft token. costs: of the target. None if the
+    closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no draft)."""
+    if costs is None or run.plain is None or run.arm.lengths is not None:
+        return None
+    series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]
+    shortest, longest = (pick(series, key=lambda r: r.arm.draft_tokens) for pick in (min, max))
+    stats = longest.stats()
+    if not stats.position_rates or is_tree(stats):
+        return None
+    m = measure_steps(longest, costs, shortest)
+    expected = m.prediction(run.arm.draft_tokens)
+    return Forecasted(m.batch * m.tokens / expected.total_seconds, expected.speedup, expected.tau)
+
+
+def is_tree(stats: SpecStats) -> bool:
+    """Whether more draft tokens were verified than a chain of the same depth has."""
+    return stats.proposed > sum(stats.drafted_at.values())
+
+
+def judge_texts(run: Run) -> str:
+    """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    "BUG"."""
+    if run.plain is None:
+        return "plain"
+    if not run.arm.params.greedy:
+        return "sampled"
+    if not run.divergences:
+        return "identical"
+    return "near-tie" if all(d.near_tie for _, d in run.divergences) else "BUG"
+
+
+def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
+    """Warnings that limit how far the numbers can be trusted."""
+    texts = []
+    if neighbours is not None and neighbours > QUIET:
+        texts.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
+    notes = {run.tokens_per_second().note for run in runs if run.measured} - {""}
+    texts += [REASONS[note] for note in sorted(notes)]
+    texts += warn_of_loops(runs)
+    for run in runs:
+        where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
+        where = where if run.context is None else f"{where[:-1]}, context {run.context})"
+        stats = run.stats() if run.measured else None
+        if judge_texts(run) == "BUG":
+            i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
+            texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
+        if stats is not None and stats.drafter_faults:
+            texts.append(
+                f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
+            )
+        if stats is not None and run.plain is not None and not stats.proposed:
+            texts.append(f"{where}: {REASONS[NO_DRAFTS]}")
+    return texts
+
+
+def warn_of_loops(runs: Seq[Run]) -> list[str]:
+    """A warning if much of the text of plain decoding is a loop, for the condition where it is most."""
+    plain = [run for run in runs if run.plain is None and run.texts]
+    worst = max(plain, key=lambda run: loops.measure_loops(run.texts), default=None)
+    if worst is None or loops.measure_loops(worst.texts) <= LOOPS:
+        return []
+    share, many = loops.measure_loops(worst.texts), len(loops.find_looping(worst.texts))
+    return [
+        f"{share:.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
+        "loop is easy to draft, so other text gains less"
+    ]

@@ -1,0 +1,167 @@
+"""Writes a choice of drafter and draft length as a configuration of Slipstream and of vLLM.
+
+It knows the names and defaults of `vllm serve` 0.33. If vLLM does not have the method, the entry says so and proposes
+no other. Nothing is measured or loaded here; of a draft model or head in a folder, config.json is read.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.params import Strict
+from slipstream.drafters.registry import DRAFTERS, Needs
+from slipstream.errors import ParameterError
+from slipstream.settings import AUTO, SAME
+
+PLUGIN = "slipstream.integrations.vllm.Proposer"
+STARTED_WITH = {
+    "vllm": '"num_speculative_tokens": {k} in --speculative-config',
+    "slipstream": "--draft-tokens {k}",
+}
+"""How a server is started to draft k tokens."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter to measure. drafter, options: arguments of `LLM.use`.
+
+    adaptive  whether draft lengths are chosen in each step, up to `draft_tokens`.
+    """
+
+    label: str
+    drafter: Any
+    draft_tokens: int
+    options: dict[str, Any] = field(default_factory=dict)
+    adaptive: bool = False
+
+    @property
+    def length(self) -> int | str:
+        """The draft length as it is shown."""
+        return AUTO if self.adaptive else self.draft_tokens
+
+
+@dataclass(frozen=True)
+class DrafterChoice(Strict):
+    """drafter     name in the registry; members of a stack as in "suffix,model"; "none".
+    draft_tokens  K.
+    target, draft  folder, hub id or "embedded", as the user gave them; draft: a draft model or a head.
+    options     options of the drafter.
+    engine      further options of `slipstream generate`, as {"executor": "torch"}; None values are left out.
+    """
+
+    drafter: str
+    draft_tokens: int = 0
+    target: str = "embedded"
+    draft: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings(Strict):
+    """values: the settings, None if there is no counterpart; text: as typed on a command line; note: a remark."""
+
+    values: dict[str, Any] | None
+    text: str
+    note: str = ""
+
+
+def slipstream(choice: DrafterChoice) -> dict[str, Any]:
+    """The mapping that `slipstream generate --config FILE` reads: option names and values."""
+    options: dict[str, Any] = {"target": choice.target}
+    names = choice.drafter.split(",")
+    if choice.draft is not None and any(map(_reads_draft, names)):
+        options["draft"] = choice.draft
+    options |= {"drafter": choice.drafter, "draft_tokens": choice.draft_tokens}
+    loads_model = choice.draft is not None and any(map(_loads_model, names))
+    used = {name: value for name, value in choice.engine.items() if loads_model or not name.startswith("draft_")}
+    options |= {name: value for name, value in used.items() if value is not None}
+    if choice.options:
+        options["drafter_option"] = [f"{name}={value}" for name, value in choice.options.items()]
+    return options
+
+
+def vllm(choice: DrafterChoice) -> Settings:
+    """Arguments of `vllm serve` by name. Lookups are Slipstream's, by the plug-in `integrations.vllm`."""
+    if choice.drafter == "none":
+        return Settings({}, "", "plain decoding: leave --speculative-config out")
+    names = choice.drafter.split(",")
+    if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
+        lookup: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
+        if choice.options:
+            lookup["options"] = dict(choice.options)
+        config: dict[str, Any] = {"method": "custom_class", "model": PLUGIN}
+        config["num_speculative_tokens"] = choice.draft_tokens
+        values = {"speculative_config": config, "additional_config": {"slipstream": lookup}}
+        return Settings(values, _flags(values), "needs slipstream in vLLM's environment, and the V1 runner")
+    methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": _block_method(choice),
+               "mtp": "mtp"}  # fmt: skip
+    method = methods.get(choice.drafter)
+    if method is None:
+        gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
+        return _none(choice, gone)
+    if _another_tokenizer(choice):
+        return _none(choice, " with draft_tokenizer='string'")
+    model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
+    config = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
+    note = ""
+    if model and _parallel(choice):
+        config["parallel_drafting"] = True
+        note = "needs the V1 runner"
+    values = {"speculative_config": config}
+    return Settings(values, _flags(values), note)
+
+
+def _reads_draft(name: str) -> bool:
+    return name in DRAFTERS and DRAFTERS[name].reads_draft
+
+
+def _loads_model(name: str) -> bool:
+    return _reads_draft(name) and DRAFTERS[name].needs is not Needs.DRAFT_HEAD
+
+
+def _another_tokenizer(choice: DrafterChoice) -> bool:
+    """Whether there is a draft model whose tokenizer is not the target's."""
+    other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
+    return other and any(map(_loads_model, choice.drafter.split(",")))
+
+
+def _parallel(choice: DrafterChoice) -> bool:
+    """Whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD, P-EAGLE)."""
+    from slipstream.heads.recognition import MASK_TOKENS
+
+    keys = {"model": ("pard_token",), "dflash": ()}.get(choice.drafter, MASK_TOKENS)
+    return any(_said(choice).get(key) is not None for key in keys)
+
+
+def _block_method(choice: DrafterChoice) -> str:
+    """Name vLLM's method for a head that drafts blocks: "dflash", or "dspark" with a Markov head."""
+    return "dspark" if choice.drafter == "dflash" and _said(choice).get("markov_rank") else "dflash"
+
+
+def _said(choice: DrafterChoice) -> Mapping[str, Any]:
+    """config.json of the draft model or head; empty if it is no folder."""
+    from slipstream.checkpoints.checkpoint import read_json
+
+    return read_json(Path(_draft(choice)) / "config.json", missing_ok=True)
+
+
+def _draft(choice: DrafterChoice) -> str:
+    if not choice.draft:
+        raise ParameterError(
+            f"drafter {choice.drafter!r} needs a draft model or head, and none is named", fix="give --draft"
+        )
+    return choice.draft
+
+
+def _none(choice: DrafterChoice, more: str) -> Settings:
+    return Settings(None, "", f"no counterpart of {choice.drafter!r} in vLLM 0.33{more}")
+
+
+def _flags(values: Mapping[str, object]) -> str:
+    """As on a command line; objects as JSON."""
+    texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in values.items()}
+    return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in texts.items())

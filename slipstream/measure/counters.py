@@ -1,0 +1,151 @@
+"""Counters that servers show at /metrics, for Prometheus, in our definitions (`slipstream.core.stats`).
+
+`NAMES` is the only place that knows how a server calls them; docs/server.md shows the same table.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import accumulate, chain
+from math import ceil
+from operator import add, sub
+from typing import Any
+
+from slipstream.errors import ParameterError
+
+SERVERS = {"slipstream": "Slipstream", "vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server"}
+"""Prefix of the names -> the server. Slipstream may have vLLM's for most, and its own for others."""
+NAMES = {
+    "drafts": ("spec_decode_num_drafts_total", "spec_verify_calls_total", "spec_decode_num_drafts_total"),
+    "draft_tokens": ("spec_decode_num_draft_tokens_total", "", "spec_decode_num_draft_tokens_total"),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens_total", "", "spec_decode_num_accepted_tokens_total"),
+    "accepted_at": (
+        "spec_decode_num_accepted_tokens_per_pos_total", "", "spec_decode_num_accepted_tokens_per_pos_total"
+    ),
+    "output_tokens": ("generation_tokens_total", "generation_tokens_total", "tokens_predicted_total"),
+    "requests": ("request_success_total", "num_requests_total", ""),
+    "preemptions": ("num_preemptions_total", "num_retracted_requests_total", ""),
+    "prefix_queries": (
+        "prefix_cache_queries_total", "prompt_tokens_total", "prompt_tokens_total + prompt_tokens_cached_total"
+    ),
+    "prefix_hits": ("prefix_cache_hits_total", "cached_tokens_total", "prompt_tokens_cached_total"),
+    "running": ("num_requests_running", "num_running_reqs", "requests_processing"),
+    "waiting": ("num_requests_waiting", "num_queue_reqs", "requests_deferred"),
+    "kv_usage": ("kv_cache_usage_perc", "token_usage", ""),
+    "accept_length": ("", "spec_accept_length", ""),
+    "first_tokens": ("time_to_first_token_seconds_count", "", ""),
+    "decode_seconds": ("inter_token_latency_seconds_sum", "", ""),
+    "engine_steps": ("iteration_tokens_total_count", "", ""),
+}  # fmt: skip
+"""Quantity -> its names without prefix: of vLLM and Slipstream, of SGLang, of llama-server; "": not reported."""
+OF_SLIPSTREAM = {"output_tokens": "request_generation_tokens_sum", "first_tokens": "request_success_total",
+                 "decode_seconds": "request_decode_time_seconds_sum", "engine_steps": ""}  # fmt: skip
+"""Names of Slipstream that are not those of vLLM: it counts drafts when a choice ends, so what they are compared with
+has to be of choices that have ended, too."""
+NOW = ("running", "waiting", "kv_usage", "accept_length", "engines", "began")
+"""What holds at a moment; the rest counts from when the server was started. engines: how many report requests;
+began: when the process was started, 0 if the page does not say."""
+MEANS = ("kv_usage", "accept_length")
+"""Of several engines, the largest is taken."""
+NOT_REPORTED = "not reported"
+
+
+def name_of(quantity: str, server: str) -> str:
+    """Return the name of a quantity on the page of a server; "" if the server does not report it."""
+    if server == "slipstream" and quantity in OF_SLIPSTREAM:
+        return OF_SLIPSTREAM[quantity]
+    return NAMES[quantity][{"sglang": 1, "llamacpp": 2}.get(server, 0)]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """server: key of `SERVERS`. values: by quantity, "accepted_at 1" for position 1; none for what is not reported.
+    models: whose counters are on the page."""
+
+    server: str
+    values: Mapping[str, float]
+    models: tuple[str, ...] = ()
+
+    def restarted(self, before: Counters) -> bool:
+        """Return True if the server was restarted since `before`: its start time differs, or a counter fell."""
+        fell = (self.values.get(key, 0.0) < n for key, n in before.values.items() if key not in NOW)
+        return self.values.get("began") != before.values.get("began") or any(fell)
+
+    def since(self, before: Counters) -> Counters:
+        """By how much they have grown; since the restart, if there was one."""
+        return self if self.restarted(before) else self._with(before, sub)
+
+    def __add__(self, later: Counters) -> Counters:
+        return later._with(self, add)
+
+    def _with(self, former: Counters, join: Callable[[float, float], float]) -> Counters:
+        joined = {key: n if key in NOW else join(n, former.values.get(key, 0.0)) for key, n in self.values.items()}
+        return replace(self, values=joined)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; None for what is not reported.
+
+        accepted_at             share of the drafts whose token at position 1, 2, ... was accepted.
+        acceptance_rate         accepted draft tokens over verified ones.
+        mean_acceptance_length  tokens of a step in which tokens were drafted, the bonus token included.
+        tokens_per_step         output tokens over all steps: a step gives one token and those that it accepts.
+        """
+        figures: dict[str, Any] = {name: self.values.get(name) for name in NAMES}
+        drafts, drafted, accepted, _, output, requests, *_ = figures.values()
+        if accepted is None and drafts and None not in (output, requests):
+            # A request's first token is its prefill's, and each verification adds one to those that it accepts.
+            accepted = figures["accepted_tokens"] = max(0.0, output - drafts - requests)
+        positions = sum(key.startswith("accepted_at ") for key in self.values)
+        at = [self.values.get(f"accepted_at {i}", 0.0) for i in range(1, positions + 1)]
+        if drafts and drafted and (at or not accepted):
+            at += [0.0] * (ceil(drafted / drafts) - len(at))
+            figures["accepted_at"] = list(accumulate((min(1.0, n / drafts) for n in at), min))
+        steps = (output or 0) - (accepted or 0)
+        return figures | {
+            "server": self.server,
+            "models": list(self.models),
+            "engines": self.values.get("engines"),
+            "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
+            "mean_acceptance_length": 1 + accepted / drafts if drafts and accepted is not None else None,
+            "tokens_per_step": output / steps if output and steps > 0 else None,
+        }
+
+
+def add_counters(parts: Iterable[Counters | None]) -> Counters | None:
+    """Those of several passes; None if one has none."""
+    every = list(parts)
+    return reduce(add, every) if every and all(every) else None
+
+
+def read_counters(text: str) -> Counters | None:
+    """Read the counters of a page in Prometheus's text format; None for an unknown server. Counters of several engines
+    or models are added. The KV cache is reported for the fullest engine."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as fault:
+        raise ParameterError("prometheus-client is not installed", fix="pip install 'slipstream[bench]'") from fault
+    prefixes, seen, models, began = set(), defaultdict(list), set(), 0.0
+    try:
+        for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+            prefix, _, name = sample.name.partition(":")
+            if prefix in SERVERS and not sample.labels.get("priority"):
+                prefixes.add(prefix)
+                seen[name].append((sample.labels.get("position"), sample.value))
+                models |= {sample.labels["model_name"]} if "model_name" in sample.labels else set()
+            began = sample.value if sample.name == "process_start_time_seconds" else began
+    except ValueError:  # a page of another kind
+        return None
+    server = next((prefix for prefix in SERVERS if prefix in prefixes), None)
+    if server is None:
+        return None
+    values: dict[str, float] = defaultdict(float)
+    for quantity in NAMES:
+        names = name_of(quantity, server).split(" + ")
+        for position, value in chain(*(seen[name] for name in names)) if all(seen.get(n) for n in names) else ():
+            key = quantity if position is None else f"{quantity} {int(position) + 1}"
+            values[key] = max(values[key], value) if key in MEANS else values[key] + value
+    values |= {"engines": len(seen[name_of("running", server)]), "began": began}
+    return Counters(server, dict(values), tuple(sorted(models)))

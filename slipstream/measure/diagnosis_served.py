@@ -1,0 +1,263 @@
+"""`slipstream tune --base-url URL`: whether speculation pays on a running server, and which setting would help.
+
+Only what the server counts is known, under the load that it has:
+
+    at most   tokens of a decode step: the speed-up if drafts and their verification cost nothing
+    measured  the speed-up against the server's own steps without drafts, where the times of steps tell it
+    assumed   the speed-up if a draft token costs `c` decode steps and a row nothing; it only compares draft lengths
+
+No counter knows what a step takes without speculation. Where "at most" and "measured" decide nothing, it is not judged.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import ServedError
+from slipstream.measure.configs import STARTED_WITH
+from slipstream.measure.counters import NAMES, NOT_REPORTED, SERVERS, Counters, add_counters, name_of
+from slipstream.measure.diagnosis import ACCEPTANCE, FINE, FIXES, LENGTH, NOTHING, UNKNOWN
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.estimates import Estimate, t_quantile
+from slipstream.measure.provenance import note_conditions
+from slipstream.measure.results import Result, recording
+from slipstream.measure.tables import Section, Table, counted, interval, percent, remark, times, words
+from slipstream.measure.traffic_client import TrafficClient
+
+KIND = "tune-served"
+OFF, SELDOM, COSTLY = "nothing is drafted", "too few steps draft", "drafts cost more than they gain"
+HARDLY = 0.1
+"""Positions that a smaller share of the drafts accepts are named."""
+FULL = 0.9
+"""If drafts are shorter than this share of the longest on average, rates by position say little of other lengths."""
+ENOUGH, MANY = 100, 8
+"""Fewest drafts from which another length is recommended; their tokens where the server does not count them."""
+PARTS, FEWEST_PARTS, FEWEST_STEPS = 20, 12, 20
+"""Parts of the time watched; fewest parts for `estimate_own_steps`, and fewest steps of each."""
+SURE = 1.3
+"""Smallest gain over the server's own steps without drafts that is called a gain. Speculation may slow these down, too:
+vLLM with our drafters had 0.77 of plain decoding where hardly anything was drafted (docs/vllm.md)."""
+BLIND_TO = (
+    "What counters cannot show: what a step takes on a server that does not speculate (vLLM, for example, turns "
+    "asynchronous scheduling off for lookups); other loads and other texts; whether the text is the same, which "
+    "slipstream verify compares. Counters are those of all clients."
+)
+BEHIND = "if this is a router, give the URL of one server behind it"
+
+
+@dataclass(frozen=True)
+class ServedForecast:
+    """The longest draft, the speed-ups at most, measured (`estimate_own_steps`) and now (assumed), and the best length
+    up to the longest with its assumed speed-up."""
+
+    longest: int
+    now: float | None
+    best_length: int
+    best: float
+    most: float
+    measured: Estimate | None
+
+
+@dataclass
+class ServedDiagnosis:
+    """cause, fix, reason, evidence: as in `Diagnosis`; reason: what was found, too. forecast: None where nothing is
+    known."""
+
+    cause: str = UNKNOWN
+    fix: str = ""
+    reason: str = ""
+    evidence: list[str] = field(default_factory=list)
+    forecast: ServedForecast | None = None
+
+
+@dataclass(frozen=True)
+class WatchedServer:
+    """counters: as `Counters.as_dict` gives them; None: the server reports none."""
+
+    counters: dict[str, Any] | None = None
+    diagnosis: ServedDiagnosis | None = None
+
+
+def diagnose_served(counters: Mapping[str, Any] | None, c: float, measured: Estimate | None = None) -> ServedDiagnosis:
+    """Diagnose from `Counters.as_dict`; None: the server reports no counters. A pure function. c: cost of a draft
+    token, in decode steps; measured: `estimate_own_steps`."""
+    diagnosis = ServedDiagnosis()
+
+    def found(reason: str, fix: str, cause: str = UNKNOWN) -> ServedDiagnosis:
+        return replace(diagnosis, cause=cause, reason=reason, fix=fix)
+
+    if counters is None:
+        fix = "start llama-server with --metrics, SGLang with --enable-metrics, vLLM without --disable-log-stats"
+        return found("/metrics has no counters of vLLM, SGLang, llama-server or Slipstream", f"{fix}; {BEHIND}")
+    server, running, output = SERVERS[counters["server"]], counters["running"] or 0, counters["output_tokens"]
+    n, drafts = max(1, round(running)), counters["drafts"]
+    load = f"about {counted(n, 'request')} at once"
+    compare = f"compare it with one that does not speculate: slipstream bench --serve A --serve B --concurrency {n}"
+    for refused, reason, fix in (
+        (output is None, f"the page has names of {server}, but counts no output tokens, as a router's does", BEHIND),
+        (len(counters["models"]) > 1, f"the page adds up several models: {', '.join(counters['models'])}", BEHIND),
+        (not output and running, "no token was counted; most servers count them when a request ends", "watch longer"),
+        (not output, "no request ran", "watch while requests run; slipstream bench --serve sends some"),
+        (drafts is None and server == "llama-server", "this llama-server does not report drafts", "use a newer one"),
+        (not drafts and counters["accept_length"], "this SGLang counts no verify calls", f"use a newer one; {compare}"),
+    ):  # fmt: skip
+        if refused:
+            return found(reason, fix)
+    diagnosis.evidence = collect_evidence(counters)
+    if not drafts:
+        why = f"whether speculation would pay under this load, {load}, cannot be seen; it gains most with few"
+        return found(why, f"start a second server that speculates, then {compare}", OFF)
+    rates, draft_tokens = counters["accepted_at"] or [], counters["draft_tokens"]
+    decoded, accepted = output - (counters["first_tokens"] or counters["requests"] or 0), counters["accepted_tokens"]
+    if accepted is None or (steps := decoded - accepted) <= 0:
+        return found(f"{server} counts {accepted} accepted of {decoded:.0f} decoded tokens", compare)
+    most, share = decoded / steps, min(1.0, drafts / steps)
+    gains = [(1 + share * sum(rates[:k])) / (1 + share * c * k) for k in range(len(rates) + 1)]
+    now = None if draft_tokens is None else most / (1 + c * draft_tokens / steps)
+    longest = k = len(rates)
+    if draft_tokens is None or not rates:
+        diagnosis.evidence.append(f"{server} does not report acceptance by position, so no other length is judged")
+    elif (drafted := draft_tokens / drafts) > FULL * longest:
+        k = max(range(longest + 1), key=gains.__getitem__)
+    else:
+        diagnosis.evidence.append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
+    if now is not None:
+        diagnosis.evidence.append(f"assumed: rows are free, and a draft token costs {c:g} steps: {times(now)}")
+    diagnosis.forecast = ServedForecast(longest, now, k, gains[k], most, measured)
+    at_most = (
+        f"at most {times(most)} ({steps:,.0f} decode steps) under this load, {load}, if drafts and rows cost nothing"
+    )
+    against = f"{interval(measured)} against this server's own steps without drafts" if measured else ""
+    low, high = (measured.low or 0.0, measured.high or math.inf) if measured else (0.0, math.inf)
+    if high < 1 / FINE:
+        return found(f"{against}, with {load}", f"{FIXES[LENGTH]}, or switch speculation off under such a load", COSTLY)
+    spread = 2 * ((accepted + 1) * (draft_tokens or MANY * drafts) / drafts) ** 0.5  # accepted tokens come in runs
+    if most + spread / steps < FINE:
+        few = "use a drafter that drafts more often, or switch speculation off for such texts"
+        return found(at_most, few, SELDOM) if share < 0.5 else found(at_most, FIXES[ACCEPTANCE], ACCEPTANCE)
+    if 0 < k < longest and drafts >= ENOUGH and gains[k] >= FINE * gains[longest]:
+        why = f"if rows are free and a draft token costs {c:g} decode steps (--c; not measured), {counted(k, 'token')} "
+        why += f"give {times(gains[k])}, {longest} give {times(gains[longest])}"
+        setting = STARTED_WITH.get(counters["server"], "see its options").format(k=k)
+        return found(why, f"draft {counted(k, 'token')}: {setting}", LENGTH)
+    if SURE <= low <= most:
+        return found(f"{against}; {at_most}", "", NOTHING)
+    return found(f"{at_most}{f', and {against}' * bool(against)}; what a step takes without it is not known", compare)
+
+
+def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
+    """Estimate the speed-up over steps of the same server without drafts; None if the step times do not tell it.
+
+    parts: what the counters gained in each part of the time watched. By least squares, weighted by steps, the time of a
+    step is a quadratic function of its draft tokens (the quadratic term widens the interval where rows are not equally
+    dear), beside requests and prompt tokens in a step, and how late it is, as texts grow. At no draft tokens it is the
+    time of a step without drafts. It is not extrapolated from parts that all draft much.
+    """
+    rows, gained = [], 0.0
+    for i, part in enumerate(each.as_dict() for each in parts):
+        tokens = (part["output_tokens"] or 0) - (part["first_tokens"] or 0)
+        steps = tokens - (part["accepted_tokens"] or 0)
+        if steps >= FEWEST_STEPS and part["decode_seconds"] and part["draft_tokens"] is not None:
+            passes, prompt = part["engine_steps"] or steps, (part["prefix_queries"] or 0) - (part["prefix_hits"] or 0)
+            drafted = part["draft_tokens"] / passes
+            rows.append([steps, part["decode_seconds"], 1, drafted, drafted**2, steps / passes, prompt / passes, i])
+            gained += tokens
+    if len(rows) < FEWEST_PARTS:
+        return None
+    weights, seconds, *columns = np.array(rows).T
+    if columns[1].min() > columns[1].mean() / 2 or not columns[1].any():
+        return None
+    columns[3:] = [column - np.average(column, weights=weights) for column in columns[3:]]
+    design = np.array(columns).T * np.sqrt(weights)[:, None]
+    design /= (scale := np.maximum(np.linalg.norm(design, axis=0), 1e-12))
+    times_seen = seconds / np.sqrt(weights)
+    fit, _, rank, _ = np.linalg.lstsq(design, times_seen, rcond=1e-9)
+    freedom = len(rows) - int(rank)
+    variance = ((times_seen - design @ fit) ** 2).sum() / freedom * np.linalg.pinv(design.T @ design)[0, 0]
+    unit = gained / seconds.sum() / scale[0]  # from seconds of a step without drafts to the speed-up
+    gain, error = float(fit[0] * unit), t_quantile(0.975, freedom) * float(np.sqrt(variance) * unit)
+    return Estimate(gain, gain - error, gain + error)
+
+
+def collect_evidence(counters: Mapping[str, Any]) -> list[str]:
+    said, rates = [], counters["accepted_at"] or []
+    if counters["mean_acceptance_length"]:
+        said.append(f"a step with a draft gives {counters['mean_acceptance_length']:.2f} tokens")
+    if counters["drafts"] and counters["tokens_per_step"]:
+        share = counters["drafts"] * counters["tokens_per_step"] / counters["output_tokens"]
+        said.append(f"tokens were drafted in {percent(min(1.0, share))} of the steps")
+    if counters["engines"] and counters["engines"] > 1:
+        said.append(f"{counters['engines']:.0f} engines report together")
+    seldom = [i for i, rate in enumerate(rates, start=1) if rate < HARDLY]
+    if seldom:
+        said.append(f"from position {seldom[0]} on, fewer than {percent(HARDLY)} of the drafts are accepted")
+    return said
+
+
+def judge(samples: Seq[Counters], c: float) -> WatchedServer:
+    """Judge a server whose counters were read several times; without any it reports none."""
+    parts = [after.since(before) for before, after in pairwise(samples)]
+    whole = add_counters(parts)
+    if whole is None:
+        return WatchedServer(None, diagnose_served(None, c))
+    now = {name: float(np.mean([each.values.get(name, 0.0) for each in samples])) for name in ("running", "waiting")}
+    now = {name: mean for name, mean in now.items() if name in whole.values}
+    reported = replace(whole, values={**whole.values, **now}).as_dict()
+    diagnosis = diagnose_served(reported, c, estimate_own_steps(parts))
+    if any(after.restarted(before) for before, after in pairwise(samples)):
+        diagnosis.evidence.append("the server was restarted while it was watched")
+    return WatchedServer(reported, diagnosis)
+
+
+def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = None) -> Result:
+    """Diagnose a server by watching its counters for some seconds. Sends no request. Raises ServedError."""
+    result = Result(KIND, {"watch": seconds, "c": c}, note_conditions(None, servers=[place.described()["id"]]))
+
+    async def read() -> list[Counters]:
+        seen: list[Counters | None] = []
+        async with TrafficClient(place, place.timeout) as client:
+            for i in range((PARTS if seconds else 1) + 1):
+                await asyncio.sleep(seconds / PARTS if i and seen[0] else 0)
+                seen.append(await client.counters())
+        if seen[0] and not seen[-1]:
+            raise ServedError(f"{place.base_url} reports no counters any more", fix="look into the server's log")
+        return [each for each in seen if each] if seen[0] else []
+
+    seen = [WatchedServer()]
+    with recording(result, out, lambda: seen[-1]):
+        seen.append(judge(asyncio.run(read()), c))
+    return result
+
+
+def make_section(result: Result) -> Section:
+    report = Section("Does speculation pay on this server?", "Nothing was seen before the run ended.")
+    seen = result.measured(WatchedServer)
+    if seen.diagnosis:
+        report.lead = write_lead(seen.diagnosis)
+        report.tables += [tabulate_counters(seen.counters, result.settings["watch"])] if seen.counters else []
+        report.notes += [*map(remark, seen.diagnosis.evidence), BLIND_TO]
+    return report
+
+
+def write_lead(diagnosis: ServedDiagnosis) -> str:
+    heads = {UNKNOWN: "Not diagnosed", NOTHING: "Nothing is wrong"}
+    said = f"{heads.get(diagnosis.cause, 'Cause: ' + diagnosis.cause)}: {diagnosis.reason}."
+    return f"{said} Fix: {diagnosis.fix}." if diagnosis.fix else said
+
+
+def tabulate_counters(counters: dict[str, Any], seconds: float) -> Table:
+    rows = []
+    for quantity in (*NAMES, "acceptance_rate"):
+        value, share = counters.get(quantity), quantity in ("accepted_at", "kv_usage", "acceptance_rate")
+        several = value if isinstance(value, list) else [value]
+        text = ", ".join(percent(each) if share else f"{each:.0f}" for each in several if each is not None)
+        name = name_of(quantity, counters["server"]) if quantity in NAMES else "computed"
+        rows.append([quantity.replace("_", " "), text or NOT_REPORTED, name])
+    title = f"What {SERVERS[counters['server']]} reports, {seconds:g} s watched"
+    return Table(title, [words(""), words("value"), words("its name")], rows)

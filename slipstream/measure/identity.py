@@ -1,0 +1,69 @@
+"""Compares two greedy texts, and tests whether rounding can explain a difference.
+
+In float32 a row of logits rounds differently if other rows are computed in the same pass. If the logits of the target's
+two most likely tokens are closer than that, either may win. Such a near-tie is always reported; any other difference is
+a bug.
+"""
+
+from collections.abc import Callable, Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.target import Target, begun, released
+from slipstream.core.text_ends import common_beginning
+from slipstream.measure.measurements import Divergence
+
+Scores = Callable[[Tensor, Seq[int]], Tensor]
+"""(logits [V], output before them) -> scores [V]; the index of the first maximum is the next token."""
+
+
+def find_divergence(
+    target: Target,
+    prompt: Seq[int],
+    plain: Seq[int],
+    other: Seq[int],
+    rows: int = 5,
+    scores: Scores = lambda logits, output: logits,
+) -> Divergence | None:
+    """Compare the outputs of plain decoding and of another method; None if they are equal.
+
+    rows    number of rows that one pass of the other method verified.
+    scores  the scores that the texts maximise, if these are not the logits.
+    """
+    if list(plain) == list(other):
+        return None
+    position = common_beginning(plain, other)
+    alone, among, prefilled = (
+        scores(_logits(target, prompt, plain[:position], n), plain[:position]) for n in (0, rows - 1, None)
+    )  # [V] each
+    noise = max(distance(alone, row) for row in (among, prefilled))
+    taken = alone[other[position]] if position < min(len(plain), len(other)) else alone.topk(2).values[1]
+    return Divergence(position, float(alone.max() - taken), noise)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Largest |a - b| of two rows of scores; 0 for an entry that is -inf in both, infinite for one that is -inf in
+    one."""
+    return float(torch.where(a == b, 0.0, (a - b).abs()).max())
+
+
+def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | None) -> Any:
+    """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
+    prompt."""
+    unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force
+    with released(target, begun(target, prompt, context=target.context, params=unended)) as seq:
+        seq.tokens += output
+        tokens = list(seq.tokens)
+        if extra is not None and len(tokens) > 1:
+            seq.tokens = tokens[:-1]
+            target.run([seq], Draft.empty(1, target.device))
+            target.commit([seq], [[]])
+            seq.kv_len = len(seq.tokens)
+            seq.tokens = tokens
+        room = max(0, min(extra or 0, target.context - len(tokens)))
+        out = target.run([seq], Draft.chains([[int(tokens[-1])] * room], device=target.device))
+        return out.logits[0].to(torch.float64).clone()

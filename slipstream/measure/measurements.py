@@ -1,0 +1,226 @@
+"""What measurements hold: dataclasses that `results.to_json` writes and `results.from_json` reads. Fields without a
+default are in each file; the others were added later. Times are in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.measure.tables import Estimate
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first difference between two outputs.
+
+    position  index of the first differing output token.
+    margin    logit of the target's most likely token there, minus that of the other text's token (minus the second
+              largest logit if one text ended earlier).
+    noise     how much the logits of that position change with the other rows of the pass (largest |difference|).
+    """
+
+    position: int
+    margin: float
+    noise: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains the margin: each of the two logits may be off by the noise."""
+        return self.margin <= 2 * self.noise
+
+    def __str__(self) -> str:
+        verdict = "a near-tie that rounding decides" if self.near_tie else "too far apart for rounding: this is a bug"
+        return (
+            f"token {self.position}: the target's two best logits are {self.margin:.2g} apart, rounding moves them by "
+            f"{self.noise:.2g}: {verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One arm over some prompts. stats: as `SpecStats.as_dict` gives them."""
+
+    tokens_per_second: Estimate
+    speedup: Estimate
+    first_token_seconds: float
+    seconds_per_later_token: float | None
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    position_rates: list[float]
+    shares: dict[str, float]
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Forecasted:
+    """What the closed forms predict for an arm."""
+
+    tokens_per_second: float
+    speedup: float
+    mean_acceptance_length: float
+
+
+@dataclass(frozen=True)
+class NamedDivergence(Divergence):
+    """prompt: its name."""
+
+    prompt: str
+
+
+@dataclass(frozen=True)
+class BenchArm:
+    """One way of decoding under one condition.
+
+    against      index of plain decoding under the same condition; None for plain decoding itself.
+    exact        whether every text is identical to plain decoding's, except for near-ties. texts: see `text_verdict`.
+    categories   the figures for each category of prompts.
+    loops        share of the output tokens in loops, and the looping prompts.
+    cells        the single measurements: prompts of each batch, seconds and tokens [batches][passes].
+    """
+
+    label: str
+    plain: bool
+    draft_tokens: int | str
+    temperature: float
+    batch: int
+    against: int | None
+    rounds: int
+    exact: bool
+    texts: str
+    divergences: list[NamedDivergence]
+    overall: Figures
+    categories: dict[str, Figures]
+    cells: dict[str, Any]
+    loops: dict[str, Any] = field(default_factory=dict)
+    context: int | None = None
+    predicted: Forecasted | None = None
+
+
+@dataclass(frozen=True)
+class BenchData:
+    prompts: dict[str, Any]
+    arms: list[BenchArm]
+
+
+@dataclass(frozen=True)
+class TriedToken:
+    """A token and what proposed it: by is "target", or the name of the drafter (for a stack, of the member).
+
+    p, q  its probability under the target and under the drafter. p is of the distribution that verification used, or of
+          the softmax of the target's logits at temperature 0; q is None for tokens of the target, and for draft tokens
+          that were chosen deterministically.
+    """
+
+    token: int
+    by: str
+    p: float
+    q: float | None
+
+    @property
+    def chances(self) -> str:
+        return f"p {self.p:.3f}" + ("" if self.q is None else f", q {self.q:.3f}")
+
+
+@dataclass(frozen=True)
+class TracedToken(TriedToken):
+    """An output token.
+
+    drafted   whether it is an accepted draft token.
+    step      index of the step, from 0 (prefill); place: index of the token within the step, from 0.
+    rejected  draft tokens for this position that were rejected.
+    """
+
+    drafted: bool
+    step: int
+    place: int
+    rejected: list[TriedToken]
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """Numbers of verified and accepted draft tokens and of output tokens."""
+
+    drafted: int
+    accepted: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RollingRate:
+    """The acceptance rate over the last steps that drafted, and since the beginning. token: number of output tokens
+    until then."""
+
+    token: int
+    rate: float
+    overall: float
+
+
+@dataclass(frozen=True)
+class TraceData:
+    """prompt: its name, text and number of tokens. pieces: the text that each token adds. vocabulary: id -> text of all
+    tokens."""
+
+    prompt: dict[str, Any]
+    tokens: list[TracedToken]
+    pieces: list[str]
+    vocabulary: dict[str, str]
+    steps: list[TracedStep]
+    rolling: list[RollingRate]
+    stats: dict[str, Any]
+    finish: str | None
+
+
+Percentiles = dict[str, float]
+"""p50, p95, p99, mean and max."""
+
+
+@dataclass(frozen=True)
+class ServedArm:
+    """One server under one kind of traffic.
+
+    load      the traffic in words; concurrency, rate, requests, warm_up: as in `Traffic`.
+    against   index of the arm that it is compared with, by `ratio`; None: none.
+    errors    how often each fault occurred; said: a server's answer to a request that failed.
+    counted   whether the server reports usage; otherwise pieces of text were counted.
+    first, next, gap, whole, late   see `traffic_figures`; None without a request that tells.
+    counters  what the server's counters say (`Counters.as_dict`), None if it shows none.
+    cells     the single measurements.
+    """
+
+    name: str
+    url: str
+    load: str
+    concurrency: int | None
+    rate: float | None
+    requests: int
+    warm_up: int
+    against: int | None
+    rounds: int
+    answered: int
+    errors: dict[str, int]
+    said: str
+    tokens_per_second: Estimate | None
+    ratio: Estimate | None
+    requests_per_second: float
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    counted: bool
+    first: Percentiles | None
+    next: Percentiles | None
+    gap: Percentiles | None
+    whole: Percentiles | None
+    late: Percentiles | None
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    cells: dict[str, Any]
+    counters: dict[str, Any] | None = None
+
+    @property
+    def who(self) -> str:
+        return f"{self.name}, {self.load}"
+
+
+@dataclass(frozen=True)
+class TrafficData:
+    arms: list[ServedArm]

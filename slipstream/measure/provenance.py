@@ -1,0 +1,190 @@
+"""The conditions of a measurement: machine, its other load, versions, commit, weights, prompts, command."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from slipstream import __version__
+from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.drafters.draft_plan import DraftPlan
+from slipstream.measure.configs import Contender
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository, if the package is in one."""
+QUIET = 0.1
+"""If other processes use a larger share of the machine's time than this, the report warns."""
+PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
+
+
+def digest(files: Iterable[Path]) -> str:
+    """First 16 hex digits of the SHA-256 over the contents of the files, in the order given."""
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+def text_digest(*texts: str) -> str:
+    """The same digest of texts; it depends on how they are divided."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def model(path: str | Path) -> dict[str, str | None]:
+    """Name and digest of a checkpoint. The name is the path within the repository, else that of the folder or file. A
+    hub id is returned as it is."""
+    file = Path(path).expanduser().resolve()
+    if not file.exists():
+        return {"name": str(path), "sha256": None}
+    name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else file.name
+    return {"name": name, "sha256": digest([file] if file.is_file() else sorted(file.glob("*.safetensors")))}
+
+
+def machine() -> dict[str, Any]:
+    """CPU, accelerator, memory (bytes) and system."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "vector": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if f in flags],
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None,
+        "system": platform.platform(),
+    }
+
+
+class OtherProcesses:
+    """Measures the load by other processes: the share of the machine's CPU time, 0 to 1, that was used neither by this
+    process nor by any that it started. None if the system does not report it."""
+
+    def __init__(self) -> None:
+        self._start, self._used = monotonic(), _ticks_elsewhere()
+
+    def share(self) -> float | None:
+        now = _ticks_elsewhere()
+        if not now or not self._used:
+            return None
+        # What a process used before the start counts for its parent once it has ended, so only sums may be compared.
+        seconds = max(0, sum(now.values()) - sum(self._used.values())) / os.sysconf("SC_CLK_TCK")
+        return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
+
+
+def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
+    """Clock ticks that each other process has used so far, with the children that it has waited for; at 0, those that
+    the host has taken from a virtual machine. Of init not its children: it waits for all orphans."""
+    ticks, parents = dict[int, int](), dict[int, int]()
+    for stat in proc.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()  # a name may hold spaces
+            parents[int(stat.parent.name)] = int(fields[1])
+            ticks[int(stat.parent.name)] = sum(map(int, fields[11 : 13 if stat.parent.name == "1" else 15]))
+    if not ticks:
+        return {}
+    started_here = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in started_here} - started_here:
+        started_here |= more
+    steal = int((proc / "stat").read_text().split("\n", 1)[0].split()[8])
+    return {0: steal} | {process: used for process, used in ticks.items() if process not in started_here}
+
+
+def commit() -> str | None:
+    """The checked-out commit, with a note if files were changed; None outside the project's repository."""
+    git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True)  # noqa: E731
+    try:
+        if not (ROOT / ".git").exists():  # an installed package: a repository around it is another one
+            return None
+        head = git("rev-parse", "--short=12", "HEAD")
+    except OSError:  # no git
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + (" and uncommitted changes" if git("status", "--porcelain").stdout.strip() else "")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Slipstream, Python and the numerical libraries."""
+    known = {"slipstream": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            known[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return known
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def command_line(arguments: Iterable[str] | None = None) -> str:
+    """The running command, as typed in a shell."""
+    words = list(sys.argv if arguments is None else arguments)
+    return shlex.join([Path(words[0]).name.removesuffix(".py"), *words[1:]]) if words else ""
+
+
+def public(text: str) -> str:
+    """`text` with the folders of this machine removed: of an absolute path, only the last name is left."""
+    return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
+
+
+def public_values(value: object) -> Any:
+    """JSON values with `public` applied to every string in them, keys excepted."""
+    if isinstance(value, dict):
+        return {key: public_values(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [public_values(one) for one in value]
+    return public(value) if isinstance(value, str) else value
+
+
+def note_conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """The conditions of any measurement, as plain JSON values."""
+    here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
+    return here | {"seed": seed, **more}
+
+
+def note_provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """The conditions of a measurement with this engine, as plain JSON values."""
+    return note_conditions(seed, **describe_engine(llm), **more)
+
+
+def note_drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
+    """Name and digest of every checkpoint that these drafters load."""
+    paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
+    return {str(path): model(Checkpoint.open(path, "draft").source) for path in paths}
+
+
+def describe_engine(llm: LLM) -> dict[str, Any]:
+    """Target, executor, dtype, device, rule, and a digest of the chat template."""
+    import torch
+
+    target, template = llm.target, getattr(llm.tokenizer, "chat_template", None)
+    runtime, unnamed = target.capabilities.runtime, {"name": type(target).__name__, "sha256": None}
+    on_gpu = target.device.type == "cuda"
+    return {
+        "target": model(runtime.checkpoint) if runtime and runtime.checkpoint else unnamed,
+        "executor": runtime.backend if runtime else None,
+        "dtype": str(runtime.dtype).removeprefix("torch.") if runtime else None,
+        "quantize": runtime.quantize if runtime else None,
+        "kv_dtype": runtime.kv_dtype if runtime else None,
+        "device": f"{target.device} ({torch.cuda.get_device_name(target.device)})" if on_gpu else str(target.device),
+        "torch_threads": torch.get_num_threads(),
+        "rule": llm.rule.name,
+        "template": None if template is None else text_digest(str(template)),
+    }

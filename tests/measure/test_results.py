@@ -1,0 +1,81 @@
+"""Result files: written completely or not at all, refused if of another version, kept after an interruption."""
+
+import os
+
+import pytest
+
+from slipstream.errors import ResultError
+from slipstream.measure.results import Result, check_writable, read, recording, write
+
+
+def result() -> Result:
+    return Result("bench", {"tokens": 4}, {"date": "2026-11-21"}, {"arms": [1]}, ["a warning"], complete=True)
+
+
+def test_what_is_written_is_read(tmp_path):
+    write(result(), tmp_path / "a.json")
+    assert read(tmp_path / "a.json") == result()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]  # nothing temporary stays
+
+
+def test_numbers_that_json_cannot_represent_become_null(tmp_path):
+    write(Result("bench", {}, {}, {"a": [float("nan"), float("inf"), 1.5]}), tmp_path / "a.json")
+    assert read(tmp_path / "a.json").data == {"a": [None, None, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"), ("[]", "not a result file"), ('{"format": "other"}', "not a result file"),
+        ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks settings, provenance"),
+    ],
+)  # fmt: skip
+def test_an_invalid_result_is_refused(tmp_path, text, said):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ResultError, match=said):
+        read(tmp_path / "a.json")
+
+
+def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):
+    ran = []
+    with pytest.raises(ResultError, match="does not exist"), recording(result(), tmp_path / "no" / "a.json", dict):
+        ran.append(1)
+    assert not ran
+    with pytest.raises(ResultError, match="is a folder"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ResultError, match="cannot be written to"):
+        check_writable(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError])
+def test_what_was_measured_survives_an_interruption(tmp_path, fault):
+    seen: list[int] = []
+    result = Result("bench", {}, {})
+
+    def measure() -> None:
+        with recording(result, tmp_path / "a.json", lambda: {"arms": list(seen)}) as save:
+            seen.append(1)
+            save()
+            assert not read(tmp_path / "a.json").complete
+            seen.append(2)
+            raise fault
+
+    with pytest.raises(fault):
+        measure()
+    kept = read(tmp_path / "a.json")
+    assert (kept.data, kept.complete) == ({"arms": [1, 2]}, False)
+
+
+def test_a_finished_run_is_marked_complete(tmp_path):
+    with recording(Result("bench", {}, {}), tmp_path / "a.json", lambda: {"x": 1}):
+        pass
+    assert read(tmp_path / "a.json").complete
+    result = Result("bench", {}, {})
+    with recording(result, None, lambda: {"x": 2}):
+        pass
+    assert (result.data, result.complete) == ({"x": 2}, True)
