@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from benchmarks.markdown import beside, bound
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 from slipstream.measure.estimates import estimate_ratio
 
 
@@ -116,5 +116,5 @@ def agreement(texts: list[list[int]], references: list[list[int]]) -> dict[str, 
     divergences = []
     for prompt, (a, b) in enumerate(zip(texts, references, strict=True)):
         if a != b:
-            divergences.append({"prompt": prompt, "token": common_beginning(a, b)})
+            divergences.append({"prompt": prompt, "token": count_common(a, b)})
     return {"identical": 1 - len(divergences) / len(texts), "divergences": divergences}

@@ -18,6 +18,8 @@ from typing import Any
 
 import slipstream
 from slipstream.core.params import SamplingParams
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.engine import Engine
 from slipstream.llm import LLM
 
 PACKAGE = Path(slipstream.__file__).parent
@@ -70,10 +72,11 @@ def walk(call: Callable[[], object]) -> Walk:
     return seen
 
 
-def step_walk(draft_tokens: int | str) -> Walk:
-    """Walk through one step in the middle of a greedy text of the embedded models."""
-    llm = LLM("embedded", draft="embedded", draft_tokens=draft_tokens)
-    engine, seq = llm.engine(), llm.sequence("def add(a, b):", SamplingParams(max_tokens=256))
+def step_walk(draft_tokens: int | DraftLengths = 4) -> Walk:
+    """Walk through one step that drafts, in the middle of a greedy text of the embedded models."""
+    llm = LLM("embedded", draft="embedded")
+    engine = Engine(llm.target, llm.drafter, llm.rule, draft_tokens, llm.max_batch)
+    seq = llm.sequence("def add(a, b):", SamplingParams(max_tokens=256))
     engine.add(seq)
     for _ in range(WARM_STEPS):
         engine.step()
@@ -85,12 +88,11 @@ def step_walk(draft_tokens: int | str) -> Walk:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="also list the functions")
-    parser.add_argument("--draft-tokens", default="auto", help="draft tokens a step, or auto")
+    parser.add_argument("--draft-tokens", default="4", help="draft tokens a step, or auto")
     given = parser.parse_args()
-    count = given.draft_tokens
-    seen = step_walk(int(count) if count.isdigit() else count)
+    seen = step_walk(DraftLengths() if given.draft_tokens == "auto" else int(given.draft_tokens))
     print(f"{len(seen.files)} files, {len(seen.functions)} functions, {seen.hops} hops from file to file")
     if given.list:
         print(*seen.functions, sep="\n")

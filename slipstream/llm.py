@@ -22,17 +22,17 @@ from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.generation_defaults import generation_defaults
 from slipstream.checkpoints.load_settings import LoadKeywords, LoadSettings, show_settings
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
-from slipstream.core.rules import Rule, rule_named
+from slipstream.core.rules import Rule, find_rule
 from slipstream.core.sequence import Sequence, request_ids
 from slipstream.core.stats import SpecStats, TokenLogprob
-from slipstream.core.target import Target, begun
-from slipstream.core.text_ends import Decode, completed_at, text_after
+from slipstream.core.target import Target, start_sequence
+from slipstream.core.text_ends import Decode, find_completed, text_after
 from slipstream.core.warp import check_possible
 from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, check_draft_settings
 from slipstream.drafters.forced import MOST_FORCED
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.hybrid import with_predictions
-from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.engine.beam_params import BeamParams
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.beams import Beam
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipstream")
 
-MOST_CHOSEN = most_chosen(STACK)
+MOST_CHOSEN = limit_chosen(STACK)
 """Longest draft of a request with a prediction, where lengths are chosen."""
 
 
@@ -201,7 +201,7 @@ class LLM:
 
     @rule.setter
     def rule(self, rule: str | Rule) -> None:
-        self._rule = rule if isinstance(rule, Rule) else rule_named(rule)
+        self._rule = rule if isinstance(rule, Rule) else find_rule(rule)
 
     @property
     def draft_tokens(self) -> int | str | DraftLengths:
@@ -216,7 +216,7 @@ class LLM:
     def most_draft_tokens(self) -> int:
         """Most draft tokens per step: the number that was given, or the most that are chosen."""
         if isinstance(self._draft_tokens, str):
-            return self.drafter.traits.longest or most_chosen(self.drafter.name)
+            return self.drafter.traits.longest or limit_chosen(self.drafter.name)
         return self._draft_tokens if isinstance(self._draft_tokens, int) else self._draft_tokens.most
 
     @property
@@ -288,7 +288,7 @@ class LLM:
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         more = {"params": SamplingParams(max_tokens=params.max_tokens), "context": self.target.context}
         searches = [
-            Search(begun(self.target, self.checks.prompt(prompt), **more), params, stop_ids)
+            Search(start_sequence(self.target, self.checks.prompt(prompt), **more), params, stop_ids)
             for prompt in _as_list(prompts)
         ]
         for _ in BeamSearch(self.target, self.max_batch, self._lock).run(searches):
@@ -329,7 +329,7 @@ class LLM:
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         structured = params.structured
-        seq = begun(
+        seq = start_sequence(
             self.target,
             ids,
             params=params,
@@ -388,7 +388,7 @@ class LLM:
         request repeats its text. Under `coupled` drafts do not matter.
         """
         seq = self.sequence(spec.ids, spec.params)
-        rule = None if spec.rule is None else rule_named(spec.rule)
+        rule = None if spec.rule is None else find_rule(spec.rule)
         if not spec.prediction:
             return Prepared(seq, rule)
         seq.prediction = spec.prediction
@@ -406,7 +406,7 @@ class LLM:
             return ""
         text = text_after(self._decode, before, output)
         if isinstance(stop_cause, str):
-            text = text[: completed_at(text, text_after(self._decode, before, output[:-1]), stop_cause)]
+            text = text[: find_completed(text, text_after(self._decode, before, output[:-1]), stop_cause)]
         return text
 
     def text_stream(self, params: SamplingParams, before: Seq[int]) -> TextStream | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.protocol import peak_memory, serve, versions
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 
 try:
     from ik_llama_cpp import _ctypes_api as api
@@ -86,7 +86,7 @@ class DraftModel(Model):
 
     def draft(self, text: list[int], most: int, least: float) -> list[int]:
         """A greedy chain after the text, up to the first token with a probability below `least`."""
-        same = min(common_beginning(self.known, text), len(text) - 1)
+        same = min(count_common(self.known, text), len(text) - 1)
         self.forget(same)
         for at in range(same, len(text), CHUNK):
             logits = self.decode(text[at : at + CHUNK], at)
@@ -130,7 +130,7 @@ def request(
             draft = lookup([*before, *generated], min(DRAFT, room)) if drafted else []
         at = len(ids) + len(generated) - 1
         best = model.decode([generated[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
-        right = common_beginning(draft, best)
+        right = count_common(draft, best)
         if right < len(draft):
             model.forget(at + 1 + right)
         for token in best[: right + 1]:

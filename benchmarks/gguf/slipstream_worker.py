@@ -13,7 +13,7 @@ from benchmarks.protocol import peak_memory, serve, versions
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.draft_plan import WITHOUT_DRAFT, asked, names_of
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT, names_of, parse_draft
 from slipstream.settings import AUTO
 
 models: dict[str, LLM] = {}
@@ -35,10 +35,10 @@ def load(
     separated by commas, and a draft model or head. drafters: further ones for the same target, by name, with the draft
     model in the format `draft_quantize`."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
-    chosen, options = asked(names_of(drafter), draft)
+    chosen, options = parse_draft(names_of(drafter), draft)
     drafting[name] = LLM(models[name].target, chosen, draft_options=options, draft_tokens=draft_tokens)
     for other, names in (drafters or {}).items():
-        chosen, options = asked(names_of(names), draft)
+        chosen, options = parse_draft(names_of(names), draft)
         drafting[other] = LLM(models[name].target, chosen, draft_options=options, draft_quantize=draft_quantize)
     return {}
 

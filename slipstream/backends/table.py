@@ -145,24 +145,24 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
     if not settings.quantize:
         raise UnsupportedModelError(
             f"our own decoder does not run this {config.model_type} model with these settings",
-            why=_refused(refusals),
+            why=_list_refusals(refusals),
             fix="leave executor at 'auto': transformers runs it",
         )
     raise ParameterError(
         f"quantize={settings.quantize!r} was asked of a {config.model_type} model that does not have it",
-        why=_refused(refusals),
+        why=_list_refusals(refusals),
         fix=f"leave it out, or choose another of {', '.join(QUANTISED)}",
     )
 
 
-def _refused(refusals: Mapping[str, str]) -> str:
+def _list_refusals(refusals: Mapping[str, str]) -> str:
     return "; ".join(f"the {name} backend cannot run this model ({why})" for name, why in refusals.items())
 
 
 def warn_slower(refusals: Mapping[str, str], name: str, settings: LoadSettings) -> None:
     """Say which backend runs a model instead of a faster one; nothing where that one is for other devices or dtypes."""
     if refusals and settings.device.type == "cpu" and settings.dtype in (torch.float32, torch.bfloat16):
-        log.warning("%s: %s runs it instead, slower", _refused(refusals), name)
+        log.warning("%s: %s runs it instead, slower", _list_refusals(refusals), name)
 
 
 def backend_for_head(

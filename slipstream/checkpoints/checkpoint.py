@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.checkpoints.gguf_keys import MAGIC
 from slipstream.checkpoints.tensor_file import StoredTensor, TensorFile
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.errors import CheckpointError, ConfigError, reading
 from slipstream.zoo import checkpoint_of
 
@@ -45,7 +45,7 @@ class Checkpoint:
     def __init__(self, source: str | Path, local: Path | None, is_gguf: bool = False):
         self.source, self.is_gguf, self.is_local = source, is_gguf, local is not None
         self._place, self._is_complete = local, self.is_local
-        self._json: dict[str, dict[str, Any]] = {}
+        self._json: dict[str, JsonObject] = {}
         self._kept: dict[Any, Any] = {}
 
     @staticmethod
@@ -102,20 +102,21 @@ class Checkpoint:
 
         return read_header(self.place)
 
-    def json(self, name: str) -> Mapping[str, Any]:
+    def json(self, name: str) -> JsonMapping:
         """Return the JSON object in a file of the folder; an empty one if the file is missing. Raises ConfigError."""
         if name not in self._json:
             self._json[name] = read_json(self.place / name, missing_ok=True)
         return self._json[name]
 
     @cached_property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> JsonMapping:
         """The config.json of a folder. Raises ConfigError if it is missing, and for sizes that no model has: readers
         make lists with an entry for each layer, expert or label before anything is compared with the weights."""
         config = self.json(CONFIG) or read_json(self.place / CONFIG)  # which raises if it is missing
         for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
             for key, value in inner.items():
-                most = 10_000 if "layer" in key else 100_000 if "expert" in key or "num_labels" in key else math.inf
+                layers = "layer" in key and "vocab" not in key
+                most = 10_000 if layers else 100_000 if "expert" in key or "num_labels" in key else math.inf
                 if isinstance(value, int) and value > most:
                     raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
         return config
@@ -149,7 +150,7 @@ class Checkpoint:
 
     def unmap(self) -> None:
         """Unmap the weight files, because mapped pages count as memory. The next access maps them again."""
-        for file in {self.header.file} if self.is_gguf else {tensor.file for tensor in self.tensors.values()}:
+        for file in {tensor.file for tensor in (self.header.tensors if self.is_gguf else self.tensors.values())}:
             file.unmap()
 
     @property
@@ -226,7 +227,7 @@ def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
     return kept
 
 
-def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+def read_json(path: Path, missing_ok: bool = False) -> JsonObject:
     """The JSON object in `path`; an empty one if the file is missing and may be. Raises ConfigError if it is missing,
     unreadable or not an object."""
     try:

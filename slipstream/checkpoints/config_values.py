@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ConfigError, UnsupportedModelError
 
 ACTIVATIONS = {
@@ -17,7 +18,7 @@ ACTIVATIONS = {
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+def eos_ids(config: JsonMapping) -> tuple[int, ...]:
     eos = config.get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
@@ -26,14 +27,14 @@ def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside the vocabulary is never generated
 
 
-def activation_of(config: Mapping[str, Any], key: str, default: str) -> str:
+def activation_of(config: Mapping[str, object], key: str, default: str) -> str:
     name = config.get(key, default)
     if name not in ACTIVATIONS:
         raise unsupported(f"the activation {name!r} is not supported", "it supports " + ", ".join(sorted(ACTIVATIONS)))
     return ACTIVATIONS[name]
 
 
-def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def object_of(config: Mapping[str, object], key: str) -> JsonMapping:
     """An object of config.json, empty if it is missing or null. Raises ConfigError."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
@@ -41,7 +42,7 @@ def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def count_of(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+def count_of(config: Mapping[str, object], key: str, default: int | None = None, least: int = 1) -> int:
     """An integer of config.json, at least `least`. Raises ConfigError."""
     value = _value(config, key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
@@ -49,21 +50,21 @@ def count_of(config: Mapping[str, Any], key: str, default: int | None = None, le
     return value
 
 
-def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+def flag(config: Mapping[str, object], key: str, default: bool) -> bool:
     value = _value(config, key, default)
     if not isinstance(value, bool):
         raise ConfigError(f"{key} is {value!r}, must be true or false", fix="correct config.json")
     return value
 
 
-def positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+def positive(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     value = _value(config, key, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
     return value
 
 
-def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
+def _value(config: Mapping[str, object], key: str, default: object) -> Any:
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -76,19 +77,19 @@ def unsupported(what: str, why: str = "") -> UnsupportedModelError:
     return UnsupportedModelError(what, why=why, fix=fix)
 
 
-def cap_of(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+def cap_of(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     """A soft cap: a positive number, or 0 where it is null."""
     value = config.get(key, default)
     return 0.0 if value is None else positive(config, key, default)
 
 
-def refuse(config: Mapping[str, Any], key: str, plain: Any) -> None:
+def refuse(config: Mapping[str, object], key: str, plain: object) -> None:
     """Raise UnsupportedModelError for a value that changes what the model computes."""
     if config.get(key, plain) not in (plain, None):
         raise unsupported(f"{key} is {config[key]!r}, only {plain!r} is supported")
 
 
-def flags_of(config: Mapping[str, Any], key: str, default: list[bool]) -> list[bool]:
+def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> list[bool]:
     """A list of true and false, or 1 and 0, with a value for each layer."""
     value = config.get(key)
     if value is None:
@@ -99,7 +100,7 @@ def flags_of(config: Mapping[str, Any], key: str, default: list[bool]) -> list[b
     return [bool(each) for each in value]
 
 
-def layer_kinds(config: Mapping[str, Any], layers: int, pattern: int = 0, key: str = "layer_types") -> list[bool]:
+def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, key: str = "layer_types") -> list[bool]:
     """For each layer, whether its attention has a window, as `layer_types` says. pattern: without that key, every
     pattern-th layer has none; 0: no layer has one. Raises ConfigError."""
     types = config.get(key)
@@ -113,7 +114,7 @@ def layer_kinds(config: Mapping[str, Any], layers: int, pattern: int = 0, key: s
     return [each == SLIDING for each in types]
 
 
-def rope_parameters(config: ReadKeys, theta: float = 1e4) -> dict[str, Any]:
+def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
     """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4), which wins over them: a
     scaling is often added by hand to what transformers 5 wrote. theta: the default."""
     new, old = object_of(config, "rope_parameters"), object_of(config, "rope_scaling")
@@ -131,7 +132,7 @@ def rope_parameters(config: ReadKeys, theta: float = 1e4) -> dict[str, Any]:
     return parameters
 
 
-def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float = 1.0) -> dict[str, Any]:
+def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float = 1.0) -> JsonObject:
     """As `rope_parameters`, of a family that rotates the first dimensions of its heads of `size` only."""
     parameters = rope_parameters(config, theta)
     share = positive(parameters, "partial_rotary_factor", default)
@@ -143,7 +144,7 @@ def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float
     return parameters
 
 
-def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[dict[str, Any], ...]:
+def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[JsonObject, ...]:
     """The rotary parameters of layers with a window, and of the others: an object for each, or keys of before."""
     given = object_of(config, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in given.values()):

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint
 from slipstream.checkpoints.gguf_keys import sampling_of
 from slipstream.core.params import SamplingParams, Strict
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ParameterError
 from slipstream.settings import OFF
 
@@ -47,10 +47,10 @@ class GenerationDefaults(Strict):
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     suppressed: tuple[int, ...] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: JsonMapping = field(default_factory=dict)
 
     @staticmethod
-    def of(settings: Mapping[str, Any], encoder_decoder: bool = False) -> GenerationDefaults:
+    def of(settings: JsonMapping, encoder_decoder: bool = False) -> GenerationDefaults:
         """From a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names what is not
         supported or not known, and numbers with which nothing can be sampled: most are in files of models that do not
         sample. Raises ParameterError for a value of another kind, or for a rule out of range."""
@@ -89,7 +89,7 @@ class GenerationDefaults(Strict):
         """The parameters of a request, with these settings where it gives none. A text that is given stays as it is."""
         if params.structured is not None and params.structured.tokens is not None:
             return params
-        more: dict[str, Any] = {}
+        more: JsonObject = {}
         if self.repetition_penalty is not None and params.repetition_penalty is None:
             more["repetition_penalty"] = self.repetition_penalty
         if self.bad_words and not set(self.bad_words) <= set(params.bad_words):
@@ -119,7 +119,7 @@ def _out_of_range(name: str, value: Any) -> bool:
     return False
 
 
-def shown(sampling: Mapping[str, Any]) -> str:
+def shown(sampling: JsonMapping) -> str:
     """One line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
     return f"defaults of the checkpoint's {GENERATION}: {values} (--generation-config none leaves them out)"

@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
+from slipstream.core.strict import JsonObject
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
 MODEL_TYPES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
@@ -45,6 +46,8 @@ def refusal(header: GgufHeader) -> str | None:
     }  # fmt: skip
     if header.architecture in STRICT:
         plain["expert_group_count"] = (0, 1)
+    if FAMILIES[MODEL_TYPES[header.architecture]].further:
+        del plain["nextn_predict_layers"]
     for key, values in plain.items():
         if key.startswith("rope") and any(tensor.name == SHORT for tensor in header.tensors):
             continue
@@ -87,7 +90,7 @@ def in_blocks(header: GgufHeader) -> bool:
     return any(tensor.type in READERS for tensor in header.tensors)
 
 
-def gguf_config(header: GgufHeader) -> dict[str, Any]:
+def gguf_config(header: GgufHeader) -> JsonObject:
     """The architecture of a GGUF file, as config.json would say it. Raises UnsupportedModelError for one that `refusal`
     refuses, and what `gguf_shape` raises."""
     why = refusal(header)
@@ -98,7 +101,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             fix="leave executor at 'auto', or choose executor='llamacpp'",
         )
     shape, family = gguf_shape(header), MODEL_TYPES[header.architecture]
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
         "tie_word_embeddings": shape.tie_embeddings,
     }  # fmt: skip
@@ -110,7 +113,10 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         }  # fmt: skip
     if shape.experts:
         config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
-        config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
+        config |= {
+            **dict.fromkeys(("num_local_experts", "num_experts"), shape.experts.count),
+            "num_experts_per_tok": shape.experts.per_token,
+        }
         width = header.size("feed_forward_length") // shape.experts.per_token  # llama.cpp's default
         config["moe_intermediate_size"] = header.size("expert_feed_forward_length") or width
     rope, names = dict(header.rope), {tensor.name for tensor in header.tensors}
@@ -129,7 +135,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon"), _epsilon(header)),
         "attention_bias": any(name.endswith(".bias") and ".attn_" in name for name in names),
         "mlp_bias": any(name.endswith(".bias") and ".ffn_" in name for name in names),
-        "rope_parameters": rope, "sliding_window": None,
+        "use_bias": any(name.endswith(".bias") for name in names), "rope_parameters": rope, "sliding_window": None,
         "pard_token": header.setting("pard_token"),
     }  # fmt: skip
     if dimensions != shape.head_dim:
@@ -171,5 +177,5 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
             fix="convert the model again",
         )
     nbytes = outs * columns // count * size
-    mapped, at = header.file.mapping(nbytes), header.weights_at + tensor.offset
-    return np.frombuffer(mapped, np.uint8, nbytes, at).reshape(outs, columns // count, size)
+    mapped = tensor.file.mapping(nbytes)
+    return np.frombuffer(mapped, np.uint8, nbytes, tensor.begin).reshape(outs, columns // count, size)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from slipstream.core.strict import JsonMapping, JsonObject
+
 log = logging.getLogger("slipstream")
 
 MAGIC = b"GGUF"
@@ -94,7 +96,7 @@ def wrong_value(metadata: Mapping[str, object]) -> str | None:
     return next((key for key, check in checks.items() if check and not check(metadata[key])), None)
 
 
-def warn_of_keys(file: str, metadata: Mapping[str, Any], read: Container[str] | None) -> None:
+def warn_of_keys(file: str, metadata: JsonMapping, read: Container[str] | None) -> None:
     """Log the keys that have no effect. read: the keys of the architecture that our own decoder read; None: llama.cpp
     runs the model, and reads more of them."""
     name = metadata["general.architecture"]
@@ -104,7 +106,7 @@ def warn_of_keys(file: str, metadata: Mapping[str, Any], read: Container[str] | 
         log.warning("%s has metadata without an effect here: %s", file, ", ".join(map(repr, ignored)))
 
 
-def sampling_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_of(metadata: JsonMapping) -> JsonObject:
     """What a file asks for, as generation_config.json would say it. In llama.cpp, less than 0 is as 0."""
     given = {name: metadata.get(f"general.sampling.{name}") for name in ("top_k", "top_p", "min_p")}
     given |= {"temperature": metadata.get("general.sampling.temp")}

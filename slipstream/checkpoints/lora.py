@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few, read_json
 from slipstream.checkpoints.tensor_file import TensorFile
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError, reading
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -73,7 +74,7 @@ class Adapter:
         return tensors
 
     def _product(
-        self, module: str, embedding: bool, pair: Mapping[str, Tensor], config: Mapping[str, Any]
+        self, module: str, embedding: bool, pair: Mapping[str, Tensor], config: JsonMapping
     ) -> tuple[Tensor, Tensor, float]:
         """Two matrices and a number whose product is added to the weight of a module."""
         rank = _of_module(config.get("rank_pattern"), module, config["r"])

@@ -3,12 +3,13 @@ transformers runs, from its configuration, whose names differ between families. 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipstream.checkpoints.recurrence import Recurrence
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
 UNBOUNDED = 2**31 - 1
@@ -87,7 +88,7 @@ class ModelShape:
     context: int
     source_context: int | None = None
     position: str = "rope"
-    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    rope_parameters: JsonMapping = field(default_factory=dict)
     windows: tuple[int | None, ...] = ()
     experts: Experts | None = None
     tie_embeddings: bool = False
@@ -112,7 +113,11 @@ class ModelShape:
         """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
         step reads one row, and without an encoder, which runs once."""
         shapes = self.shapes()
-        looked_up = ["embed_positions.weight", *([] if self.tie_embeddings else ["embed_tokens.weight"])]
+        looked_up = [
+            "embed_positions.weight",
+            "side_embed_tokens.weight",
+            *([] if self.tie_embeddings else ["embed_tokens.weight"]),
+        ]
         if self.source_context is not None:
             looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
@@ -120,6 +125,11 @@ class ModelShape:
     def kv_bytes(self, itemsize: int = 4) -> int:
         """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
         return 2 * self.kv_width * itemsize
+
+    @property
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """Its recurrent layers that our own kernels run."""
+        return ()
 
     @property
     def routed(self) -> tuple[int, int] | None:
@@ -179,9 +189,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     heads = [_first(one, "num_attention_heads") or 0 for one in each]
     kv_heads = [_first(one, "num_key_value_heads", "num_kv_heads") or n for one, n in zip(each, heads, strict=True)]
     dims = [_first(one, "head_dim") or (one.hidden_size // n if n else 0) for one, n in zip(each, heads, strict=True)]
-    reusing = (
-        getattr(text, "num_kv_shared_layers", 0) or 0
-    )  # the last ones; not all versions list a mode for each layer
+    reusing = getattr(text, "num_kv_shared_layers", 0) or 0  # the last ones, where no mode is listed for each
     shared = getattr(text, "kv_sharing_modes", None) or [None] * (len(each) - reusing) + ["reuse"] * reusing
     return ModuleShape(
         model_type=config.model_type,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.checkpoints.config_values import flag, positive, unsupported
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError
 
 
-def frequencies(p: Mapping[str, Any], size: int, context: int) -> tuple[Tensor, float]:
+def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]:
     """Inverse frequencies, float64 [n / 2] of the first n dimensions of a head of `size`, and the factor that
     multiplies cos and sin (1 except for YaRN and LongRoPE). p: as in config.json.
 
@@ -57,7 +57,7 @@ def frequencies(p: Mapping[str, Any], size: int, context: int) -> tuple[Tensor, 
     return inv_freq.to(torch.float64), scale
 
 
-def _longrope(powers: Tensor, p: Mapping[str, Any], context: int) -> tuple[Tensor, float]:
+def _longrope(powers: Tensor, p: JsonMapping, context: int) -> tuple[Tensor, float]:
     """LongRoPE: a divisor for each frequency."""
     trained = positive(p, "original_max_position_embeddings", context)
     short = p.get("short_factor")
@@ -72,7 +72,7 @@ def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < math.inf
 
 
-def _llama3(inv_freq: Tensor, p: Mapping[str, Any], context: int) -> Tensor:
+def _llama3(inv_freq: Tensor, p: JsonMapping, context: int) -> Tensor:
     """Llama 3.1: divide the frequencies of long wavelengths by `factor`, keep short ones, interpolate between."""
     factor, low, high = (positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = positive(p, "original_max_position_embeddings", context)
@@ -84,7 +84,7 @@ def _llama3(inv_freq: Tensor, p: Mapping[str, Any], context: int) -> Tensor:
     return torch.where(medium, between, slowed)
 
 
-def _yarn(powers: Tensor, theta: float, dim: int, p: Mapping[str, Any], context: int) -> tuple[Tensor, float]:
+def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from kept to interpolated frequencies."""
     trained = positive(p, "original_max_position_embeddings", context)
     factor = positive(p, "factor", context / trained)

@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonObject, parse_json
 from slipstream.errors import CheckpointError, reading
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class TensorFile(MappedFile):
         length = int.from_bytes(self.content(8, 0), "little")
         if not 0 < length <= min(size - 8, _LONGEST_HEADER):
             raise damaged(self.path, f"its header would have {length} bytes")
-        header: dict[str, Any] = parse_json(self.content(length, 8))
+        header: JsonObject = parse_json(self.content(length, 8))
         listed = {name: each for name, each in header.items() if name != "__metadata__"}
         tensors = {}
         for name, each in listed.items():

@@ -17,6 +17,7 @@ from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, ma
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 from slipstream.measure.configs import Contender
 from slipstream.measure.endpoint import Endpoint
@@ -151,7 +152,7 @@ def bench(
     contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
-    axes: dict[str, Any] = {
+    axes: JsonObject = {
         "temperatures": temperatures, "batches": parse_values("--batch", batch, int),
         "contexts": (None,) if context is None else parse_values("--context", context, int),
     }  # fmt: skip

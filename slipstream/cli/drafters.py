@@ -12,8 +12,9 @@ from typing import Any
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
-from slipstream.drafters.draft_plan import options_of
-from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.core.strict import JsonObject
+from slipstream.drafters.draft_plan import find_options
+from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.measure.tables import Column, Table, words
 
@@ -28,7 +29,7 @@ def drafters(
     Other commands take these options as `-o NAME=VALUE`."""
     if name is None:
         rows = {
-            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": most_chosen(each)}
+            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": limit_chosen(each)}
             for each, spec in DRAFTERS.items()
         }
         if as_json:
@@ -47,7 +48,7 @@ def drafters(
         return
     if name not in DRAFTERS:
         raise ParameterError(f"there is no drafter {name!r}", fix=did_you_mean(name, DRAFTERS))
-    config = options_of(name)
+    config = find_options(name)
     known = defaults(config)
     if as_json:
         print(json.dumps(known))
@@ -57,7 +58,7 @@ def drafters(
     spec = DRAFTERS[name]
     if spec.length:
         console.print(
-            f"Draft tokens: chosen in each step, up to {most_chosen(name)}; {spec.length} where a number is needed."
+            f"Draft tokens: chosen in each step, up to {limit_chosen(name)}; {spec.length} where a number is needed."
         )
     if spec.trained_by is not None:
         console.print(f"Train it with `slipstream train {spec.trained_by}`.")
@@ -93,7 +94,7 @@ def meanings(config: object) -> dict[str, str]:
     return texts
 
 
-def defaults(config: Any) -> dict[str, Any]:
+def defaults(config: Any) -> JsonObject:
     """Option -> default."""
     values = {}
     for field in fields(config):

@@ -13,9 +13,9 @@ from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
-from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError
 from slipstream.measure.configs import DrafterChoice
 from slipstream.measure.vllm_server import LOADING, VllmServer, find_interpreter
@@ -53,7 +53,7 @@ class EngineOptions:
         return self.engine == VLLM
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> JsonObject:
         """Arguments of `vllm serve` by name. Raises ParameterError."""
         options = parse_options(self.vllm_option or ())
         for name, value in options.items():
@@ -67,7 +67,7 @@ class EngineOptions:
 
 
 def make_vllm_server(
-    models: ModelOptions, engine: EngineOptions, more: Mapping[str, Any] | None = None, plain: bool = False
+    models: ModelOptions, engine: EngineOptions, more: JsonMapping | None = None, plain: bool = False
 ) -> VllmServer:
     """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
@@ -90,7 +90,7 @@ def make_vllm_server(
         None if draft is None else str(Checkpoint.open(draft, "draft")),
         dict(parse_options(models.drafter_option or ())),
     )
-    defaults: dict[str, Any] = {"served_model_name": models.target, "dtype": models.dtype, **(more or {})}
+    defaults: JsonObject = {"served_model_name": models.target, "dtype": models.dtype, **(more or {})}
     if models.trust_remote_code:
         defaults["trust_remote_code"] = True
     if models.generation_config != AUTO:
@@ -111,7 +111,7 @@ def refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
 def _length(models: ModelOptions) -> int:
     """Draft tokens that vLLM is told: as many as are drafted; where lengths are learned, the most of them."""
     lookups = [DRAFTERS[name].lookup for name in models.names]
-    return most_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
+    return limit_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
 
 def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
@@ -152,7 +152,7 @@ def list_changed(options: Any) -> str:
     return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
 
 
-def request_fields(params: SamplingParams) -> dict[str, Any]:
+def request_fields(params: SamplingParams) -> JsonObject:
     """Fields of requests for the sampling parameters that are not at their defaults, but for those of every request."""
     every = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
     values = {name: (getattr(params, name), known.default) for name, known in declared(type(params)).items()}

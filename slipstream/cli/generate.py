@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -16,7 +16,7 @@ from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
-from slipstream.core.strict import check_text
+from slipstream.core.strict import JsonObject, check_text
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError, PromptError
 from slipstream.host.interrupt import Interrupt
@@ -131,7 +131,7 @@ def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: b
     return completion, seq.finish or "interrupted"
 
 
-def as_dict(completion: Completion, finish: str, rule: str) -> dict[str, Any]:
+def as_dict(completion: Completion, finish: str, rule: str) -> JsonObject:
     logprobs = None if completion.logprobs is None else [asdict(token) for token in completion.logprobs]
     more = {"finish_reason": finish, "logprobs": logprobs, "rule": rule, "stats": completion.stats.as_dict()}
     return vars(completion) | more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -15,6 +15,7 @@ from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.table_forms import render_terminal
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
 from slipstream.measure.tables import Table, words
@@ -65,8 +66,8 @@ def plan_memory(target: Described, *models: Described) -> MemoryPlan:
     return plan(target, tokens if tokens < UNBOUNDED else 0, models)
 
 
-def collect_facts(seen: Described, name: str) -> dict[str, Any]:
-    """What is known of a model, by names; `make_rows` and a check of a pair show it."""
+def collect_facts(seen: Described, name: str) -> JsonObject:
+    """Collect the facts of a model by name; `make_rows` and a check of a pair show them."""
     from slipstream.checkpoints.config import DecoderConfig
     from slipstream.tokens.token_map import has_chat_template
 
@@ -101,7 +102,7 @@ def collect_facts(seen: Described, name: str) -> dict[str, Any]:
     }
 
 
-def collect_native(config: DecoderConfig) -> dict[str, Any]:
+def collect_native(config: DecoderConfig) -> JsonObject:
     """What the native executor supports for this model on this processor. settings: why one is not, or None."""
     import torch
 
@@ -114,7 +115,7 @@ def collect_native(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def make_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def make_rows(facts: JsonObject) -> list[tuple[str, str]]:
     """The facts as rows of names and texts."""
     experts, windows = facts["experts"], facts["sliding_window"]
     sizes = [f"{render.size(n)} in {dtype}" for dtype, n in (facts["stored_bytes"] or {}).items()]
@@ -156,7 +157,7 @@ def context(tokens: int, unit: str = "") -> str:
     return "no bound" if tokens == UNBOUNDED else f"{tokens} {unit}".rstrip()
 
 
-def positions(described: dict[str, Any]) -> str:
+def positions(described: JsonObject) -> str:
     rope = described["rope"]
     if described["position"] != "rope":
         return described["position"]
@@ -168,7 +169,7 @@ def positions(described: dict[str, Any]) -> str:
     return f"rotary, theta {rope['rope_theta']:g}{factor}"
 
 
-def vocabulary(described: dict[str, Any]) -> str:
+def vocabulary(described: JsonObject) -> str:
     if described["tokens"] is None:
         return f"{described['vocab_size']} ids; no tokenizer files, so prompts must be token ids"
     padding = described["vocab_size"] - described["tokens"]
@@ -190,7 +191,7 @@ def show_pair(target: Described, draft: Described, as_json: bool) -> NoReturn:
     raise typer.Exit(0 if report.fits else 1)
 
 
-def show(report: PairReport, sides: dict[str, dict[str, Any]], needed: MemoryPlan) -> None:
+def show(report: PairReport, sides: dict[str, JsonObject], needed: MemoryPlan) -> None:
     console = render.out()
     shown = [dict(make_rows(each)) for each in sides.values()]
     lines = [[name, *(each[name] for each in shown)] for name in COMPARED]

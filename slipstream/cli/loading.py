@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
             return llm
 
 
-def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, dict[str, Any]]:
+def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
     """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
@@ -115,7 +116,7 @@ def name_backend(target: Target) -> str:
 
 
 def check_drafters(
-    models: ModelOptions, drafters: Seq[tuple[Any, Mapping[str, Any]]]
+    models: ModelOptions, drafters: Seq[tuple[Any, JsonMapping]]
 ) -> tuple[str | Described, list[DraftPlan]]:
     """The target, described if drafters read a draft model or head, and their plans, as far as the small files tell.
     drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
@@ -138,11 +139,11 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
 def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:
     """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
     have. Of the target the small files are read."""
-    from slipstream.core.rules import check_params, rule_named
+    from slipstream.core.rules import check_params, find_rule
     from slipstream.engine.request_checks import RequestChecks
 
     for params in asked:
-        check_params(rule_named(models.rule), params)
+        check_params(find_rule(models.rule), params)
         if params.logprobs is not None or params.token_ids:
             width = describe_target(models, target).config.vocab_size
             RequestChecks(None, width, 0).in_vocabulary(params)

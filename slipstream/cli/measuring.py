@@ -18,8 +18,9 @@ from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.cli.report import make_section
 from slipstream.cli.table_forms import print_section
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT
-from slipstream.drafters.registry import most_chosen
+from slipstream.drafters.registry import limit_chosen
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.configs import Contender
 from slipstream.measure.prompts import Entry, PromptSet, choose_prompts as load_prompts, select_entries
@@ -100,8 +101,8 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
 def run(
     files: OutputOptions, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
 ) -> tuple[Result, int]:
-    """Measure beside a progress bar of so many steps, and print. Return the result, and the exit code if it is no
-    success. measure: gets the function that advances the bar."""
+    """Measure beside a progress bar of `total` steps, and print. Return the result and the exit code. measure: gets the
+    function that advances the bar."""
     with render.progress(what, total) as advance:
         result, code = keep_unfinished(lambda: measure(advance))
     finish(result, files)
@@ -158,11 +159,11 @@ def make_contender(models: LabModels, spec: str, adaptive: bool = False, **chang
     drafter, drafter_options = one.speculation
     label, options = " ".join(shown), options | drafter_options
     if adaptive and one.length == AUTO:
-        return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
+        return Contender(label, drafter, limit_chosen(one.method), options, adaptive=True)
     return Contender(label, drafter, one.fixed_length, options)
 
 
-def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
+def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, JsonObject]:
     """The models with one drafter, as given on the command line, and the options of the drafter."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])

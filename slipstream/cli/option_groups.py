@@ -5,7 +5,7 @@ them; the command receives the filled-in dataclasses. A subclass changes the def
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from slipstream.core.declaration import OPTION, Option, argument as argument, option as option
-from slipstream.core.strict import check_text
+from slipstream.core.strict import JsonMapping, JsonObject, check_text
 
 METAVARS = ((bool, ""), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
 """What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
@@ -28,7 +28,7 @@ def unwrap(text: str | None) -> str:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: JsonObject = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters, annotations = [], {}
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name in groups:
@@ -46,7 +46,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             for text in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(text, str) and not os.path.exists(text):  # the name of a file may be any bytes
                     check_text(f"the {name}", text)
-        objects: Mapping[str, Any] = {
+        objects: JsonMapping = {
             name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
             for name, group in groups.items()
         }

@@ -1,7 +1,7 @@
 """Options of models and of sampling, which most commands share. Nothing here imports torch, so that mistakes in the
 arguments are reported at once."""
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
@@ -12,7 +12,7 @@ from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.option_groups import option
 from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
@@ -123,7 +123,7 @@ class ModelOptions(LoadSettings):
     @property
     def usual(self) -> str:
         """The drafters in use where none is named; llama.cpp offers no hidden states to a head."""
-        names = draft_plan.usual(self.target, self.draft_model)
+        names = draft_plan.choose_usual(self.target, self.draft_model)
         return WITHOUT_DRAFT if names == WITH_HEAD and self.executor == LLAMACPP else names
 
     @property
@@ -135,9 +135,9 @@ class ModelOptions(LoadSettings):
         return ",".join(self.names)
 
     @property
-    def speculation(self) -> tuple[Any, dict[str, Any]]:
+    def speculation(self) -> tuple[Any, JsonObject]:
         """The drafter in use and its options, as `LLM.use` takes them."""
-        return draft_plan.asked(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
+        return draft_plan.parse_draft(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
 
     @property
     def draft_is_read(self) -> bool:
@@ -193,7 +193,7 @@ def sampling_options(params: type[SamplingParams]) -> Any:
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
             members.append((name, kind if flag else kind | None, declaration))
 
-    def with_defaults(self: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    def with_defaults(self: Any, defaults: JsonMapping | None = None) -> SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return params(**dict(defaults or {}) | {name: value for name, value in values.items() if value is not None})
 
@@ -218,10 +218,10 @@ def checked_length(given: int | str) -> int | str:
     return value
 
 
-def parse_options(pairs: Seq[str]) -> dict[str, Any]:
+def parse_options(pairs: Seq[str]) -> JsonObject:
     """["max_ngram=3"] -> {"max_ngram": 3}; a value is a truth value or number if it reads as one. Raises
     ParameterError."""
-    options: dict[str, Any] = {}
+    options: JsonObject = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:

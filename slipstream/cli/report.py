@@ -7,10 +7,10 @@ text that commands print; `slipstream/templates/page.html` is the form.
 from collections.abc import Sequence as Seq
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ResultError, did_you_mean, reading
 from slipstream.measure import plots
 from slipstream.measure.provenance import public
@@ -66,7 +66,7 @@ def make_page(results: Seq[Result]) -> str:
     )  # fmt: skip
 
 
-def make_part(result: Result) -> dict[str, Any]:
+def make_part(result: Result) -> JsonObject:
     """What the template shows of one result: its section, and where the numbers come from."""
     provenance = result.provenance
     device, machine = str(provenance.get("device", "")), provenance.get("machine") or {}
@@ -85,7 +85,7 @@ def make_part(result: Result) -> dict[str, Any]:
     }
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flatten(values: JsonObject, prefix: str = "") -> list[tuple[str, str]]:
     """All values of nested mappings as text, named by their path."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():

@@ -21,6 +21,7 @@ from slipstream.cli.loading import checked_arguments, describe_target, load_toke
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.vllm_server import BESIDE_SPECULATION, LOADING, find_interpreter
@@ -143,7 +144,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             engine.stop()
 
 
-def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, dict[str, Any]]:
+def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, JsonObject]:
     """What the engine's process loads, after the checks that need no weights, and with a table of the memory that it
     will take. Both import torch, so that process makes them."""
     quieten()
@@ -180,7 +181,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     refuse_ignored(server, type(server), LISTENING)
     if len(server.keys) > 1:
         raise ParameterError("several API keys are given", why="vLLM's server reads one", fix="give one --api-key")
-    more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}
+    more: JsonObject = {"served_model_name": server.served_model_name or models.target}
     if server.max_batch != type(server).max_batch:
         more["max_num_seqs"] = server.max_batch
     launched = make_vllm_server(models, engine, more)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.padding import Padding
 
@@ -16,6 +16,7 @@ from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import check_integer, check_number
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.measure.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, place_models
 from slipstream.templates import FOLDER
@@ -116,7 +117,7 @@ def simulate(
 
 def _compare_lengths(
     draft: AcceptanceOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
-) -> dict[str, Any]:
+) -> JsonObject:
     if len(batches) > 1:
         raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
     rates, costs = _rates(draft, target, model), _costs(options, target, model, batches[0])
@@ -164,7 +165,7 @@ def _measure_costs(target: str, model: str | None, batch: int, host: float) -> F
 
 def _plan_hardware(
     draft: AcceptanceOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
-) -> dict[str, Any]:
+) -> JsonObject:
     hardware = _hardware(place)
     if target is None or model is None:
         raise ParameterError(
@@ -220,7 +221,7 @@ def _model(name: str, role: str) -> ModelSize:
 
 def _hardware(place: HardwareOptions) -> Hardware:
     asked = {"bandwidth": (place.bandwidth, 1e9), "flops": (place.tflops, 1e12), "memory": (place.memory, 1e9)}
-    given: dict[str, Any] = {name: value * unit for name, (value, unit) in asked.items() if value is not None}
+    given: JsonObject = {name: value * unit for name, (value, unit) in asked.items() if value is not None}
     if place.hardware is not None:
         return replace(find_hardware(place.hardware), **given)
     lacking = [name for name in ("bandwidth", "tflops", "memory") if getattr(place, name) is None]
@@ -251,7 +252,7 @@ def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> R
     return Rates(given).up_to(longest)
 
 
-def _acceptance(rates: Rates) -> dict[str, Any]:
+def _acceptance(rates: Rates) -> JsonObject:
     return {"alpha": rates.alpha, "position_rates": list(rates.by_position), "source": rates.origin}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import typer
 
@@ -21,10 +21,11 @@ from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, fi
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
-from slipstream.measure.configs import Contender, DrafterChoice
+from slipstream.measure.configs import Contender, DrafterChoice, slipstream
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result, check_writable, write as save, write_text
@@ -272,15 +273,11 @@ def join_results(results: list[Result]) -> Result:
     return replace(results[0], data=TrafficData(arms), warnings=list(warnings), complete=complete)
 
 
-def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
-    """What `--config` reads to start this server again."""
-    used = server.choice
-    config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter}
-    if used.draft is not None and "additional_config" not in server.values:
-        config["draft"] = models.draft_model
-    config["draft_tokens"] = used.draft_tokens
-    if used.options:
-        config["drafter_option"] = [f"{key}={value}" for key, value in used.options.items()]
-    if engine.vllm_option:
-        config["vllm_option"] = list(engine.vllm_option)
-    return config
+def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> JsonObject:
+    """Write what `--config` reads to start this server again, with the names that the user gave."""
+    options = {"vllm_option": list(engine.vllm_option)} if engine.vllm_option else {}
+    return {
+        "engine": "vllm",
+        **slipstream(replace(server.choice, target=models.target, draft=models.draft_model)),
+        **options,
+    }

@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
@@ -12,6 +11,7 @@ from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 from slipstream.measure.endpoint import Endpoint
 
@@ -78,11 +78,11 @@ def verify(
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
         return compare_servers(base_url, against, served_model, served, prompts, files)
-    from slipstream.core.rules import rule_named
+    from slipstream.core.rules import find_rule
     from slipstream.templates.sizes import duration
     from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, seconds, steps, verify as verified
 
-    possible = ("greedy",) if rule_named(models.rule).greedy_only else CHECKS
+    possible = ("greedy",) if find_rule(models.rule).greedy_only else CHECKS
     config = VerifyConfig(
         params=sampling.params(), checks=tuple(check or possible), texts=texts, reach=reach, level=level, seed=seed
     )
@@ -99,7 +99,7 @@ def verify(
 
 
 def compare_servers(
-    base_url: str, against: str, name: str, fields: dict[str, Any], prompts: PromptOptions, files: OutputOptions
+    base_url: str, against: str, name: str, fields: JsonObject, prompts: PromptOptions, files: OutputOptions
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""

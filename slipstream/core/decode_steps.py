@@ -5,6 +5,7 @@ Targets, executors, EAGLE heads and drafters all name such a call `decode_steps`
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class StepSampling:
     vocab: int | None = None
     worth: Worth | None = None
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """How tokens are picked: "maximum", "uniforms" or "noise"."""
         return "uniforms" if self.uniforms is not None else "maximum" if self.noise is None else "noise"

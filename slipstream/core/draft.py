@@ -86,7 +86,14 @@ class Draft:
     @staticmethod
     def chains(rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu") -> Draft:
         """One chain of token ids per sequence (possibly empty); `q` as in the class, or None."""
-        return Draft.trees(((row, range(-1, len(row) - 1)) for row in rows), device, q)
+        ids, parents, splits = list[int](), list[int](), [0]
+        for row in rows:
+            ids.extend(row)
+            parents.extend(range(-1, len(row) - 1))
+            splits.append(len(ids))
+        draft = Draft.of(ids, parents, splits, q, device=device)
+        draft.__dict__["is_chain"] = True
+        return draft
 
     @staticmethod
     def trees(
@@ -113,7 +120,7 @@ class Draft:
             [self.ids[i] for i in nodes],
             parents,
             splits,
-            None if self.q is None or not nodes else self.q[consecutive(nodes)],
+            None if self.q is None or not nodes else self.q[index_rows(nodes)],
             None if self.acceptable is None else [self.acceptable[i] for i in nodes],
             self.tokens.device,
             None if self.by is None else [self.by[i] for i in nodes],
@@ -124,7 +131,7 @@ class Draft:
         """Return the same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
         return self._with(by=[each or name for each in self.by or [""] * len(self)]) if len(self) else self
 
-    def padded(self, more: int) -> Draft:
+    def pad(self, more: int) -> Draft:
         """The same draft, with `more` sequences after its own that have none."""
         drawn = None if self.drawn is None else [*self.drawn, *[0] * more]
         return self._with(splits=[*self.splits, *[len(self)] * more], drawn=drawn) if more else self
@@ -282,7 +289,7 @@ class Verdict:
         return [draft.ids[draft.splits[b] + node] for node in self.path[b]] + [self.next[b]]
 
 
-def visible(parents: Seq[int], pending: int = 0) -> Tensor:
+def build_mask(parents: Seq[int], pending: int = 0) -> Tensor:
     """Which rows of a sequence each new row attends to, among the new ones: bool [n, n], n = pending + nodes.
 
     A pending token sees itself and those before it. A node sees what its parent sees, and itself; a parent of -1 is the
@@ -298,7 +305,7 @@ def visible(parents: Seq[int], pending: int = 0) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def consecutive(rows: Seq[int]) -> slice | list[int]:
+def index_rows(rows: Seq[int]) -> slice | list[int]:
     """An index for these rows (at least one): a slice if they are consecutive, which is faster and copies nothing."""
     first, last = rows[0], rows[-1] + 1
     return slice(first, last) if len(rows) == last - first and list(rows) == list(range(first, last)) else list(rows)

@@ -34,10 +34,6 @@ class Budget:
         """Return the cost of the row of draft token `n`, counted from 0."""
         return self.row_costs[min(n, len(self.row_costs) - 1)]
 
-    def limited(self, depth: int) -> Budget:
-        """Return the same costs with another depth."""
-        return Budget(depth, self.row_costs, self.draw_cost)
-
 
 @dataclass(frozen=True)
 class DrafterTraits:

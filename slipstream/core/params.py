@@ -247,7 +247,7 @@ class SamplingParams(Strict):
             for name, known in declared(type(self)).items()
         )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.temperature == 0
 

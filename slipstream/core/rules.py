@@ -254,7 +254,7 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
 
 
-def rule_named(name: str) -> Rule:
+def find_rule(name: str) -> Rule:
     """The rule of that name; raises RuleError with the nearest known name."""
     if not isinstance(name, str) or name not in RULES:
         raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))

@@ -11,14 +11,14 @@ from types import TracebackType
 import torch
 
 from slipstream.core.dice import Dice
-from slipstream.core.draft import Draft, Verdict, consecutive
+from slipstream.core.draft import Draft, Verdict, index_rows
 from slipstream.core.drafter import Budget, Drafter, read_prompts
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES, TokenLogprob
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.warp import allowed_after, distributions, distributions_and_dead_ends, first_maxima, histories
+from slipstream.core.warp import allowed_after, distributions, distributions_and_dead_ends, first_maxima, list_histories
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
 
@@ -50,15 +50,15 @@ def step(
     with host_threads(target.capabilities.torch_threads), StepClock([*seqs, *prompts]) as clock:
         with clock("draft"):
             draft = drafter.propose(shown, budgets)
-            draft = prune(shown, draft).padded(len(seqs) - len(shown))
+            draft = prune(shown, draft).pad(len(seqs) - len(shown))
         with clock("target"):
-            whole = draft.padded(len(prompts))
+            whole = draft.pad(len(prompts))
             out = target.run([*seqs, *prompts], whole, drafter.traits.taps)
         with clock("verify"):
             verdict = decide(seqs, draft, out.logits[: len(seqs) + len(draft)], rule, out.maxima)
             verdict = stop(seqs, draft, verdict)
         with clock("target"):
-            target.commit([*seqs, *prompts], verdict.path + [[] for _ in prompts])
+            target.commit([*seqs, *prompts], verdict.path + [[]] * len(prompts))
         record(seqs, draft, out, verdict)
         for seq in prompts:
             seq.read_chunk()
@@ -76,10 +76,10 @@ def budget(seq: Sequence, draft_tokens: int) -> Budget:
     a seed gives depend on how its prompt was read, in chunks or from the prefix cache."""
     if seq.unread > 1 or len(seq.tokens) == seq.prompt:
         return Budget(0)
-    return Budget(max(0, min(wanted(seq, draft_tokens), seq.room - 1)))
+    return Budget(max(0, min(limit_depth(seq, draft_tokens), seq.room - 1)))
 
 
-def wanted(seq: Sequence, draft_tokens: int) -> int:
+def limit_depth(seq: Sequence, draft_tokens: int) -> int:
     """Most draft tokens that both the engine and the request allow."""
     return draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
 
@@ -101,7 +101,7 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
         place = {-1: -1}  # node -> its new index in the sequence
         nodes = draft.nodes(b)
         whole = draft.acceptable is not None and not all(draft.acceptable[i] for i in nodes)
-        allowed = allowed_after(seq, histories(seq, draft, b)) if nodes and not whole else None
+        allowed = allowed_after(seq, list_histories(seq, draft, b)) if nodes and not whole else None
         for i in nodes:
             parent = draft.parents[i]
             forbidden = allowed is not None and not allowed[parent + 1, draft.ids[i]]
@@ -131,7 +131,7 @@ def decide(
         members = [b for b, other in enumerate(kinds) if other == kind]
         rows = [row for b in members for row in range(draft.splits[b] + b, draft.splits[b + 1] + b + 1)]
         some = [seqs[b] for b in members]
-        parts.append((members, _decide(some, draft.part(members), logits[consecutive(rows)], some[0].rule or rule)))
+        parts.append((members, _decide(some, draft.part(members), logits[index_rows(rows)], some[0].rule or rule)))
     return Verdict.joined(parts)
 
 

@@ -21,14 +21,15 @@ from slipstream.core.sequence import Sequence
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
     """Cut each sequence's new tokens where the text ends. If a draft token becomes the last token, the path is
     shortened to the draft tokens before it and it becomes `next`: the last token of a sequence never has KV."""
-    ends = [end_of(seq, verdict.run(draft, b)) for b, seq in enumerate(seqs)]
-    runs = [verdict.run(draft, b)[:end] for b, (end, _) in enumerate(ends)]
-    return Verdict(
-        path=[path[: len(run) - 1] for path, run in zip(verdict.path, runs, strict=True)],
-        next=[run[-1] for run in runs],
-        finish=[reason for _, reason in ends],
-        cut=[len(run) <= len(path) or cut for path, run, cut in zip(verdict.path, runs, verdict.cut, strict=True)],
-    )
+    stopped = Verdict([], [], [], [])
+    for b, seq in enumerate(seqs):
+        run, path = verdict.run(draft, b), verdict.path[b]
+        end, reason = end_of(seq, run)
+        stopped.path.append(path[: end - 1])
+        stopped.next.append(run[end - 1])
+        stopped.finish.append(reason)
+        stopped.cut.append(end <= len(path) or verdict.cut[b])
+    return stopped
 
 
 def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:

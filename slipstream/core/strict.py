@@ -4,11 +4,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from slipstream.core.declaration import OPTION, Option
 from slipstream.errors import ParameterError, RequestError, did_you_mean
 
+S = TypeVar("S", bound="Strict")
 JsonObject = dict[str, Any]
 """An object of a JSON file or request: its values are of any kind, and are checked where they are read."""
 JsonMapping = Mapping[str, Any]
@@ -22,7 +23,7 @@ class Strict:
 
     prefix: ClassVar[str] = ""
 
-    def __new__(cls, *args: object, **kwargs: object):
+    def __new__(cls: type[S], *args: object, **kwargs: object) -> S:
         known = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
         for name in kwargs:
             if name not in known:

@@ -1,7 +1,7 @@
 """What can be a target: the contract between a step and whatever runs the large model.
 
 Every target runs, commits and releases. It declares further abilities in `Capabilities`; nobody probes for members.
-Code that needs a capability reads it there. If it is None, `needed` raises an error that names the target.
+Code that needs a capability reads it there. If it is None, `require` raises an error that names the target.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Capabilities:
     mask_token: int | None = None
 
 
-def begun(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
+def start_sequence(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
     """A text that continues a prompt, or that answers it as its source if the target has an encoder. more: fields of
     `Sequence`."""
     encoder = target.capabilities.encoder
@@ -285,7 +285,7 @@ def begun(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
 
 
 @contextmanager
-def released(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
+def release_after(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
     """The target releases these sequences after the block, of which the first is given."""
     try:
         yield seqs[0]
@@ -296,10 +296,10 @@ def released(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
 
 HEAD_HOST = "hidden states and weights for a draft head"
 EARLY_EXIT = "an exit after its first layers"
-"""How errors name capabilities; see `needed`."""
+"""How errors name capabilities; see `require`."""
 
 
-def needed(capability: T | None, target: Target, what: str, asked_by: str) -> T:
+def require(capability: T | None, target: Target, what: str, asked_by: str) -> T:
     """`capability`, or PairError where the target does not declare it.
 
     what      names the capability in the error, e.g. `HEAD_HOST`.

@@ -95,7 +95,7 @@ class StopSearch:
         return min(ends, default=(0, None))[1]
 
 
-def begun_at_end(text: str, stop: str) -> int:
+def count_begun(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is the beginning of a stop string, and not all of it."""
     at = text.find(stop[0], max(0, len(text) + 1 - len(stop)))
     while at >= 0 and not stop.startswith(text[at:]):
@@ -103,13 +103,13 @@ def begun_at_end(text: str, stop: str) -> int:
     return len(text) - at if at >= 0 else 0
 
 
-def completed_at(text: str, before: str, stop: str) -> int:
+def find_completed(text: str, before: str, stop: str) -> int:
     """Where in `text` the first `stop` begins that ends after `before`, the text without its last token; -1 if none.
     An incomplete character, which decodes to U+FFFD, does not count as text yet."""
     return text.find(stop, max(0, len(before.rstrip(REPLACEMENT)) - len(stop) + 1))
 
 
-def common_beginning(a: Iterable[object], b: Iterable[object]) -> int:
+def count_common(a: Iterable[object], b: Iterable[object]) -> int:
     """Number of items with which both begin."""
     count = 0
     for left, right in zip(a, b, strict=False):

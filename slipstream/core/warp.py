@@ -201,12 +201,12 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     rows = []
     for b, seq in enumerate(seqs):
         rows_of_b = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1]  # [1 + N_b, V]
-        outputs = histories(seq, draft, b) if seq.params.needs_history else None
-        rows.append(_warped(rows_of_b, seq, seq.params, outputs))
+        outputs = list_histories(seq, draft, b) if seq.params.needs_history else None
+        rows.append(_warp_rows(rows_of_b, seq, seq.params, outputs))
     return torch.cat(rows)
 
 
-def _warped(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: Seq[Seq[int]] | None) -> Tensor:
+def _warp_rows(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: Seq[Seq[int]] | None) -> Tensor:
     """`warp` of rows that follow these outputs of one sequence."""
     allowed = None if outputs is None else allowed_after(seq, outputs)
     return warp(logits, params, seq.tokens[: seq.prompt], outputs, seq.stop_ids, allowed)
@@ -227,9 +227,9 @@ def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draf
     TargetError if a last pending token has none: plain decoding has the same fault there."""
     rows, dead = list[Tensor](), set[int]()
     for b, seq in enumerate(seqs):
-        for i, history in enumerate(histories(seq, draft, b), start=draft.splits[b] + b):
+        for i, history in enumerate(list_histories(seq, draft, b), start=draft.splits[b] + b):
             try:
-                rows.append(_warped(logits[i : i + 1], seq, seq.params, [history]))
+                rows.append(_warp_rows(logits[i : i + 1], seq, seq.params, [history]))
             except TargetError:
                 if i == draft.splits[b] + b:
                     raise
@@ -248,13 +248,13 @@ def distributions_after(
         return warp(logits, each[0])
     return torch.cat(
         [
-            _warped(row[None], seq, p, [[*seq.output, *chain]])
+            _warp_rows(row[None], seq, p, [[*seq.output, *chain]])
             for row, p, seq, chain in zip(logits, each, seqs, chains, strict=True)
         ]
     )
 
 
-def histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
+def list_histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
     """Output ids before the row of the last pending token and of each node of sequence `b`."""
     rows = [seq.output]
     for i in draft.nodes(b):

@@ -1,6 +1,6 @@
 """Estimates of the probability that draft tokens are accepted, learned from earlier drafts: `MatchLengthStats` by
 length of match, for lookup drafters, `ConfidenceStats` by confidence, for chains of a model, and `DepthStats` by depth,
-for any drafter. `accepted_prefix` counts the draft tokens that agree with the text, whether they were verified or not.
+for any drafter. `count_accepted` counts the draft tokens that agree with the text, whether they were verified or not.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class DepthStats:
         return probabilities
 
 
-def accepted_prefix(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
+def count_accepted(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     """(number of accepted draft tokens, whether the next one was rejected) for the draft of sequence b and the emitted
     tokens `run` (`Verdict.run`). The draft need not be the one that was verified.
 

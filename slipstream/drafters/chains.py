@@ -24,7 +24,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.dice import invert
-from slipstream.core.draft import Draft, consecutive
+from slipstream.core.draft import Draft, index_rows
 from slipstream.core.drafter import Budget
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
@@ -77,6 +77,7 @@ class Chains:
     def __init__(self, model: ChainModel, vocab_size: int, confident: ConfidentDrafts | None = None):
         self.model, self.vocab_size, self.confident = model, vocab_size, confident
         self._vocab = vocab_size if model.width > vocab_size else None  # ids from here on are padding
+        self._maxima = StepSampling(vocab=self._vocab)
 
     def draft(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         """Draft a chain for each sequence, within its budget."""
@@ -88,8 +89,7 @@ class Chains:
         for b, seq in enumerate(seqs):
             if budgets[b].depth > 0:
                 (multi_step if self.model.multi_step and seq.params.temperature_only else other).append(b)
-        for coupled in (False, True):  # they use different random numbers
-            rows = [b for b in multi_step if is_coupled(seqs[b]) == coupled]
+        for rows in part_by_numbers(multi_step, seqs):
             try:
                 while rows:
                     rows = self._in_one_call(seqs, rows, budgets, chains)
@@ -99,9 +99,7 @@ class Chains:
                 other = sorted({*other, *rows})
         if other:
             self._token_by_token(seqs, other, budgets, chains)
-        tokens = [chain.tokens for chain in chains]
-        q = joint(tokens, [chain.probs for chain in chains], self.vocab_size)
-        draft = Draft.chains(tokens, q, self.model.device)
+        draft = Draft.chains([chain.tokens for chain in chains], join_probs(chains, self.vocab_size), self.model.device)
         if self.confident is None or not self.confident.drawn:
             return draft
         return draft.with_drawn([len(self.confident.drawn.get(seq.id, ((),))[0]) for seq in seqs])
@@ -109,29 +107,32 @@ class Chains:
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], budgets: Seq[Budget], chains: list[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
         steps = max(budgets[b].depth for b in rows)
-        left = [b for b in rows if self.model.room(seqs[b]) < steps]
-        rows = [b for b in rows if b not in left]
-        members = [seqs[b] for b in rows]
-        each = [seq.params for seq in members]
-        draws = self._draws(members, each, steps)
-        if self.confident is not None:
-            draws = replace(draws, worth=self.confident.worth(members, [budgets[b] for b in rows]))
+        left, drafting = list[int](), list[int]()
+        for b in rows:
+            (left if self.model.room(seqs[b]) < steps else drafting).append(b)
+        members = [seqs[b] for b in drafting]
+        draws = self._draws(members, steps)
+        if self.confident is not None and any(budget.row_costs for budget in budgets):
+            draws = replace(draws, worth=self.confident.worth(members, [budgets[b] for b in drafting]))
         drawn = self.model.decode_steps(members, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
-        for r, b in enumerate(rows):
-            most, chain, probs = min(budgets[b].depth, len(drawn.tokens)), tokens[r], None
-            if not each[r].greedy:
+        for r, b in enumerate(drafting):
+            params, chain, probs = seqs[b].params, tokens[r], None
+            most = min(budgets[b].depth, len(drawn.tokens))
+            if not params.greedy:
                 raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
-                row_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
-                probs, most = widened(row_probs, self.vocab_size), len(row_probs)
+                row_probs = (
+                    _warp_chain(raw, params) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
+                )
+                probs, most = widen(row_probs, self.vocab_size), len(row_probs)
                 if not most:
                     continue
                 if drawn.probs is None:
-                    chain = self._again(probs, raw, draws, r, each[r])
+                    chain = self._again(probs, raw, draws, r, params)
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
             if self.confident is not None and budgets[b].row_costs:
                 confidence = drawn.confidence
-                each_top = self._tops(drawn.logits[:, r], each[r]) if confidence is None else confidence[:, r].tolist()
+                each_top = self._tops(drawn.logits[:, r], params) if confidence is None else confidence[:, r].tolist()
                 most = self.confident.kept(seqs[b], chain[:most], each_top[:most], budgets[b])
             chains[b] = Chain(chain[:most], None if probs is None else probs[:most])
         return left
@@ -149,28 +150,29 @@ class Chains:
         noise = draws.noise[: len(probs), r, : self.vocab_size]
         return (raw[: len(probs)].double() / params.divisor + noise).argmax(-1).tolist()
 
-    def _draws(self, seqs: Seq[Sequence], each: Seq[SamplingParams], steps: int) -> StepSampling:
+    def _draws(self, seqs: Seq[Sequence], steps: int) -> StepSampling:
         """The random numbers of a call. Those of a draft token do not depend on the number of steps or on how it is
         drafted: `sample_draft_tokens` uses the same ones. Under the rule `coupled`, the noise that the target will use
         at the same positions."""
-        if all(params.greedy for params in each):
-            return StepSampling(vocab=self._vocab)
+        if all(seq.params.greedy for seq in seqs):
+            return self._maxima
         coupled = is_coupled(seqs[0])
         greedy = 1.0 if coupled else ARGMAX_INV_TEMPERATURE  # for greedy sequences in the batch, whose noise is 0
-        inverse = torch.tensor([greedy if p.greedy else 1 / p.divisor for p in each], dtype=torch.float64)
+        inverse = torch.tensor(
+            [greedy if seq.params.greedy else 1 / seq.params.divisor for seq in seqs], dtype=torch.float64
+        )
         if coupled:
-            noise = torch.stack([self._noise(seq, steps, p.greedy) for seq, p in zip(seqs, each, strict=True)], 1)
+            noise = torch.stack([self._noise(seq, steps) for seq in seqs], 1)
             return StepSampling(inverse, noise=noise, vocab=self._vocab)
         columns = [
-            np.zeros(steps) if params.greedy else seq.random.uniforms(DRAFT, len(seq.tokens), steps)
-            for seq, params in zip(seqs, each, strict=True)
+            np.zeros(steps) if seq.params.greedy else seq.random.uniforms(DRAFT, len(seq.tokens), steps) for seq in seqs
         ]
         return StepSampling(inverse, torch.from_numpy(np.stack(columns, 1)), vocab=self._vocab)
 
-    def _noise(self, seq: Sequence, steps: int, greedy: bool) -> Tensor:
+    def _noise(self, seq: Sequence, steps: int) -> Tensor:
         """Gumbel noise [K, V'] in float64; zeros for a greedy sequence."""
         noise = np.zeros((steps, max(self.vocab_size, self.model.width)))
-        if not greedy:
+        if not seq.params.greedy:
             for j in range(steps):
                 noise[j, : self.vocab_size] = seq.random.gumbel(len(seq.tokens) + j, self.vocab_size)
         return torch.from_numpy(noise[:, : self.model.width]).to(self.model.device)
@@ -187,9 +189,9 @@ class Chains:
             except Exception as fault:
                 if not so_far[0]:
                     raise  # nothing was drawn yet: the step may go on without a draft
-                ended_early(members, len(so_far[0]), fault)
+                end_early(members, len(so_far[0]), fault)
                 break
-            probs, dead = possible(logits, members, so_far, self.vocab_size)  # [R, V]
+            probs, dead = find_possible(logits, members, so_far, self.vocab_size)  # [R, V]
             if dead:
                 alive = [r for r in range(len(rows)) if r not in dead]
                 rows, members, so_far = (
@@ -215,6 +217,14 @@ class Chains:
         for b in first:
             if chains[b].tokens:
                 chains[b].probs = None if seqs[b].params.greedy else torch.stack(distributions[b])
+
+
+def part_by_numbers(rows: Seq[int], seqs: Seq[Sequence]) -> list[list[int]]:
+    """Part sequences by the random numbers that they use: those of their own, and those that the target uses."""
+    parts: list[list[int]] = [[], []]
+    for b in rows:
+        parts[is_coupled(seqs[b])].append(b)
+    return parts
 
 
 class MaskedPass:
@@ -285,13 +295,13 @@ def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tenso
             noise = torch.from_numpy(seq.random.gumbel(len(seq.tokens) + depth, probs.shape[-1])).to(probs.device)
             tokens[b] = (probs[b].log() + noise).argmax()
     if drawn:
-        rows = consecutive(drawn)
+        rows = index_rows(drawn)
         u = [seqs[b].random.uniforms(DRAFT, len(seqs[b].tokens), depth + 1)[depth] for b in drawn]
         tokens[rows] = invert(probs[rows], torch.tensor(u, dtype=torch.float64, device=probs.device))
     return tokens
 
 
-def possible(
+def find_possible(
     logits: Tensor,
     seqs: Seq[Sequence],
     chains: Seq[Seq[int]],
@@ -304,7 +314,7 @@ def possible(
     logits [R, V']: ids that the target does not have are cut before warping, missing ids have probability 0."""
     cut = logits[:, :vocab_size]
     try:
-        return widened(distributions_after(cut, seqs, chains, params), vocab_size), []
+        return widen(distributions_after(cut, seqs, chains, params), vocab_size), []
     except TargetError:
         rows, dead = list[Tensor](), list[int]()
     for r, (seq, chain) in enumerate(zip(seqs, chains, strict=True)):
@@ -313,17 +323,17 @@ def possible(
         except TargetError:
             dead.append(r)
             rows.append(cut.new_zeros(1, cut.shape[1], dtype=torch.float64))
-    return widened(torch.cat(rows), vocab_size), dead
+    return widen(torch.cat(rows), vocab_size), dead
 
 
-def ended_early(seqs: Seq[Sequence], drawn: int, fault: Exception) -> None:
+def end_early(seqs: Seq[Sequence], drawn: int, fault: Exception) -> None:
     """Count, and log, a fault of a drafter that has drawn tokens: the draft ends with these."""
     for seq in seqs:
         seq.stats.drafter_faults += 1
     log.info("a draft ends after %d tokens (%s: %s); the text is not affected", drawn, type(fault).__name__, fault)
 
 
-def _warped(raw: Tensor, params: SamplingParams) -> Tensor:
+def _warp_chain(raw: Tensor, params: SamplingParams) -> Tensor:
     """`warp` of the logits [K, V'] after each token of a chain, up to the first that have no distribution."""
     try:
         return warp(raw, params)
@@ -332,22 +342,22 @@ def _warped(raw: Tensor, params: SamplingParams) -> Tensor:
         return warp(raw[: finite.tolist().index(False)], params)
 
 
-def widened(probs: Tensor, vocab_size: int) -> Tensor:
+def widen(probs: Tensor, vocab_size: int) -> Tensor:
     """[R, V'] -> [R, V]: ids that the drafter does not know have probability 0."""
     missing = vocab_size - probs.shape[1]
     return torch.nn.functional.pad(probs, (0, missing)) if missing else probs
 
 
-def joint(chains: Seq[Seq[int]], distributions: Seq[Tensor | None], vocab_size: int) -> Tensor | None:
-    """q [N, V] of a packed draft, from the distributions of each sequence. Point masses (None) get one-hot rows; None
-    if all draft tokens are point masses."""
-    device = next((probs.device for probs in distributions if probs is not None), None)
+def join_probs(chains: Seq[Chain], vocab_size: int) -> Tensor | None:
+    """Return q [N, V] of a packed draft. Point masses get one-hot rows; None if all draft tokens are point masses."""
+    device = next((chain.probs.device for chain in chains if chain.probs is not None), None)
     if device is None:
         return None
     parts = []
-    for chain, probs in zip(chains, distributions, strict=True):
+    for chain in chains:
+        probs = chain.probs
         if probs is None:
-            probs = torch.zeros(len(chain), vocab_size, dtype=torch.float64, device=device)
-            probs[range(len(chain)), list(chain)] = 1.0
+            probs = torch.zeros(len(chain.tokens), vocab_size, dtype=torch.float64, device=device)
+            probs[range(len(chain.tokens)), chain.tokens] = 1.0
         parts.append(probs)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -18,7 +18,7 @@ from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, needed
+from slipstream.core.target import HEAD_HOST, Target, require
 from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.none import NoOptionsConfig
@@ -69,7 +69,7 @@ def make(
     for this target. quantize: as of the drafter `eagle`. It has no other options.
     Raises ParameterError and the families of LoadError and PairError."""
     NoOptionsConfig(**options)
-    host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")
+    host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")
     if head is None:
         head = head_dir("dflash", host.runtime.checkpoint)
     # A copy: the original may still be in training.

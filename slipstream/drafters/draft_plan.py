@@ -1,8 +1,8 @@
 """`DraftPlan`: what a `draft` argument means, decided once and before anything is loaded.
 
-`asked` turns what a user writes on the command line (names of drafters, and a draft model or head) into what `LLM.use`
-takes. `DraftPlan.of` turns that into a plan, `DraftPlan.ready` checks it without weights, `DrafterFactory` makes the
-drafter. Importing this does not import torch.
+`parse_draft` turns what a user writes on the command line (names of drafters, and a draft model or head) into what
+`LLM.use` takes. `DraftPlan.of` turns that into a plan, `DraftPlan.ready` checks it without weights, `DrafterFactory`
+makes the drafter. Importing this does not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
-from slipstream.errors import PairError, ParameterError
+from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
@@ -54,17 +54,28 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 @lru_cache
-def usual(target: str, draft_model: str | None) -> str:
+def choose_usual(target: str, draft_model: str | None) -> str:
     """The drafters in use on the command line where none is named, for `names_of`. Of a target on the hub, the small
     files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
     from slipstream.heads.mtp_names import count_mtp_layers
 
-    return WITH_MTP if count_mtp_layers(target) else WITHOUT_DRAFT
+    return WITH_MTP if count_mtp_layers(target) and not _runs_natively(target) else WITHOUT_DRAFT
 
 
-def asked(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
+def _runs_natively(target: str) -> bool:
+    """Whether our own decoder runs a model; transformers runs MTP layers, beside a target that it runs, too."""
+    from slipstream.checkpoints.config import DecoderConfig
+
+    try:
+        DecoderConfig.load(target)
+    except LoadError:
+        return False
+    return True
+
+
+def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
     """Drafter and options as `LLM.use` takes them, for what was written on the command line.
 
     names  drafters of the registry; several are stacked in this order. None are named: a draft model drafts, a head
@@ -214,7 +225,7 @@ class DraftPlan:
             return plan
         spec, options = DRAFTERS[plan.name], dict(plan.options)
         if options and not plan.bare:
-            config = options_of(plan.name)
+            config = find_options(plan.name)
             arguments = inspect.signature(getattr(import_module(spec.path), spec.maker)).parameters
             config(**{name: value for name, value in options.items() if name not in arguments})
         if plan.members:
@@ -262,22 +273,22 @@ class DraftPlan:
 def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:
     """Raise ParameterError for settings of the draft model if none of the drafters loads one. Without a drafter nothing
     is wrong yet: `LLM.use` may name one later. written: how a setting is called where it was given."""
-    asked = [
+    given = [
         name for name in ("draft_quantize", "draft_tokenizer") if getattr(settings, name) != getattr(DEFAULTS, name)
     ]
     named = [plan for plan in plans if plan.name != "none"]
-    if not asked or not named or any(plan.has_model(asked == ["draft_tokenizer"]) for plan in named):
+    if not given or not named or any(plan.has_model(given == ["draft_tokenizer"]) for plan in named):
         return
     labels = ", ".join(dict.fromkeys(repr(plan.label) for plan in named))
     what = f"the drafter {labels} loads" if len(named) == 1 else f"the drafters {labels} load"
     raise ParameterError(
-        f"{written(asked[0])} is {getattr(settings, asked[0])!r}, but {what} no draft model",
+        f"{written(given[0])} is {getattr(settings, given[0])!r}, but {what} no draft model",
         why="it is for a draft model, and would be ignored",
         fix="leave it out, or name a draft model; for a draft head, quantize is an option of the drafter",
     )
 
 
-def options_of(name: str) -> Any:
+def find_options(name: str) -> Any:
     """The configuration of a drafter: the dataclass named ...Config that its module defines, or else imports."""
     module = import_module(DRAFTERS[name].path)
     configs = [each for title, each in vars(module).items() if title.endswith("Config") and is_dataclass(each)]

@@ -30,8 +30,8 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits
 from slipstream.core.params import Strict, integer, option
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible
+from slipstream.core.target import HEAD_HOST, Target, TargetOut, require
+from slipstream.drafters.chains import Chains, MaskedPass, end_early, find_possible
 from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
@@ -86,7 +86,7 @@ class EagleDrafter(HeadDrafter):
                 why="its tokens come from one pass, before any of them is known",
                 fix="leave it out",
             )
-        self._pass = MaskedPass(self, self._masked) if parallel else None
+        self._pass = MaskedPass(self, self._run_masked) if parallel else None
         self._confident = ConfidentDrafts()
         self._chains = Chains(self._pass, vocab_size) if self._pass else Chains(self, vocab_size, self._confident)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
@@ -97,7 +97,10 @@ class EagleDrafter(HeadDrafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
         bound = min(bound, self.traits.longest or bound)
-        most = [each.limited(self.depth(seq, min(each.depth, bound))) for seq, each in zip(seqs, budgets, strict=True)]
+        most = [
+            replace(each, depth=self.depth(seq, min(each.depth, bound)))
+            for seq, each in zip(seqs, budgets, strict=True)
+        ]
         if self._pass is not None:
             self._pass.plan(seqs, most)
         if self.config.shape == "chain":
@@ -112,7 +115,8 @@ class EagleDrafter(HeadDrafter):
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         super().observe(seqs, draft, out, verdict)
-        self._confident.learn(seqs, draft, verdict)
+        if self._confident.drawn:
+            self._confident.learn(seqs, draft, verdict)
 
     # --- chains: see `chains.ChainModel` ---------------------------------------------------------------------------
 
@@ -153,7 +157,7 @@ class EagleDrafter(HeadDrafter):
         logits = drawn.logits if sampling.kind == "maximum" else self._scatter(drawn.logits)
         return drawn._replace(tokens=tokens, logits=logits, probs=probs)
 
-    def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
+    def _run_masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
         batch, features = self.pending(seqs, masks=[d - 1 for d in depth])
         _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
         self.note_run(seqs)
@@ -190,7 +194,7 @@ class EagleDrafter(HeadDrafter):
             try:
                 hidden, logits = self.runtime.extend(batch, torch.stack(parents), from_head=True)
             except Exception as fault:  # it may depend on the nodes that were drawn: keep them (see `chains`)
-                ended_early([tree.seq for tree in live], max(tree.level for tree in live), fault)
+                end_early([tree.seq for tree in live], max(tree.level for tree in live), fault)
                 break
             nodes = [(id(tree), node) for tree, front in grown for node in front]
             states |= dict(zip(nodes, hidden.clone(), strict=True))
@@ -204,7 +208,7 @@ class EagleDrafter(HeadDrafter):
         scoring = {id(t): t.seq.params.unfiltered if t.seq.params.greedy else t.seq.params for t in trees}
         params = [scoring[id(tree)] for tree, _ in pairs]
         paths = [[tree.tokens[i] for i in tree.path(node)] for tree, node in pairs]
-        return possible(self._scatter(logits), seqs, paths, self.vocab_size, params)[0]
+        return find_possible(self._scatter(logits), seqs, paths, self.vocab_size, params)[0]
 
 
 def make(
@@ -232,7 +236,7 @@ def _make(
     target: Target, head: CheckpointName | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
 ) -> EagleDrafter:
     config = EagleDraftConfig(**options)
-    host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")
+    host = require(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")
     if head is None:
         head = head_dir(asked, host.runtime.checkpoint)
     if isinstance(head, EagleHead):  # a copy: the original may still be in training

@@ -67,7 +67,7 @@ class ForcedFirst(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains = [self._forced.get(seq.id, ())[: each.depth] for seq, each in zip(seqs, budgets, strict=True)]
         left = [Budget(0) if seq.id in self._forced else each for seq, each in zip(seqs, budgets, strict=True)]
-        others = self._drafter.propose(seqs[: self._shown], left[: self._shown]).padded(len(seqs) - self._shown)
+        others = self._drafter.propose(seqs[: self._shown], left[: self._shown]).pad(len(seqs) - self._shown)
         forced = Draft.chains(chains, device=others.tokens.device).named(FormDrafter.name)
         parts = [DraftPart(forced if chain else others) for chain in chains]
         return join_drafts(parts, self._vocab_size, others.tokens.device).with_drawn(others.drawn)

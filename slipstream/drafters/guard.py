@@ -44,7 +44,7 @@ class Guard:
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         depths = [budget.depth for budget in budgets]
         if any(depths):
-            with self._guarded("propose", seqs):
+            with self._guard("propose", seqs):
                 draft = self.drafter.propose(seqs, budgets)
                 draft.check(depths, self.target.vocab_size, MAX_NODES)
                 draft = draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
@@ -52,11 +52,11 @@ class Guard:
         return Draft.empty(len(seqs), self.target.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        with self._guarded("observe", seqs):
+        with self._guard("observe", seqs):
             self.drafter.observe(seqs, draft, out, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        with self._guarded("read_prompts", seqs):
+        with self._guard("read_prompts", seqs):
             read_prompts(self.drafter, seqs, out)
 
     def most_nodes(self, depth: int) -> int:
@@ -67,26 +67,26 @@ class Guard:
     def cached_prefix(self, seq: Sequence) -> int:
         if self.reads_all:
             return 0
-        with self._guarded("cached_prefix", [seq]):
+        with self._guard("cached_prefix", [seq]):
             return min((part.cached_prefix(seq) for part in self._keepers), default=len(seq.tokens))
         return 0
 
     def begin(self, seq: Sequence, length: int) -> None:
-        with self._guarded("begin", [seq]):
+        with self._guard("begin", [seq]):
             for part in self._keepers:
                 part.begin(seq, length)
 
     def keep(self, seq: Sequence) -> None:
-        with self._guarded("keep", [seq]):
+        with self._guard("keep", [seq]):
             for part in self._keepers:
                 part.keep(seq)
 
     def release(self, seq_id: int) -> None:
-        with self._guarded("release"):
+        with self._guard("release"):
             self.drafter.release(seq_id)
 
     @contextmanager
-    def _guarded(self, where: str, seqs: Seq[Sequence] = ()) -> Iterator[None]:
+    def _guard(self, where: str, seqs: Seq[Sequence] = ()) -> Iterator[None]:
         """No fault of a drafter may leave the guard."""
         try:
             yield

@@ -18,17 +18,17 @@ emitted tokens.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
-from slipstream.core.draft import Draft, Verdict, consecutive
+from slipstream.core.draft import Draft, Verdict, index_rows
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, Lookup, read_prompts
 from slipstream.core.params import Strict, integer, number, option
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
-from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
+from slipstream.drafters.acceptance_stats import DepthStats, count_accepted
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.zoo import head_dir
@@ -92,7 +92,7 @@ class HybridDrafter:
             deep = (self._lookup_depth if is_lookup else self._neural_depth)(seqs, [each.depth for each in left])
             if is_lookup and not any(deep):  # most engines: a lookup for predictions, and no request with one
                 continue
-            draft = member.propose(seqs, [each.limited(d) for each, d in zip(left, deep, strict=True)])
+            draft = member.propose(seqs, [replace(each, depth=d) for each, d in zip(left, deep, strict=True)])
             drawn = list(map(max, drawn, draft.drawn or drawn))
             if is_lookup:
                 asked.append(cast(Lookup, member))
@@ -102,7 +102,7 @@ class HybridDrafter:
                 if not self._stacks(seq):
                     parts[b] = DraftPart(draft)
                 elif not is_lookup:
-                    parts[b] = DraftPart(draft, member.name, *self._continued(seq, draft, b, budgets[b], asked))
+                    parts[b] = DraftPart(draft, member.name, *self._continue_chain(seq, draft, b, budgets[b], asked))
                     left[b] = Budget(0)
                 elif asked[-1].match_length(seq.id) >= self.config.min_match:
                     parts[b] = DraftPart(draft, member.name)
@@ -135,7 +135,7 @@ class HybridDrafter:
         ratio = self.config.max_prefill_ratio * (HEAD_READS if self.traits.taps else 1)
         return self._stacks(seq) and len(seq.tokens) > ratio * seq.room
 
-    def _continued(
+    def _continue_chain(
         self, seq: Sequence, draft: Draft, b: int, budget: Budget, lookups: Seq[Lookup]
     ) -> tuple[list[int], str]:
         """The lookup tokens after the neural chain of sequence b, and the lookup's name; [] if there are none, or if it
@@ -148,7 +148,7 @@ class HybridDrafter:
         if self._chain_stats[seq.id].acceptance_by_depth(len(chain))[-1] < self.config.append_probability:
             return [], ""
         for lookup in lookups:
-            more, match = lookup.continue_from(seq, chain, budget.limited(depth))
+            more, match = lookup.continue_from(seq, chain, replace(budget, depth=depth))
             if more and match >= self.config.append_match:
                 return more, lookup.name
         return [], ""
@@ -156,7 +156,7 @@ class HybridDrafter:
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
             if seq.id in self._uncompared:
-                self._chain_stats[seq.id].learn(*accepted_prefix(*self._uncompared.pop(seq.id), verdict.run(draft, b)))
+                self._chain_stats[seq.id].learn(*count_accepted(*self._uncompared.pop(seq.id), verdict.run(draft, b)))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 
@@ -221,7 +221,7 @@ def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.dev
         q[range(len(ids)), ids] = 1.0
         for draft, there, here in sampled.values():
             if there and draft.q is not None:
-                q[consecutive(here)] = draft.q[consecutive(there)]
+                q[index_rows(here)] = draft.q[index_rows(there)]
     return Draft.of(ids, parents, splits, q, None if all(acceptable) else acceptable, device, by if any(by) else None)
 
 

@@ -17,7 +17,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import EARLY_EXIT, Target, needed
+from slipstream.core.target import EARLY_EXIT, Target, require
 from slipstream.drafters.chains import Chains
 from slipstream.errors import ParameterError
 
@@ -49,7 +49,7 @@ class LayerSkipDrafter(Drafter):
     def __init__(self, target: Target, config: LayerSkipConfig | None = None):
         self.config = config or LayerSkipConfig()
         self.target, can = target, target.capabilities
-        self._early = needed(can.early_exit, target, EARLY_EXIT, "drafter 'layerskip'")
+        self._early = require(can.early_exit, target, EARLY_EXIT, "drafter 'layerskip'")
         self._multi_step, layers = can.multi_step, self._early.layers
         self.device, self.width = target.device, target.vocab_size
         self.multi_step = self._multi_step is not None

@@ -114,7 +114,7 @@ class BackOff:
         self.remaining, self.pause = 0, PAUSE  # steps left of this pause, length of the next
         self.saves_time = row_cost == 0  # in the steps so far
 
-    def pausing(self) -> bool:
+    def is_pausing(self) -> bool:
         self.remaining -= self.remaining > 0
         return self.remaining > 0
 
@@ -161,7 +161,7 @@ class LookaheadDrafter:
         for seq, depth in zip(seqs, (each.depth for each in budgets), strict=True):
             if depth > 0:
                 state = self._state(seq)
-                if not state.back_off.pausing():
+                if not state.back_off.is_pausing():
                     pending: tuple[list[int], list[int]] = ([], [])
                     self._add_ngrams(state, seq.tokens[-1], depth, *pending)
                     acceptable += [True] * len(pending[0])

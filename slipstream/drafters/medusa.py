@@ -23,7 +23,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.params import Strict, check_integer, integer, number, option
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
+from slipstream.core.target import HEAD_HOST, Target, TargetOut, require
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
 from slipstream.heads.medusa_format import fit, load_medusa
@@ -74,7 +74,7 @@ class MedusaDraftConfig(Strict):
         return TreeShape.of_paths(wanted)  # type: ignore[arg-type]
 
 
-def assumed(heads: int) -> Accuracies:
+def assume_accuracies(heads: int) -> Accuracies:
     """Assumed accuracies if none were measured: 0.6 for the first choice of head 0, 3/4 as much for each further head,
     and little for lower ranks. Training replaces them."""
     return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
@@ -98,7 +98,7 @@ class MedusaDrafter(PrefixKeeper):
         self._fixed = self._checked(self.config.fixed_tree())
         c = heads.config
         # As many ranks as they have ids at most.
-        self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assumed(c.heads))[: c.heads])
+        self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assume_accuracies(c.heads))[: c.heads])
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, tuple[TreeShape, Tensor]] = {}  # see `_shape`; by depth
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
@@ -173,7 +173,7 @@ def make(
     quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as
     in `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
     config = MedusaDraftConfig(**options)
-    host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'medusa'")
+    host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'medusa'")
     if head is None:
         head = head_dir("medusa", host.runtime.checkpoint)
     fitted = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)

@@ -10,6 +10,7 @@ rolled back to the accepted tokens.
 
 import logging
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig
@@ -41,7 +42,7 @@ class ModelDrafter(PrefixKeeper):
         self._encoder = model.capabilities.encoder
         self.multi_step = self._multi_step is not None
         parallel = model.capabilities.mask_token is not None
-        self._pass = MaskedPass(self, self._masked) if parallel else None
+        self._pass = MaskedPass(self, self._run_masked) if parallel else None
         self._confident = None if parallel else ConfidentDrafts()
         self._chains = Chains(self._pass or self, vocab_size, self._confident)
         self.traits = DrafterTraits(
@@ -52,7 +53,9 @@ class ModelDrafter(PrefixKeeper):
         self._warned: set[str] = set()
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        most = [each.limited(self._begun(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)]
+        most = [
+            replace(each, depth=self._begin_shadow(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)
+        ]
         if self._pass is not None:  # the model's cache then holds the text alone
             self._pass.plan(seqs, most)
             return self._chains.draft(seqs, most)
@@ -63,7 +66,7 @@ class ModelDrafter(PrefixKeeper):
                 shadow.kv_len = len(shadow.tokens) - 1
         return draft
 
-    def _begun(self, seq: Sequence, most: int) -> int:
+    def _begin_shadow(self, seq: Sequence, most: int) -> int:
         """How deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft model's
         encoder. Creates its shadow when it is first needed."""
         if most <= 0:
@@ -94,12 +97,12 @@ class ModelDrafter(PrefixKeeper):
         assert self._multi_step is not None
         shadows = [self._follow(seq, ()) for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
-            if len(shadow.pending) > self.model.capabilities.max_pending:  # prefill a long prompt in chunks first
+            if shadow.unread > self.model.capabilities.max_pending:  # prefill a long prompt in chunks first
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
         return self._multi_step.decode_steps(shadows, steps, sampling)
 
-    def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
+    def _run_masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
         mask, shadows = self.model.capabilities.mask_token, [self._follow(seq, ()) for seq in seqs]
         assert mask is not None
         for shadow in shadows:
@@ -127,17 +130,17 @@ class ModelDrafter(PrefixKeeper):
                 new = seq.tokens[-len(verdict.path[b]) - 1 :]
                 known = len(seq.tokens) - len(new)
                 shadow.tokens += seq.tokens[len(shadow.tokens) : known]  # of steps that went on without the drafter
-                right = common_beginning(shadow.tokens[known:], new)
+                right = count_common(shadow.tokens[known:], new)
                 # The last token stays pending, even if the target emitted the same token as a draft that was not used.
                 shadow.kv_len = min(shadow.kv_len, known + right, known + len(new) - 1)
                 shadow.tokens[known:] = new
-        if self._confident is not None:
+        if self._confident is not None and self._confident.drawn:
             self._confident.learn(seqs, draft, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         reading: list[Sequence] = []
         for seq in seqs:
-            if seq.params.draft_tokens != 0 and self._begun(seq, 1):
+            if seq.params.draft_tokens != 0 and self._begin_shadow(seq, 1):
                 shadow = self._shadows[seq.id]
                 if seq.kv_len > shadow.kv_len:
                     shadow.chunk_end = seq.kv_len

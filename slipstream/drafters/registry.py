@@ -116,7 +116,7 @@ DRAFTERS: dict[str, DrafterSpec] = {
 """Every drafter by name, in the order in which they are listed to users."""
 
 
-def most_chosen(name: str) -> int:
+def limit_chosen(name: str) -> int:
     """Longest draft where lengths are chosen in each step, for a drafter of this name, or a stack of several."""
     spec = DRAFTERS.get("hybrid" if "," in name else name)
     if spec is None:

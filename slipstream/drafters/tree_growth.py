@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.dice import invert
-from slipstream.core.draft import Draft, visible
+from slipstream.core.draft import Draft, build_mask
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence, is_coupled
-from slipstream.drafters.chains import joint
+from slipstream.drafters.chains import Chain, join_probs
 from slipstream.theory.trees import renumbered
 
 ROOT = -1
@@ -105,24 +105,22 @@ class Tree:
 
     def visible(self, rows: Seq[int]) -> Tensor:
         """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
-        return visible(renumbered(self.parents, rows))
+        return build_mask(renumbered(self.parents, rows))
 
 
 def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
     """The trees, by the sequence that each belongs to, as a draft; deterministic ones are reranked."""
-    tokens: list[list[int]] = [[] for _ in range(batch)]
-    distributions: list[Tensor | None] = [None] * batch
+    chains = [Chain() for _ in range(batch)]
     parents: list[int] = []
     splits = [0]
     for b in range(batch):
         if tree := trees.get(b):
             kept = range(len(tree.parents)) if tree.drawn else rerank(tree.path_probs, tree.nodes)
-            tokens[b] = [tree.tokens[i] for i in kept]
-            distributions[b] = torch.stack(tree.q) if tree.q else None
+            chains[b] = Chain([tree.tokens[i] for i in kept], torch.stack(tree.q) if tree.q else None)
             parents += renumbered(tree.parents, kept)
         splits.append(len(parents))
-    q = joint(tokens, distributions, vocab_size)
-    return Draft.of([token for row in tokens for token in row], parents, splits, q, device=device)
+    ids = [token for chain in chains for token in chain.tokens]
+    return Draft.of(ids, parents, splits, join_probs(chains, vocab_size), device=device)
 
 
 def rerank(path_probs: Seq[float], nodes: int) -> list[int]:

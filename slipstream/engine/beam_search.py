@@ -111,13 +111,13 @@ class BeamSearch:
         seqs = []
         for parent in parents:
             seq = search.seqs[parent]
-            seqs.append(self._forked(search, seq) if parent in taken else seq)
+            seqs.append(self._fork_sequence(search, seq) if parent in taken else seq)
             taken.add(parent)
         for seq, text in zip(seqs, search.beams.running, strict=True):
             seq.take(text.output[-1:], None)
         search.seqs = seqs
 
-    def _forked(self, search: Search, seq: Sequence) -> Sequence:
+    def _fork_sequence(self, search: Search, seq: Sequence) -> Sequence:
         """Another sequence with the same tokens, all of which have KV."""
         child = seq.copy_for(seq.context)
         search.cached.add(child.id)  # first: an interrupt must not leave blocks that nobody frees

@@ -28,6 +28,7 @@ distribution is unchanged. They depend on times, though: under `rejection` a see
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class LengthPolicy(ABC):
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows: see `Step`."""
         lengths = self._lengths(ids, limits, prompt_rows)
-        return [self.costs.price.limited(length) for length in lengths]
+        return [replace(self.costs.price, depth=length) for length in lengths]
 
     def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> list[int]:
         if self.trials.is_resting or not any(limits) or self._drafted >= self._renew:

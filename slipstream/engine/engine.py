@@ -21,15 +21,15 @@ import itertools
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
-from slipstream.core.step import budget, step, wanted
-from slipstream.core.target import Target
+from slipstream.core.step import budget, limit_depth, step
+from slipstream.core.target import Memory, Target
 from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
@@ -140,7 +140,7 @@ class Engine:
         check_params(seq.rule, seq.params)
         most = 0
         if self.drafter.traits.drafts:
-            most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
+            most = limit_depth(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
         chosen = chosen and most > 0 and self.lengths is not None
         if chosen and self.lengths is not None:
             most = min(most, self.lengths.most)
@@ -181,8 +181,11 @@ class Engine:
             self._admit()
             seqs, prompts = self._rows()
             forced = self._forced(seqs)
-            budgets = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts), forced))
-            timed, draft = self._timed(seqs, prompts, budgets, forced), None
+            budgets = self._choose_budgets(seqs, prompts, forced)
+            if self._bounded is not None:
+                budgets = self._fit_budgets(self._bounded, seqs, prompts, budgets)
+            timed = None if self.lengths is None else self._start_timer(seqs, prompts, budgets, forced)
+            draft = None
             try:
                 if timed is not None and not _prompt_rows(seqs, prompts) and not any(each.depth for each in budgets):
                     self._run_plainly(seqs)
@@ -232,7 +235,7 @@ class Engine:
         """Run a step, or several plain ones in one call. Return the draft of the former. drafts: whether the drafter is
         shown the requests that it drafts for, which are first; if there are none, the target reads no hidden states.
         forced: see `_forced`."""
-        shown, reading = (sum(map(self._is_attached, each)) if drafts else 0 for each in (seqs, prompts))
+        shown, reading = (sum(map(self._is_attached, seqs)), sum(map(self._is_attached, prompts))) if drafts else (0, 0)
         drafter: Drafter = self.drafter if shown + reading else NO_DRAFTER
         if forced:
             drafter = ForcedFirst(forced, drafter, shown, self.target.vocab_size)
@@ -265,13 +268,13 @@ class Engine:
             seq.id: draft.ids[draft.splits[b] : draft.splits[b + 1]] for b, seq in enumerate(formed) if draft.nodes(b)
         }
 
-    def _timed(
+    def _start_timer(
         self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, Seq[int]]
     ) -> TimedStep | None:
-        """The timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or if
-        no request may draft. Rows of forced tokens count as those of prompts, which are run anyway."""
+        """Make the timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or
+        if no request may draft. Rows of forced tokens count as those of prompts, which are run anyway."""
         # The first step of a text that answers a source reads that, too.
-        if self.lengths is None or any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
+        if any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq) and seq.id not in forced]
         requests = [self._request(seqs[b]) for b in decoding]
@@ -287,18 +290,23 @@ class Engine:
             read_rows=_prompt_rows(*drafts),
         )
 
-    def _chosen(self, seqs: Seq[Sequence], prompt_rows: int, forced: Mapping[int, Seq[int]]) -> list[Budget]:
+    def _choose_budgets(
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], forced: Mapping[int, Seq[int]]
+    ) -> list[Budget]:
+        """Choose the budget of each request that gains tokens."""
         requests = list(map(self._request, seqs))
         budgets = [budget(one.seq, 0 if one.detached else one.draft_tokens) for one in requests]
         for b, seq in enumerate(seqs):
             if seq.id in forced:
                 budgets[b] = Budget(len(forced[seq.id]))
+        if self.lengths is None:
+            return budgets
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq) and seq.id not in forced]
         choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
-        if self.lengths is not None and any(requests[b].chosen for b in choosing):
+        if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            rows = prompt_rows + _forced_rows(forced)
-            for b, chosen in zip(choosing, self.lengths.choose(ids, limits, rows), strict=True):
+            each = self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts) + _forced_rows(forced))
+            for b, chosen in zip(choosing, each, strict=True):
                 budgets[b] = chosen
         return budgets
 
@@ -329,6 +337,8 @@ class Engine:
         """Let requests join while there is room for them, for rows of their prompts in this step, and for their prompts
         in a KV cache of fixed size. One that can take over what another one is reading waits for it, so that n answers
         to a prompt read it once; it does not keep back those that came later."""
+        if not self._waiting:
+            return
         writes = [] if self._bounded is None else [slots(one, 1) for one in self._running]
         unread = [seq.unread for seq in self._running if seq.unread > 1]
         room = self._prompt_room(len(self._running) - len(unread)) - sum(unread)
@@ -360,10 +370,10 @@ class Engine:
         the drafter drafts for first, and requests of one kind next to each other. Others wait for rows."""
         seqs = [seq for seq in self._running if seq.unread == 1]
         prompts: list[Sequence] = []
-        room = self._prompt_room(len(seqs))
+        room = self._prompt_room(len(seqs)) if len(seqs) < len(self._running) else 0
         for seq in self._running:
             seq.chunk_end = None  # an interrupted step may have left one
-            if seq.unread > 1 and room > 0:
+            if room > 0 and seq.unread > 1:
                 if seq.unread <= room:
                     seqs.append(seq)
                 else:
@@ -395,19 +405,19 @@ class Engine:
 
     # --- memory --------------------------------------------------------------------------------------------------
 
-    def _fitted(self, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[Budget]) -> list[Budget]:
-        """`chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft, the
-        youngest requests are preempted, and removed from the lists."""
-        if self._bounded is None:
-            return list(chosen)
+    def _fit_budgets(
+        self, memory: Memory, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[Budget]
+    ) -> list[Budget]:
+        """Return `chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft,
+        the youngest requests are preempted, and removed from the lists."""
         by_id = {seq.id: each for seq, each in zip(seqs, chosen, strict=True)}
         while True:
             depths = [by_id[seq.id].depth for seq in seqs]
-            lengths = fitting_lengths(self._bounded, seqs, depths, prompts, self.drafter.most_nodes)
+            lengths = fitting_lengths(memory, seqs, depths, prompts, self.drafter.most_nodes)
             if lengths is None and len(self._running) == 1:
                 lengths = [0] * len(seqs)  # it fits alone (see `add`), unless others hold blocks: the target will say
             if lengths is not None:
-                return [by_id[seq.id].limited(length) for seq, length in zip(seqs, lengths, strict=True)]
+                return [replace(by_id[seq.id], depth=length) for seq, length in zip(seqs, lengths, strict=True)]
             self.preempt(seqs, prompts)
 
     def preempt(self, *lists: list[Sequence]) -> None:
@@ -450,5 +460,4 @@ def _forced_rows(forced: Mapping[int, Seq[int]]) -> int:
 
 def _prompt_rows(seqs: Seq[Sequence], prompts: Seq[Sequence]) -> int:
     """Rows of a step that belong to prompts: of those that end in it, and of chunks of the others."""
-    ending = sum(seq.unread for seq in seqs if not _decodes(seq))
-    return ending + sum((seq.chunk_end or seq.kv_len) - seq.kv_len for seq in prompts)
+    return sum(seq.end - seq.kv_len for seq in (*seqs, *prompts) if not _decodes(seq))

@@ -117,7 +117,7 @@ class EngineThread:
         try:
             while True:
                 refused: list[Update] = []
-                for command in self._taken():
+                for command in self._take_commands():
                     if command is None:
                         self._end(EngineError("the engine was closed", fix="start it again"))
                         return
@@ -129,7 +129,7 @@ class EngineThread:
                 EngineError(f"the engine has stopped ({type(fault).__name__}: {fault})", fix="start the server again")
             )
 
-    def _taken(self) -> list[Command | None]:
+    def _take_commands(self) -> list[Command | None]:
         """The commands that have arrived; waits for one if there is nothing to step."""
         taken = [] if self.engine.unfinished else [self._commands.get()]
         while not self._commands.empty():

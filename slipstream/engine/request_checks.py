@@ -63,7 +63,7 @@ class RequestChecks:
                     why="the target brings none",
                     fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
                 )
-            ids = self._encoded("the prompt", prompt) if prompt else []
+            ids = self._encode("the prompt", prompt) if prompt else []
         else:
             ids = _token_ids(prompt)
         if not ids:
@@ -88,7 +88,7 @@ class RequestChecks:
             return self._within(_token_ids(text), name)
         if self.tokenizer is None:
             raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
-        return self._encoded(f"the {name}", text, add_special_tokens=False)
+        return self._encode(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
         """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
@@ -110,9 +110,9 @@ class RequestChecks:
         return text
 
     def chat_ids(self, text: str) -> list[int]:
-        return self._encoded("the conversation", text, add_special_tokens=False)  # the template writes them itself
+        return self._encode("the conversation", text, add_special_tokens=False)  # the template writes them itself
 
-    def _encoded(self, name: str, text: str, add_special_tokens: bool = True) -> list[int]:
+    def _encode(self, name: str, text: str, add_special_tokens: bool = True) -> list[int]:
         check_text(name, text, PromptError)
         with reading(f"the tokenizer cannot read {name}", "correct the files of the tokenizer", PromptError):
             assert self.tokenizer is not None

@@ -31,7 +31,7 @@ def check_source(seq: Sequence, target: Target) -> None:
             if encoder
             else "a request with a source came to a target without an encoder",
             why="an encoder-decoder answers a source, a decoder continues a prompt",
-            fix="make sequences by LLM.sequence or core.target.begun",
+            fix="make sequences by LLM.sequence or core.target.start_sequence",
         )
 
 

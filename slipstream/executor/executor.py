@@ -1,5 +1,5 @@
 """The contract of an executor, which owns the weights and the KV cache of one decoder: it takes a `Batch` and returns
-an `Output`. It knows nothing of drafters, sampling or rules. `batch_of` makes a batch of sequences and their drafts.
+an `Output`. It knows nothing of drafters, sampling or rules. `make_batch` makes a batch of sequences and their drafts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.checkpoints.module_shape import ModelShape
-from slipstream.core.draft import Draft, visible
+from slipstream.core.draft import Draft, build_mask
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import MultiStep, Runtime, Slice
 from slipstream.errors import TargetError
@@ -44,6 +44,8 @@ class Batch:
     trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
                sees itself and its ancestors among the new tokens.
     select     host integers, rows of the batch whose logits are computed, increasing.
+    certain    B host integers: how many of the sequence's rows, from its first on, are its text and no draft, so that
+               the next pass has a `past` behind them. Empty: unknown.
     """
 
     seq_ids: Seq[int]
@@ -53,6 +55,7 @@ class Batch:
     past: Seq[int]
     trees: Seq[Tensor | None]
     select: Seq[int]
+    certain: Seq[int] = ()
 
     def cut(self, spans: Seq[range]) -> Batch:
         """The rows spans[b] of each sequence, counted within it; sequences with an empty span are dropped. The rows
@@ -76,47 +79,50 @@ class Batch:
         )
 
 
-def batch_of(
-    seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, stop: int | None = None
+def make_batch(
+    seqs: Seq[Sequence], draft: Draft, device: torch.device, starts: Seq[int] = (), stop: int | None = None
 ) -> Batch:
-    """Tokens `starts[b]:` of each sequence, up to its `end`, then its nodes. Logits are computed for the last of these
-    tokens and for every node.
+    """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last of these tokens and
+    for every node.
 
     Slots: the KV of token i of a sequence is in slot i, that of node j of the draft in slot len(tokens) + j. A node's
     position is that of the last pending token plus the node's depth, so siblings share one.
 
-    starts  slot of the first token to run: `seq.kv_len`, or later if part of a long prompt has run already.
+    starts  slot of the first token to run, where part of a long prompt has run already; else `seq.kv_len`.
     stop    where a piece of a long prompt ends, before `end`.
     """
-    tokens: list[int] = []
-    positions: list[int] = []
-    splits = [0]
-    select: list[int] = []
+    ids, tokens, positions, past = list[int](), list[int](), list[int](), list[int]()
+    splits, select = [0], list[int]()
     trees: list[Tensor | None] = []
+    certain: list[int] = []
     for b, seq in enumerate(seqs):
         first, last = draft.splits[b], draft.splits[b + 1]
-        end = seq.end if stop is None else stop
-        pending = end - starts[b]
-        tokens += seq.tokens[starts[b] : end]
+        start, end = starts[b] if starts else seq.kv_len, seq.end if stop is None else stop
+        pending = end - start
+        ids.append(seq.id)
+        past.append(start)
+        certain.append(pending)
+        tokens += seq.tokens[start:end]
         if first == last or draft.is_chain:
-            positions += range(starts[b], end + last - first)
+            positions += range(start, end + last - first)
             trees.append(None)
         else:
-            positions += range(starts[b], end)
+            positions += range(start, end)
             positions += [end - 1 + depth for depth in draft.depths[first:last]]
-            trees.append(visible(draft.parents[first:last], pending))
+            trees.append(build_mask(draft.parents[first:last], pending))
         if first != last:
             tokens += draft.ids[first:last]
         select += range(splits[-1] + pending - 1, splits[-1] + pending + last - first)
         splits.append(splits[-1] + pending + last - first)
     return Batch(
-        seq_ids=[seq.id for seq in seqs],
+        seq_ids=ids,
         tokens=torch.tensor(tokens, dtype=torch.int64, device=device),  # [M]
         positions=positions,
         splits=splits,
-        past=starts,
+        past=past,
         trees=trees,
         select=select,
+        certain=certain,
     )
 
 
@@ -206,10 +212,10 @@ def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
     """Raise TargetError unless all of `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
     this themselves: on CUDA one id outside stops the process. There the check waits for the ids."""
     if len(ids) and bool(((ids < 0) | (ids >= count)).any()):
-        raise unknown_ids(f"a {what} is outside the model's embedding of {count} rows")
+        raise make_unknown_ids(f"a {what} is outside the model's embedding of {count} rows")
 
 
-def unknown_ids(what: str) -> TargetError:
+def make_unknown_ids(what: str) -> TargetError:
     return TargetError(
         what,
         why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
@@ -217,7 +223,7 @@ def unknown_ids(what: str) -> TargetError:
     )
 
 
-def not_finite() -> TargetError:
+def make_not_finite() -> TargetError:
     """Make the error of a call that draws tokens from hidden states that are infinite or NaN."""
     return TargetError(
         "the hidden states of a draft are not finite",

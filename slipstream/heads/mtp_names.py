@@ -93,9 +93,8 @@ def explain_no_layers(family: str) -> PairError:
 
 
 def count_mtp_layers(target: CheckpointName) -> int:
-    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, or (with a warning) if
-    transformers cannot run the layers or some are missing. Of a checkpoint on the hub, the small files are downloaded.
-    """
+    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, and (with a warning) if
+    transformers cannot run them or some are missing. Of a checkpoint on the hub, the small files are downloaded."""
     try:
         opened = Checkpoint.open(target)
         config = opened.config

@@ -26,6 +26,7 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
+from slipstream.core.strict import JsonObject
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.engine.draft_lengths import DraftLengths
@@ -284,12 +285,12 @@ def _split_criteria(given: Seq[StoppingCriteria]) -> tuple[list[StoppingCriteria
     return rest, eos
 
 
-def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: int) -> dict[str, Any]:
+def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: int) -> JsonObject:
     """Sampling parameters that do what transformers' logits processors do. sampled: whether tokens are drawn; read: ids
     of the prompt, padding included. The repetition penalty counts the tokens of the text, without padding.
 
     Raises ParameterError, which names it, for a processor that does what no parameter does."""
-    fields: dict[str, Any] = {"temperature": float(sampled), "repetition_penalty": 1.0}
+    fields: JsonObject = {"temperature": float(sampled), "repetition_penalty": 1.0}
     biases: dict[int, float] = {}
     for one in processors:
         name = type(one).__name__ if type(one).__module__.startswith("transformers.") else ""

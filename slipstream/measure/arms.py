@@ -14,6 +14,7 @@ import numpy as np
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.llm import LLM, Completion
@@ -42,7 +43,7 @@ class Arm:
     llm: LLM
     drafter: Any = None
     draft_tokens: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     params: SamplingParams = field(default_factory=SamplingParams)
     batch: int = 1
     lengths: DraftLengths | None = None
@@ -60,7 +61,7 @@ def is_recreated(drafter: Any) -> bool:
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
 
-def load_weights_once(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+def load_weights_once(llm: LLM, drafter: Any, options: JsonObject | None = None) -> tuple[Any, JsonObject]:
     """The drafter and options for an `Arm`. A drafter with weights is loaded here, once; others stay names and are
     created again for every pass. Any drafter is created once here, so that bad options raise before anything is
     measured."""
@@ -172,7 +173,7 @@ class Run:
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
-    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after the one in
+    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after its
     `against`."""
     runs: dict[int, Run] = {}
     for arm in arms:

@@ -14,6 +14,7 @@ import numpy as np
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.core.stats import SpecStats
+from slipstream.core.strict import JsonObject
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -54,7 +55,7 @@ class BenchConfig(Strict):
     batches: tuple[int, ...] = (1,)
     contexts: tuple[int | None, ...] = (None,)
     seed: int = 0
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.params import Strict
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, SAME
@@ -34,7 +35,7 @@ class Contender:
     label: str
     drafter: Any
     draft_tokens: int
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     adaptive: bool = False
 
     @property
@@ -56,22 +57,22 @@ class DrafterChoice(Strict):
     draft_tokens: int = 0
     target: str = "embedded"
     draft: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonMapping = field(default_factory=dict)
+    engine: JsonMapping = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Settings(Strict):
     """values: the settings, None if there is no counterpart; text: as typed on a command line; note: a remark."""
 
-    values: dict[str, Any] | None
+    values: JsonObject | None
     text: str
     note: str = ""
 
 
-def slipstream(choice: DrafterChoice) -> dict[str, Any]:
+def slipstream(choice: DrafterChoice) -> JsonObject:
     """The mapping that `slipstream generate --config FILE` reads: option names and values."""
-    options: dict[str, Any] = {"target": choice.target}
+    options: JsonObject = {"target": choice.target}
     names = choice.drafter.split(",")
     if choice.draft is not None and any(map(_reads_draft, names)):
         options["draft"] = choice.draft
@@ -90,10 +91,10 @@ def vllm(choice: DrafterChoice) -> Settings:
         return Settings({}, "", "plain decoding: leave --speculative-config out")
     names = choice.drafter.split(",")
     if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
-        lookup: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
+        lookup: JsonObject = {"drafter": names[0] if len(names) == 1 else names}
         if choice.options:
             lookup["options"] = dict(choice.options)
-        config: dict[str, Any] = {"method": "custom_class", "model": PLUGIN}
+        config: JsonObject = {"method": "custom_class", "model": PLUGIN}
         config["num_speculative_tokens"] = choice.draft_tokens
         values = {"speculative_config": config, "additional_config": {"slipstream": lookup}}
         return Settings(values, _flags(values), "needs slipstream in vLLM's environment, and the V1 runner")
@@ -142,7 +143,7 @@ def _block_method(choice: DrafterChoice) -> str:
     return "dspark" if choice.drafter == "dflash" and _said(choice).get("markov_rank") else "dflash"
 
 
-def _said(choice: DrafterChoice) -> Mapping[str, Any]:
+def _said(choice: DrafterChoice) -> JsonMapping:
     """config.json of the draft model or head; empty if it is no folder."""
     from slipstream.checkpoints.checkpoint import read_json
 

@@ -12,8 +12,8 @@ from functools import reduce
 from itertools import accumulate, chain
 from math import ceil
 from operator import add, sub
-from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 
 SERVERS = {"slipstream": "Slipstream", "vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server"}
@@ -85,7 +85,7 @@ class Counters:
         joined = {key: n if key in NOW else join(n, former.values.get(key, 0.0)) for key, n in self.values.items()}
         return replace(self, values=joined)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain JSON values; None for what is not reported.
 
         accepted_at             share of the drafts whose token at position 1, 2, ... was accepted.
@@ -93,7 +93,7 @@ class Counters:
         mean_acceptance_length  tokens of a step in which tokens were drafted, the bonus token included.
         tokens_per_step         output tokens over all steps: a step gives one token and those that it accepts.
         """
-        figures: dict[str, Any] = {name: self.values.get(name) for name in NAMES}
+        figures: JsonObject = {name: self.values.get(name) for name in NAMES}
         drafts, drafted, accepted, _, output, requests, *_ = figures.values()
         if accepted is None and drafts and None not in (output, requests):
             # A request's first token is its prefill's, and each verification adds one to those that it accepts.

@@ -51,7 +51,7 @@ FIXES = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a setting.
+    """Says what limits a setting.
 
     cause, fix  `NOTHING`, `UNKNOWN`, or what to change first, and how.
     speedup     measured if it was measured, else predicted; predicted: from the measured parts.
@@ -154,7 +154,7 @@ def fit_acceptance(m: Measured) -> float | None:
 
 
 def collect_evidence(m: Measured, cause: str) -> list[str]:
-    """The numbers in sentences, those of the cause first."""
+    """Write the numbers in sentences, the numbers of the cause first."""
     alpha = fit_acceptance(m)
     ms = 1000
     drafted = m.drafted[0] if m.drafted else 0.0

@@ -11,14 +11,14 @@ No counter knows what a step takes without speculation. Where "at most" and "mea
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ServedError
 from slipstream.measure.configs import STARTED_WITH
 from slipstream.measure.counters import NAMES, NOT_REPORTED, SERVERS, Counters, add_counters, name_of
@@ -80,11 +80,11 @@ class ServedDiagnosis:
 class WatchedServer:
     """counters: as `Counters.as_dict` gives them; None: the server reports none."""
 
-    counters: dict[str, Any] | None = None
+    counters: JsonObject | None = None
     diagnosis: ServedDiagnosis | None = None
 
 
-def diagnose_served(counters: Mapping[str, Any] | None, c: float, measured: Estimate | None = None) -> ServedDiagnosis:
+def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate | None = None) -> ServedDiagnosis:
     """Diagnose from `Counters.as_dict`; None: the server reports no counters. A pure function. c: cost of a draft
     token, in decode steps; measured: `estimate_own_steps`."""
     diagnosis = ServedDiagnosis()
@@ -185,7 +185,7 @@ def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
     return Estimate(gain, gain - error, gain + error)
 
 
-def collect_evidence(counters: Mapping[str, Any]) -> list[str]:
+def collect_evidence(counters: JsonMapping) -> list[str]:
     said, rates = [], counters["accepted_at"] or []
     if counters["mean_acceptance_length"]:
         said.append(f"a step with a draft gives {counters['mean_acceptance_length']:.2f} tokens")
@@ -251,7 +251,7 @@ def write_lead(diagnosis: ServedDiagnosis) -> str:
     return f"{said} Fix: {diagnosis.fix}." if diagnosis.fix else said
 
 
-def tabulate_counters(counters: dict[str, Any], seconds: float) -> Table:
+def tabulate_counters(counters: JsonObject, seconds: float) -> Table:
     rows = []
     for quantity in (*NAMES, "acceptance_rate"):
         value, share = counters.get(quantity), quantity in ("accepted_at", "kv_usage", "acceptance_rate")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonObject, parse_json
 from slipstream.errors import ParameterError, ServedError
 
 
@@ -55,7 +55,7 @@ class Endpoint:
         """The same with the name of its model."""
         return self if self.model else replace(self, model=self.described()["id"])
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """What the server says of its model."""
         answer = self._call("/models", None)
         listed = (answer.get("data") if isinstance(answer, dict) else None) or []
@@ -83,7 +83,7 @@ class Endpoint:
         more: Mapping[str, object] | None = None,
     ) -> Answer:
         """One completion of a text prompt. logprobs: how many alternatives to report; more: further parameters."""
-        asked: dict[str, Any] = {
+        asked: JsonObject = {
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
             "logprobs": logprobs, **(more or {}),
         }  # fmt: skip
@@ -101,7 +101,7 @@ class Endpoint:
                 fix="give the URL of an OpenAI-compatible server, which ends in /v1",
             ) from fault
 
-    def _call(self, path: str, body: dict[str, Any] | None) -> Any:
+    def _call(self, path: str, body: JsonObject | None) -> Any:
         request = urllib.request.Request(
             self.base_url.rstrip("/") + path,
             data=None if body is None else json.dumps(body).encode(),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
-from slipstream.core.target import Target, begun, released
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.target import Target, release_after, start_sequence
+from slipstream.core.text_ends import count_common
 from slipstream.measure.measurements import Divergence
 
 Scores = Callable[[Tensor, Seq[int]], Tensor]
@@ -36,7 +36,7 @@ def find_divergence(
     """
     if list(plain) == list(other):
         return None
-    position = common_beginning(plain, other)
+    position = count_common(plain, other)
     alone, among, prefilled = (
         scores(_logits(target, prompt, plain[:position], n), plain[:position]) for n in (0, rows - 1, None)
     )  # [V] each
@@ -55,7 +55,7 @@ def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | Non
     """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
     prompt."""
     unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force
-    with released(target, begun(target, prompt, context=target.context, params=unended)) as seq:
+    with release_after(target, start_sequence(target, prompt, context=target.context, params=unended)) as seq:
         seq.tokens += output
         tokens = list(seq.tokens)
         if extra is not None and len(tokens) > 1:

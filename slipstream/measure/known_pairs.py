@@ -1,17 +1,17 @@
 """Recommended pairs of target and draft model, their published acceptance rates and speed-ups, and the sources.
 
-They are listed in templates/known_models.json. Shapes are those of the published config.json files; sizes are computed
+They are listed in templates/known_models.json. Shapes come from the published config.json files; sizes are computed
 from them. A figure without a source is None and is shown as "no published figure".
 """
 
 import re
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.params import Strict
+from slipstream.core.strict import JsonMapping
 from slipstream.measure.roofline import CONTEXT, KNOWN, Hardware, ModelSize, compute_pair_costs, place_models
 from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 
@@ -26,7 +26,7 @@ class KnownModel(Strict):
 
     name: str
     hub: str
-    config: Mapping[str, Any]
+    config: JsonMapping
 
     @cached_property
     def shape(self) -> DecoderConfig:

@@ -1,11 +1,11 @@
-"""What measurements hold: dataclasses that `results.to_json` writes and `results.from_json` reads. Fields without a
-default are in each file; the others were added later. Times are in seconds."""
+"""These dataclasses hold measurements: `results.to_json` writes them and `results.from_json` reads them. Fields without
+a default are in each file; the others were added later. Times are in seconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.measure.tables import Estimate
 
 
@@ -48,12 +48,12 @@ class Figures:
     mean_acceptance_length: float | None
     position_rates: list[float]
     shares: dict[str, float]
-    stats: dict[str, Any]
+    stats: JsonObject
 
 
 @dataclass(frozen=True)
 class Forecasted:
-    """What the closed forms predict for an arm."""
+    """Holds the prediction of the closed forms for an arm."""
 
     tokens_per_second: float
     speedup: float
@@ -90,15 +90,15 @@ class BenchArm:
     divergences: list[NamedDivergence]
     overall: Figures
     categories: dict[str, Figures]
-    cells: dict[str, Any]
-    loops: dict[str, Any] = field(default_factory=dict)
+    cells: JsonObject
+    loops: JsonObject = field(default_factory=dict)
     context: int | None = None
     predicted: Forecasted | None = None
 
 
 @dataclass(frozen=True)
 class BenchData:
-    prompts: dict[str, Any]
+    prompts: JsonObject
     arms: list[BenchArm]
 
 
@@ -160,13 +160,13 @@ class TraceData:
     """prompt: its name, text and number of tokens. pieces: the text that each token adds. vocabulary: id -> text of all
     tokens."""
 
-    prompt: dict[str, Any]
+    prompt: JsonObject
     tokens: list[TracedToken]
     pieces: list[str]
     vocabulary: dict[str, str]
     steps: list[TracedStep]
     rolling: list[RollingRate]
-    stats: dict[str, Any]
+    stats: JsonObject
     finish: str | None
 
 
@@ -213,8 +213,8 @@ class ServedArm:
     late: Percentiles | None
     acceptance_rate: float | None
     mean_acceptance_length: float | None
-    cells: dict[str, Any]
-    counters: dict[str, Any] | None = None
+    cells: JsonObject
+    counters: JsonObject | None = None
 
     @property
     def who(self) -> str:

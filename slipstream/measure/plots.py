@@ -11,6 +11,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from slipstream.measure.tables import Estimate, Plot, interval
+from slipstream.templates import FOLDER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
 NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper"}
 NAMES |= {colour: f"--c{i}" for i, colour in enumerate(SERIES)}
-"""Colour in a plot -> CSS variable of the page."""
+"""Colour in a plot -> CSS variable of the page. templates/plots.mplstyle has the first four."""
 LEGEND_WIDTH, LEGEND_MARK = 56, 9
 """Characters that fit beside each other above a plot, and what the mark of an entry takes of them."""
 
@@ -32,7 +33,8 @@ def draw_svg(plot: Plot) -> str:
     from matplotlib.figure import Figure
 
     out = StringIO()
-    with matplotlib.rc_context(_style(plot.name)):
+    style = matplotlib.rc_params_from_file(FOLDER / "plots.mplstyle", use_default_template=False)
+    with matplotlib.rc_context({**style, "svg.hashsalt": plot.name}):  # the salt makes ids deterministic
         figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
         plot.draw(figure.add_subplot())
         figure.savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
@@ -50,38 +52,6 @@ def draw_inline(plot: Plot, key: str) -> str:
         text = text.replace(f": {colour}", f": var({name})")
     text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'width="100%"', text, count=1)
     return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
-
-
-def _style(name: str) -> Any:
-    return {
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": name,  # deterministic ids
-        "font.family": "sans-serif",
-        "font.sans-serif": ["Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
-        "font.size": 9.5,
-        "axes.titlesize": 10,
-        "axes.labelcolor": SOFT,
-        "axes.edgecolor": RULE,
-        "axes.facecolor": PAPER,
-        "figure.facecolor": PAPER,
-        "text.color": INK,
-        "xtick.color": SOFT,
-        "ytick.color": SOFT,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "axes.grid": True,
-        "grid.color": RULE,
-        "grid.linewidth": 0.6,
-        "axes.axisbelow": True,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 5,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "patch.linewidth": 0.6,
-    }
 
 
 def add_legend(axes: Axes) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import zoo
 from slipstream.core.params import SamplingParams
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonObject, parse_json
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.measure.provenance import text_digest
 from slipstream.measure.tables import counted
@@ -92,7 +92,7 @@ class PromptSet:
     def categories(self) -> list[str]:
         return [prompt.category for prompt in self.prompts]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         counts = {kind: self.categories.count(kind) for kind in dict.fromkeys(self.categories)}
         lengths = [len(prompt.ids) for prompt in self.prompts]
         return {
@@ -207,7 +207,7 @@ def read_entries(origin: str) -> list[Entry]:
     return rows
 
 
-def _name(entry: dict[str, Any]) -> str:
+def _name(entry: JsonObject) -> str:
     return str(entry.get("name") or f"{entry['package']}/{entry['file']}")
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
 from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.measure.configs import Contender
 
@@ -55,7 +56,7 @@ def model(path: str | Path) -> dict[str, str | None]:
     return {"name": name, "sha256": digest([file] if file.is_file() else sorted(file.glob("*.safetensors")))}
 
 
-def machine() -> dict[str, Any]:
+def machine() -> JsonObject:
     """CPU, accelerator, memory (bytes) and system."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
@@ -136,7 +137,9 @@ def now() -> str:
 def command_line(arguments: Iterable[str] | None = None) -> str:
     """The running command, as typed in a shell."""
     words = list(sys.argv if arguments is None else arguments)
-    return shlex.join([Path(words[0]).name.removesuffix(".py"), *words[1:]]) if words else ""
+    program = Path(words[0]) if words else Path()
+    name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
+    return shlex.join([name, *words[1:]])
 
 
 def public(text: str) -> str:
@@ -153,24 +156,24 @@ def public_values(value: object) -> Any:
     return public(value) if isinstance(value, str) else value
 
 
-def note_conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
+def note_conditions(seed: int | None = None, **more: Any) -> JsonObject:
     """The conditions of any measurement, as plain JSON values."""
     here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
     return here | {"seed": seed, **more}
 
 
-def note_provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
+def note_provenance(llm: LLM, seed: int | None = None, **more: Any) -> JsonObject:
     """The conditions of a measurement with this engine, as plain JSON values."""
     return note_conditions(seed, **describe_engine(llm), **more)
 
 
-def note_drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
+def note_drafts(contenders: Iterable[Contender]) -> JsonObject:
     """Name and digest of every checkpoint that these drafters load."""
     paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
     return {str(path): model(Checkpoint.open(path, "draft").source) for path in paths}
 
 
-def describe_engine(llm: LLM) -> dict[str, Any]:
+def describe_engine(llm: LLM) -> JsonObject:
     """Target, executor, dtype, device, rule, and a digest of the chat template."""
     import torch
 

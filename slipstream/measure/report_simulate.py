@@ -1,8 +1,9 @@
 """Reports of predictions: by draft length, for many users on other hardware, and of recommended pairs."""
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import Any
 
+from slipstream.core.strict import JsonMapping
 from slipstream.measure.report_tune import tabulate_costs
 from slipstream.measure.roofline import CONTEXT, Hardware
 from slipstream.measure.tables import (
@@ -20,7 +21,7 @@ from slipstream.measure.tables import (
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import Forecast
 
-Json = Mapping[str, Any]
+Json = JsonMapping
 
 
 def value_of(name: str) -> Any:

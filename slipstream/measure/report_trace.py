@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.measure import plots
 from slipstream.measure.measurements import RollingRate, TraceData, TracedToken
 from slipstream.measure.results import Result
@@ -24,7 +25,7 @@ def make_section(result: Result) -> Section:
     return report
 
 
-def write_lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
+def write_lead(settings: JsonObject, stats: JsonObject) -> str:
     if not stats["steps"]:
         return "Nothing was generated before the run ended."
     tau = stats["mean_acceptance_length"]
@@ -43,8 +44,9 @@ def name_proposers(data: TraceData) -> list[str]:
     return ["target", *(name for name in dict.fromkeys(named) if name != "target")]
 
 
-def show_text(data: TraceData) -> dict[str, Any]:
-    """What a page shows of the tokens. Where a pointer rests on one, the browser shows what `label_token` says."""
+def show_text(data: TraceData) -> JsonObject:
+    """Collect the values that a page shows of the tokens. Where a pointer rests on a token, the browser shows its
+    `label`."""
     prompt = data.prompt["text"]
     return {
         "who": name_proposers(data),
@@ -85,7 +87,7 @@ def plot_rates(points: list[RollingRate], window: int) -> Plot:
     )  # fmt: skip
 
 
-def plot_histogram(stats: dict[str, Any]) -> Plot:
+def plot_histogram(stats: JsonObject) -> Plot:
     counts = stats["histogram"]
 
     def draw(axes: Any) -> None:

@@ -1,9 +1,10 @@
-"""What a tune result holds, and its report: the choice, what limits each setting, and what was measured."""
+"""The data of a tune result and their report show the choice, the limit of each setting, and the measurements."""
 
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.measure.configs import Settings
 from slipstream.measure.diagnosis import NOTHING, Diagnosis
 from slipstream.measure.measurements import Figures
@@ -77,13 +78,13 @@ class Chosen:
 class Configurations:
     """The choice as `slipstream generate --config` reads it, and as arguments of `vllm serve`."""
 
-    slipstream: dict[str, Any]
+    slipstream: JsonObject
     vllm: Settings
 
 
 @dataclass(frozen=True)
 class TuneData:
-    prompts: dict[str, Any] = field(default_factory=dict)
+    prompts: JsonObject = field(default_factory=dict)
     drafters: list[Recorded] = field(default_factory=list)
     raced: list[Raced] = field(default_factory=list)
     choice: Chosen | None = None
@@ -169,7 +170,7 @@ def tabulate_recorded(rows: list[Recorded]) -> Table:
 
 
 def explain(row: Raced) -> str:
-    """What limits a setting, and what to do about it, in sentences."""
+    """Say what limits a setting, and what to do about it."""
     d = row.diagnosis
     who = f"{row.setting}, {interval(row.speedup)}"
     if d.reason:

@@ -15,7 +15,6 @@ A file of another version is refused. A file may lack fields that have a default
 import json
 import math
 import os
-import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonObject, parse_json
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
@@ -51,8 +50,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Make a value of this type from what `to_json` made of it. Raises KeyError for a missing field, TypeError for a
-    value of another type. What is no dataclass, and holds none, stays as it is."""
+    """Make a value of this type from what `to_json` made of it. Raises KeyError for a missing field, TypeError for
+    what is no object. What is no dataclass, and holds none, stays as it is."""
     if get_origin(kind) in (Union, types.UnionType):
         inner = [each for each in get_args(kind) if each is not type(None)]
         return value if value is None or len(inner) > 1 else from_json(inner[0], value)
@@ -76,13 +75,13 @@ class Result:
     """See the module docstring. data: a dataclass of the measurements; JSON values of a result that was read."""
 
     kind: str
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    settings: JsonObject
+    provenance: JsonObject
     data: Any = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     complete: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
         return head | to_json(self)
 
@@ -113,26 +112,18 @@ def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
 
 
 def check_writable(path: str | Path, option: str = "--out") -> None:
-    """Raises ResultError if a file cannot be written at `path`, which `option` names. To be called before a long
+    """Raise ResultError if a file cannot be written at `path`, which `option` names. To be called before a long
     measurement."""
     path = Path(path)
-    folder = path.parent
     if path.is_dir():
         raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
-    if not folder.is_dir():
-        raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another {option}")
-    try:
-        handle, probe = tempfile.mkstemp(dir=folder, prefix=".slipstream.")
-    except OSError as fault:
-        raise ResultError(
-            f"the folder {folder} cannot be written to: {fault.strerror}",
-            why="nothing was measured yet",
-            fix=f"choose another {option}",
-        ) from fault
-    os.close(handle)
-    os.unlink(probe)
-    if path.exists() and not os.access(path, os.W_OK):
-        raise ResultError(f"{path} exists and may not be written", fix=f"choose another {option}")
+    if not path.parent.is_dir():
+        fix = f"mkdir -p {path.parent}, or choose another {option}"
+        raise ResultError(f"the folder {path.parent} does not exist", fix=fix)
+    for place, what in ((path, f"{path} exists and may not"), (path.parent, f"the folder {path.parent} cannot")):
+        if place.exists() and not os.access(place, os.W_OK):
+            why, fix = "nothing was measured yet", f"choose another {option}"
+            raise ResultError(f"{what} be written to", why=why, fix=fix)
 
 
 def read(path: str | Path) -> Result:

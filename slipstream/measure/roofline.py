@@ -26,9 +26,10 @@ import math
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream.core.params import Strict, check_number, integer, number, option
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
@@ -270,7 +271,7 @@ class Serving(Strict):
     def fits(self, batch: int, speculative: bool = True) -> bool:
         return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.memory * self.hardware.devices
 
-    def load(self, batch: int, draft_tokens: int | None = None) -> dict[str, Any]:
+    def load(self, batch: int, draft_tokens: int | None = None) -> JsonObject:
         """The predictions for this batch size as plain JSON values; draft_tokens None: at the best draft length.
 
         seconds, plain_seconds  mean time between two tokens of one user, with and without speculation.

@@ -1,4 +1,4 @@
-"""What a step of a target with a drafter costs and gives, as measured, and what the closed forms predict from it."""
+"""`Measured` holds costs and gains of a step with a drafter, and predicts other draft lengths by the closed forms."""
 
 from __future__ import annotations
 

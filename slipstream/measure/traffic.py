@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.core.params import Strict, integer, number, option
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.estimates import FEWEST_PASSES
@@ -113,7 +114,7 @@ def count_requests(arms: Seq[TrafficArm], config: TrafficConfig) -> int:
 def measure_traffic(
     arms: Seq[TrafficArm],
     config: TrafficConfig,
-    settings: dict[str, Any] | None = None,
+    settings: JsonObject | None = None,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.strict import parse_json
+from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters, read_counters
 from slipstream.measure.endpoint import Endpoint
@@ -28,7 +28,7 @@ COMPLETIONS, CHAT = "/completions", "/chat/completions"
 EARLY = "stream ended early"
 TEXT = ("content", "reasoning", "reasoning_content", "tool_calls")
 """Members of a delta that hold output tokens."""
-NO_EFFECT: Mapping[str, Any] = {"top_k": 0, "top_p": 1.0, "ignore_eos": False}
+NO_EFFECT: JsonMapping = {"top_k": 0, "top_p": 1.0, "ignore_eos": False}
 """Values that change nothing. They are not sent, because not every server knows these fields."""
 
 
@@ -37,7 +37,7 @@ class TrafficRequest:
     """path: COMPLETIONS or CHAT. body: all but the model and the fields that ask for a stream with its usage."""
 
     path: str
-    body: Mapping[str, Any]
+    body: JsonMapping
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class TrafficPrompts:
 
     entries: Seq[Entry]
     tokens: int
-    sampling: Mapping[str, Any]
+    sampling: JsonMapping
     seed: int = 0
     template: str = "auto"
     distinct: bool = False
     _numbers: Iterator[int] = field(default_factory=lambda: count(time_ns()), init=False, repr=False)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """For the result file."""
         texts = text_digest(*(entry.text for entry in self.entries))
         names = ("tokens", "sampling", "template", "distinct")
@@ -68,7 +68,7 @@ class TrafficPrompts:
         entry = self.entries[(i + number + 1) % len(self.entries)]
         text = f"# {next(self._numbers)}\n{entry.text}" if self.distinct else entry.text
         sampling = {name: value for name, value in self.sampling.items() if NO_EFFECT.get(name) != value}
-        body: dict[str, Any] = {"max_tokens": self.tokens, **sampling}
+        body: JsonObject = {"max_tokens": self.tokens, **sampling}
         if sampling["temperature"] > 0:
             body["seed"] = (self.seed + number + 1) * 100_003 + i
         if self.template == "chat" or (self.template == "auto" and entry.request):
@@ -187,7 +187,7 @@ class TrafficClient:
 def read_stream(timed: Timed) -> Answered:
     """What the pieces of a stream say."""
     texts: list[float] = []
-    usage: Mapping[str, Any] = {}
+    usage: JsonMapping = {}
     fault, ended = timed.fault, False
     try:
         for at, chunk in _chunks(timed.pieces) if not fault else ():

@@ -14,10 +14,10 @@ Latencies are percentiles over the successful requests of all passes. Speeds hav
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from slipstream.core.strict import JsonObject
 from slipstream.measure import estimates
 from slipstream.measure.counters import Counters, add_counters
 from slipstream.measure.estimates import FEWEST_PASSES, explain_doubt
@@ -57,7 +57,7 @@ class TrafficPass:
         return sum(each.tokens for each in self.good)
 
 
-def compute_passes(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> dict[str, Any]:
+def compute_passes(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> JsonObject:
     """Compute the fields of a `ServedArm` that come from its passes. base: the passes that it is compared with."""
     good = [each for one in passes for each in one.good]
     summed = add_counters(one.counters for one in passes)
@@ -119,7 +119,7 @@ def compute_percentiles(values: Seq[float | None]) -> dict[str, float] | None:
 
 
 def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
-    """What limits how far the figures can be trusted."""
+    """Say what limits how far the figures can be trusted."""
     texts = []
     if arms and min(arm.rounds for arm in arms) < FEWEST_PASSES:
         texts.append(estimates.REASONS[estimates.FEW_PASSES])

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
+from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.llm import LLM
 from slipstream.measure.arms import Arm, Run, count_passes, is_recreated, line_up, load_weights_once, race
@@ -151,7 +152,7 @@ class _Tuning:
         self.costs = CostCurve.flat(0.0)
         self.shortlisted: list[Candidate] = []
         self.raced: list[Run] = []
-        self._ready: list[tuple[Any, dict[str, Any]]] = []
+        self._ready: list[tuple[Any, JsonObject]] = []
 
     def record(self, advance: Callable[[], None]) -> None:
         arms = [self.plain]

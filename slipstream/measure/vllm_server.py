@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import slipstream
 from slipstream.core.params import Strict
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.measure.configs import DrafterChoice, vllm
 
@@ -152,11 +152,11 @@ class VllmServer(Strict):
     """
 
     choice: DrafterChoice
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: JsonMapping = field(default_factory=dict)
     threads: int | None = None
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """All arguments by name. Raises ParameterError where vLLM does not have the drafter, and for arguments that it
         would refuse or ignore beside speculation."""
         settings = vllm(self.choice)

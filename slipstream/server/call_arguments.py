@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence as
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.strict import JsonMapping
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.compiler import check_structured
@@ -69,7 +70,7 @@ class Pairs:
         reply.write("}" if separator != "{" else "{}")
         return ""
 
-    def rules(self, name: str, schema: Mapping[str, Any], symbol: Callable[[str], str]) -> list[str]:
+    def rules(self, name: str, schema: JsonMapping, symbol: Callable[[str], str]) -> list[str]:
         """Return the grammar of arguments that meet a schema: rules, the first of which is `name`."""
         check_structured(Structured(json_schema=schema))
         line, parts, rules = "\n" if self.lines else "", list[tuple[str, str]](), list[str]()
@@ -107,7 +108,7 @@ def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
     return f"(SPACE? ({' | '.join(heads)}))?" if heads else "SPACE?"
 
 
-def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[[str], str]) -> str:
+def _text_rule(name: str, schema: JsonMapping, end: str, symbol: Callable[[str], str]) -> str:
     """Write the rule of a text that meets a schema, and of the end behind it."""
     _only(schema.keys() - _ANNOTATIONS, {"enum", "const", "pattern", "minLength", "maxLength"})
     if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:

@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from uuid import uuid4
 
+from slipstream.core.strict import JsonMapping
 from slipstream.core.structured import Structured, Trigger
 from slipstream.server.call_arguments import Pairs, gemma_arguments, json_symbol, python_arguments
-from slipstream.server.reply import CONTENT, MOST_NAME, REASONING, CallId, NoCall, Reading, Reply, plain
+from slipstream.server.reply import CALL_ID, CONTENT, MOST_NAME, REASONING, NoCall, Reading, Reply, plain
 from slipstream.server.tools import call_schema, calls_schema
 
 SPACE = "SPACE: /[ \\t\\r\\n]{1,5}/"
@@ -34,7 +33,7 @@ class Calls:
     reasoning  see `Trigger`.
     """
 
-    schemas: Mapping[str, Any]
+    schemas: JsonMapping
     parallel: bool
     special: Mapping[str, int]
     reasoning: Seq[str] | None
@@ -62,6 +61,7 @@ class ToolFormat:
     first      character with which an answer begins that is a call even without `begin`; other answers are text.
     arguments  the key of the arguments, name_key: of the name, id_key: of an id that may come first.
     signs      texts of a chat template that describes this format and writes no calls itself.
+    call_id    form of the ids of calls: see `Reply`.
     lead       texts with which an answer may begin and that are no part of it; trail: such texts at its end.
     final      begins the answer proper, in a format that also has the reasoning before it.
     """
@@ -76,6 +76,7 @@ class ToolFormat:
     arguments: str = "arguments"
     name_key: str = "name"
     id_key: str = ""
+    call_id: str = CALL_ID
     signs: tuple[str, ...] = ()
     lead: tuple[str, ...] = ()
     trail: tuple[str, ...] = ()
@@ -85,10 +86,6 @@ class ToolFormat:
     def markers(self) -> tuple[str, ...]:
         """Texts around calls and their parts; special tokens in them are kept."""
         return (*self.begin, self.end, self.opening, *self.lead, *self.trail)
-
-    def call_ids(self, prompt: str) -> CallId | None:
-        """Return what makes the ids of calls after this prompt, if templates of this kind ask for a form of them."""
-        return None
 
     def read(self, reply: Reply) -> Reading:
         """Read content and calls."""
@@ -151,11 +148,13 @@ LIST = ToolFormat("list", (), separator=",", listed=True, first="[")
 
 @dataclass(frozen=True)
 class NamedFormat(ToolFormat):
-    """A call is `opening`, its name, `between`, the arguments as an object of JSON or as `pairs`, and `close`."""
+    """A call is `opening`, its name, `between`, the arguments as an object of JSON or as `pairs`, and `close`. If it is
+    `numbered`, its name is functions.NAME:NUMBER."""
 
     between: str = ""
     close: str = ""
     pairs: Pairs | None = None
+    numbered: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -168,19 +167,11 @@ class NamedFormat(ToolFormat):
         name, end = yield from reply.text(*ends, most=MOST_NAME)
         if end != self.between:
             reply.unread(end)
-        name = self.name_in(name.strip())
+        name = re.sub(r"^functions\.|:\d+$", "", name.strip()) if self.numbered else name.strip()
         if name not in reply.functions:
             raise NoCall
         yield from self.values(reply, name)
         return (yield from reply.pass_over(self.close)) if self.close else ""
-
-    def name_in(self, text: str) -> str:
-        """Return the function's name in the text between `opening` and `between`."""
-        return text
-
-    def written_name(self, name: str) -> str:
-        """Write that text in the grammar."""
-        return json.dumps(name)
 
     def values(self, reply: Reply, name: str) -> Reading:
         """Report the call, and read its arguments."""
@@ -192,7 +183,8 @@ class NamedFormat(ToolFormat):
             values = (
                 self.pairs.rules(f"a{i}", schema, symbol) if self.pairs else [f"a{i}: SPACE? {json_symbol(schema)}"]
             )
-            begin = f"{symbol(self.opening)} {self.written_name(name)} SPACE? {symbol(self.between)}"
+            written = json.dumps(f"functions.{name}:") + " /[0-9]{1,4}/" if self.numbered else json.dumps(name)
+            begin = f"{symbol(self.opening)} {written} SPACE? {symbol(self.between)}"
             parts = [begin, f"a{i} SPACE?", symbol(self.close)]
             more += [f"f{i}: {' '.join(parts)}", *values]
         return [f"call: {' | '.join(f'f{i}' for i in range(len(calls.schemas)))}", *more]
@@ -222,27 +214,8 @@ class GemmaFormat(NamedFormat):
         return text
 
 
-class KimiFormat(NamedFormat):
-    """A call is functions.NAME:NUMBER and its arguments. The number counts the calls of the conversation. Templates
-    write the id of a call there, and nothing else of its name, so the id has this form, too."""
-
-    def call_ids(self, prompt: str) -> CallId:
-        earlier = prompt.count(self.opening)
-        return lambda name, index: f"functions.{name}:{earlier + index}"
-
-    def name_in(self, text: str) -> str:
-        return re.sub(r":\d+$", "", text.removeprefix("functions."))
-
-    def written_name(self, name: str) -> str:
-        return f"{json.dumps(f'functions.{name}:')} /[0-9]{{1,4}}/"
-
-
 class MistralFormat(NamedFormat):
-    """An array of calls, or one call NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between. Templates check that
-    an id has nine characters."""
-
-    def call_ids(self, prompt: str) -> CallId:
-        return lambda name, index: uuid4().hex[:9]
+    """An array of calls, or one call NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between."""
 
     def calls(self, reply: Reply, before: str) -> Reading:
         as_list = (yield from reply.ahead()) == "["
@@ -342,8 +315,9 @@ FORMATS: tuple[ToolFormat, ...] = (
                 signs=(_DEEPSEEK[0], "```json"), between="```json", close="```<｜tool▁call▁end｜>"),
     NamedFormat("deepseek-v3.1", _DEEPSEEK, "<｜tool▁calls▁end｜>", _DEEPSEEK[1], signs=_DEEPSEEK[:1],
                 between="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>"),
-    KimiFormat("kimi", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-               signs=("<|im_system|>tool_declare",), between="<|tool_call_argument_begin|>", close="<|tool_call_end|>"),
+    NamedFormat("kimi", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+                signs=("<|im_system|>tool_declare",), between="<|tool_call_argument_begin|>", close="<|tool_call_end|>",
+                numbered=True, call_id="functions.{name}:{number}"),
     ToolFormat("cohere", ("<|START_ACTION|>",), "<|END_ACTION|>", separator=",", listed=True, arguments="parameters",
                name_key="tool_name", id_key="tool_call_id", signs=("<|START_ACTION|>",),
                lead=("<|START_RESPONSE|>", "<|START_TEXT|>"), trail=("<|END_RESPONSE|>", "<|END_TEXT|>")),
@@ -357,7 +331,8 @@ FORMATS: tuple[ToolFormat, ...] = (
                  between="(", close=")", pairs=Pairs("", ((), ""), (("=",), ""), separator=",")),
     ToolFormat("granite", ("<|tool_call|>",), separator=",", listed=True, signs=("<|tool_call|>",)),
     ToolFormat("nemotron", ("<TOOLCALL>",), "</TOOLCALL>", separator=",", listed=True, signs=("<TOOLCALL>",)),
-    MistralFormat("mistral", ("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), between="[ARGS]", close="[CALL_ID]"),
+    MistralFormat("mistral", ("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), between="[ARGS]", close="[CALL_ID]",
+                  call_id="{drawn:.9}"),
     ToolFormat("llama", ("<|python_tag|>",), separator=";", first="{", arguments="parameters",
                signs=("ipython", '"parameters"')),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),

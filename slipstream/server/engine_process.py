@@ -16,11 +16,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from slipstream.core.strict import JsonMapping
 from slipstream.engine.messages import EngineStats, Report, Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
 from slipstream.host.turns import short_turns
@@ -37,7 +38,7 @@ ENDED = "start the server again; systemd (Restart=on-failure), Docker (--restart
 """What to do where the process has ended."""
 
 
-Model = tuple[Any, Any, Mapping[str, Any]]
+Model = tuple[Any, Any, JsonMapping]
 """Target, draft and the other arguments of `LLM`."""
 
 

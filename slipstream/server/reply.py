@@ -17,8 +17,8 @@ from uuid import uuid4
 
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
 
-CallId = Callable[[str, int], str]
-"""Makes the id of a call from the name of its function and its place among the calls of a reply."""
+CALL_ID = "call_{drawn:.24}"
+"""Form of the ids of calls, as OpenAI writes them."""
 
 Reading = Generator[None, str, str]
 """Reads characters, "" at the end of the text, and returns what it read."""
@@ -57,7 +57,8 @@ class Reply:
     read        the coroutine that reads content and calls.
     reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
     most_calls  further ones are left out.
-    call_id     makes the ids of calls; None: as OpenAI writes them.
+    call_id     form of the ids of calls, of `drawn` (32 random digits), the function's `name` and the call's `number`.
+    earlier     calls before this reply, for that number.
     """
 
     def __init__(
@@ -67,12 +68,13 @@ class Reply:
         reasoning: tuple[str, str] | None = None,
         inside: bool = False,
         most_calls: int | None = None,
-        call_id: CallId | None = None,
+        call_id: str = CALL_ID,
+        earlier: int = 0,
     ):
         self.content = self.reasoning = ""
         self.calls: list[Call] = []
         self.functions = functions or {}
-        self._most_calls, self._call_id = most_calls, call_id or (lambda name, index: f"call_{uuid4().hex[:24]}")
+        self._most_calls, self._call_id, self._earlier = most_calls, call_id, earlier
         self._deltas: list[Delta] = []
         self._back: deque[str] = deque()  # characters that are to be read again
         self.raw: list[str] = []  # characters read since `begin`
@@ -100,7 +102,9 @@ class Reply:
             elif delta.kind == REASONING:
                 self.reasoning += delta.text
             elif delta.kind == CALL:
-                self.calls.append(Call(self._call_id(delta.text, delta.index), delta.text))
+                number = self._earlier + delta.index
+                made = self._call_id.format(drawn=uuid4().hex, name=delta.text, number=number)
+                self.calls.append(Call(made, delta.text))
             else:
                 self.calls[delta.index].arguments += delta.text
         return deltas

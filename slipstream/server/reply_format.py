@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.errors import ParameterError, PromptError, did_you_mean
@@ -26,11 +27,9 @@ REASONING = (
 """Markers of reasoning, of which a chat template holds the second."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
-_IDS = ("sample00{index}", "functions.{name}:{index}")
-"""Forms of the ids of calls, one of which each template takes."""
 _LATE = "Sample of the system."
 _ODD = [{"role": role, "content": _LATE if role == "system" else _SAID} for role in ("user", "system", "user")]
-_ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
+_ARGUMENTS: JsonObject = {"text": "sample text", "count": 7}
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 _TOOLS = [{"type": "function", "function": {"name": n, "description": "-", "parameters": _SCHEMA}} for n in _NAMES]
 
@@ -109,12 +108,12 @@ class ReplyFormat:
 
     def reply(self, prompt: str, use: ToolUse) -> Reply:
         """A reply to this prompt, of which nothing was said yet."""
-        reads = self.calls is not None and (use.tools or self.calls.lead)
-        read = FORCED.get(use.choice) or (self.calls.read if self.calls is not None and reads else None)
+        calls = self.calls or ToolFormat("", ())
+        read = FORCED.get(use.choice) or (calls.read if calls.lead or (use.tools and self.calls is not None) else None)
         if isinstance(self.calls, HarmonyFormat):
             read = partial(self.calls.read, answer=FORCED.get(use.choice))
-        call_id = None if self.calls is None else self.calls.call_ids(prompt)
-        return Reply(use.functions, read, self.reasoning, self._inside(prompt), None if use.parallel else 1, call_id)
+        most, earlier = None if use.parallel else 1, prompt.count(calls.opening)
+        return Reply(use.functions, read, self.reasoning, self._inside(prompt), most, calls.call_id, earlier)
 
 
 def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, bool]:
@@ -126,8 +125,10 @@ def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, boo
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
     shown, taken = False, list[bool]()
-    for ids, joins, names in product(_IDS, (False, True), (_NAMES, _NAMES[:1])):
-        calls = [_sample(name, ids.format(name=name, index=i), joins) for i, name in enumerate(names)]
+    ids = dict.fromkeys(form.call_id for form in reversed(FORMATS))  # most templates take any
+    for call_id, joins, names in product(ids, (False, True), (_NAMES, _NAMES[:1])):
+        made = [call_id.format(drawn=f"{i:032}"[::-1], name=name, number=i) for i, name in enumerate(names)]
+        calls = [_sample(*each, joins) for each in zip(names, made, strict=True)]
         turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
         shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
         taken += [joins] if turns else []
@@ -138,12 +139,12 @@ def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, boo
     return None if shown else next(signs, None), taken[:1] == [True]
 
 
-def _sample(name: str, call_id: str, joins: bool) -> dict[str, Any]:
+def _sample(name: str, call_id: str, joins: bool) -> JsonObject:
     arguments: Any = json.dumps(_ARGUMENTS) if joins else _ARGUMENTS
     return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
-def _turns(tokenizer: Any, *answer: dict[str, Any], **given: Any) -> list[str]:
+def _turns(tokenizer: Any, *answer: JsonObject, **given: Any) -> list[str]:
     """Render messages that answer a question. Returns the text after the question, and the text after its prompt; none
     if the template refuses them. given: other values that it reads."""
     asked = [{"role": "user", "content": _ASKED}]

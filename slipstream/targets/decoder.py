@@ -27,7 +27,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, MultiStep, TargetOut
 from slipstream.errors import ParameterError, TargetError
-from slipstream.executor.executor import Batch, Executor, Output, batch_of, check_finite
+from slipstream.executor.executor import Batch, Executor, Output, check_finite, make_batch
 from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExits
@@ -63,13 +63,14 @@ class Decoder:
         self._runtime = replace(executor.runtime, checkpoint=checkpoint)
         self._head_host = head_host if weights is None else self._lends(weights)
         self.exits = EarlyExits(executor)
-        self.capabilities = self.declared()
+        self.capabilities = self.declare()
 
-    def declared(self) -> Capabilities:
+    def declare(self) -> Capabilities:
         """Return what the executor lets it do."""
         executor, config = self.executor, self.config
         return Capabilities(
             eos_ids=frozenset(config.eos_ids),
+            trees=not config.recurrences,
             multi_step=DecoderSteps(executor.multi_step, self.exits, self.device) if executor.multi_step else None,
             early_exit=self.exits if config.layers > 1 and executor.slices else None,
             max_pending=self.chunk,
@@ -130,9 +131,10 @@ class Decoder:
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         """Run pending tokens and nodes (see `Target.run`). Rows that were run through the first layers already (see
         `EarlyExit`) continue where they stopped."""
-        if any(seq.end - seq.kv_len > self.chunk for seq in seqs):
-            return self._run_long(seqs, draft, tuple(taps))
-        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
+        for seq in seqs:
+            if seq.end - seq.kv_len > self.chunk:
+                return self._run_long(seqs, draft, tuple(taps))
+        batch = make_batch(seqs, draft, self.device)
         out = self._forward(batch, seqs, draft, tuple(taps))
         if not out.finite:
             check_finite(out.logits, seqs, draft)
@@ -145,9 +147,9 @@ class Decoder:
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
-            base = seq.end  # slot of node 0: after the run every token before it has its KV
-            moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
-            if moved < len(nodes):
+            if nodes and nodes[-1] != len(nodes) - 1:  # not the first nodes in their order
+                base = seq.end  # slot of node 0: after the run every token before it has its KV
+                moved = next(i for i, node in enumerate(nodes) if node != i)
                 src = [base + node for node in nodes[moved:]]
                 self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
 
@@ -164,14 +166,14 @@ class Decoder:
             start = seq.kv_len
             early.append([])
             while seq.end - start > self.chunk:
-                batch = batch_of([seq], Draft.empty(1), [start], self.device, start + self.chunk)
+                batch = make_batch([seq], Draft.empty(1), self.device, [start], start + self.chunk)
                 if self.config.position == "learned":
                     self._check_positions(batch.positions)
                 seen = self.executor.forward(batch, taps).taps
                 early[-1].append({tap: h.clone() for tap, h in seen.items()})  # valid until the next forward only
                 start += self.chunk
             starts.append(start)
-        batch = batch_of(seqs, draft, starts, self.device)
+        batch = make_batch(seqs, draft, self.device, starts)
         out = self._forward(batch, seqs, draft, taps)
         check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
@@ -206,7 +208,7 @@ class DecoderSteps:
     def decode_steps(
         self, seqs: Seq[Sequence], /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self._device)
+        batch = make_batch(seqs, Draft.empty(len(seqs)), self._device)
         decoded = self._calls.decode_steps(batch, steps, sampling, exit)
         if exit is not None:
             self._exits.keep(seqs, batch, decoded, exit)

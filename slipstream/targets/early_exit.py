@@ -23,8 +23,8 @@ from slipstream.core.decode_steps import DecodedSteps
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.core.text_ends import common_beginning
-from slipstream.executor.executor import Batch, Executor, Output, batch_of, check_finite
+from slipstream.core.text_ends import count_common
+from slipstream.executor.executor import Batch, Executor, Output, check_finite, make_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class EarlyExits:
         self, seqs: Seq[Sequence], draft: Draft, layers: tuple[int, int], hidden: Tensor | None = None
     ) -> TargetOut:
         self.drop([seq.id for seq in seqs])  # this pass overwrites their slots
-        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.executor.device)
+        batch = make_batch(seqs, draft, self.executor.device)
         out = self.executor.forward(batch, (layers[1],), layers, hidden)
         check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits)
@@ -88,7 +88,7 @@ class EarlyExits:
         early = self.rows.get(seq.id)
         if early is None or early.exit != exit or early.past != seq.kv_len:
             return 0
-        return common_beginning(early.tokens, text[:-1])
+        return count_common(early.tokens, text[:-1])
 
     def keep(self, seqs: Seq[Sequence], batch: Batch, decoded: DecodedSteps, exit: int) -> None:
         """Keep the rows of a `decode_steps` call with `exit`: the pending tokens and every new one."""
@@ -111,7 +111,7 @@ class EarlyExits:
         if not exit or any(-1 < tap < exit for tap in taps):  # hidden states below the exit were not kept
             return self.executor.forward(batch, taps)
         counts = [
-            0 if early is None or early.exit != exit else _matching(early, batch, b, seq, draft)
+            0 if early is None or early.exit != exit else _count_matching(early, batch, b, seq, draft)
             for b, (seq, early) in enumerate(zip(seqs, kept, strict=True))
         ]
         if not any(counts):
@@ -135,12 +135,12 @@ class EarlyExits:
         return self.executor.forward(batch, taps, (exit, self.executor.config.layers), hidden)
 
 
-def _matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
+def _count_matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
     """How many leading rows of sequence `b` are kept: the same tokens in the same slots, forming a chain that all later
     rows see."""
     if early.past != batch.past[b]:
         return 0
-    n = common_beginning(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
+    n = count_common(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
     tree = batch.trees[b]  # [rows, rows]
     if tree is not None:
         while n and not bool(tree[n - 1 :, :n].all()):

@@ -14,7 +14,7 @@ from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.core.step import step
-from slipstream.core.target import EARLY_EXIT, EarlyExit, Target, needed, released
+from slipstream.core.target import EARLY_EXIT, EarlyExit, Target, release_after, require
 from slipstream.errors import ParameterError
 from slipstream.host.torch_threads import host_threads
 from slipstream.theory.closed_forms import best_gamma, speedup
@@ -45,7 +45,7 @@ def measure_costs(
     check_integer("repeats", repeats, 1)
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]
     past = max(1, min(past, target.context - max(rows)))
-    with released(target, neutral_text(target, past + 1)) as seq:
+    with release_after(target, neutral_text(target, past + 1)) as seq:
         target.run([seq], Draft.empty(1, target.device))
         target.commit([seq], [[]])
         seq.kv_len = past
@@ -178,14 +178,14 @@ def measure_exits(target: Target, text: Seq[int] | None = None) -> list[Exit]:
     between one layer and all, and are at least the share of the layers: timed alone, a layer may stay in the
     processor's cache; in decoding it is evicted between steps. Raises what running the target raises.
     """
-    exits = needed(target.capabilities.early_exit, target, EARLY_EXIT, "measure_exits")
+    exits = require(target.capabilities.early_exit, target, EARLY_EXIT, "measure_exits")
     texts = [list(text)[: target.capabilities.max_pending]] if text is not None else _greedy_texts(target)
     layers = exits.layers
     agree, count = [0] * (layers + 1), 0
     for tokens in texts:
         seq, rest = Sequence(tokens[:1]), Draft.chains([tokens[1:]], device=target.device)
         hidden, picks = None, []
-        with released(target, seq):
+        with release_after(target, seq):
             for i in range(layers):
                 out = exits.run_layers([seq], rest, (i, i + 1), hidden)
                 picks.append(out.logits.argmax(-1))  # [n]
@@ -206,7 +206,7 @@ def measure_exits(target: Target, text: Seq[int] | None = None) -> list[Exit]:
 def _greedy_texts(target: Target) -> list[list[int]]:
     length = max(2, min(TOKENS, target.capabilities.max_pending, target.context))
     seqs = [Sequence([(2 * i + 1) * target.vocab_size // (2 * STARTS)]) for i in range(STARTS)]
-    with released(target, *seqs):
+    with release_after(target, *seqs):
         while len(seqs[0].tokens) < length:
             logits = target.run(seqs, Draft.empty(STARTS, target.device)).logits
             target.commit(seqs, [[]] * STARTS)
@@ -223,7 +223,7 @@ def _seconds(target: Target, exits: EarlyExit) -> tuple[float, float, float]:
     one, several = Draft.empty(1, target.device), Draft.chains([[0] * more], device=target.device)
     kinds: list[tuple[tuple[int, int] | None, Draft]] = [((0, 1), one), (None, one), (None, several)]
     times: list[list[float]] = [[] for _ in kinds]
-    with released(target, seq):
+    with release_after(target, seq):
         for index in range(REPEATS + 1):
             for (layers, draft), spent in zip(kinds, times, strict=True):
                 began = perf_counter()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
 
 from slipstream.core.params import Strict, check_integer, check_number, integer, number, option
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
@@ -133,7 +133,7 @@ class Forecast(Strict):
     def assumptions(self) -> str:
         return f"{self.rates}; {self.costs.assumptions(self.draft_tokens or 1)}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         names = ("draft_tokens", "tau", "step_cost", "speedup", "break_even", "assumptions")
         return {
             "acceptance": self.rates.alpha,

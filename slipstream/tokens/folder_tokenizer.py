@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from slipstream.checkpoints.checkpoint import CONFIG, Checkpoint, read_once
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import reading
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -214,7 +215,7 @@ def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
     return FolderTokenizer(backend, special, template, partial(transformers_tokenizer, folder))
 
 
-def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterable[str | None]) -> bool:
+def _adds_nothing(backend: Tokenizer, settings: JsonMapping, named: Iterable[str | None]) -> bool:
     """Whether all tokens that the folder names are added tokens of its tokenizer.json already. Others would be added to
     the vocabulary."""
     known = backend.get_added_tokens_decoder().values()
@@ -229,7 +230,7 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
     )
 
 
-def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def settings_of(checkpoint: Checkpoint) -> JsonObject:
     """Join what a folder says of its tokenizer as transformers does. Raises ConfigError for damaged files."""
     settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:

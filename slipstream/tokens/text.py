@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, read_once
-from slipstream.core.text_ends import Decode, OutputText, begun_at_end, completed_at
+from slipstream.core.text_ends import Decode, OutputText, count_begun, find_completed
 from slipstream.errors import LoadError, reading
 from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder, transformers_tokenizer
 from slipstream.tokens.tokenizer import Tokenizer
@@ -123,7 +123,7 @@ class TextStream:
     def take(self) -> list[Piece]:
         """Return the pieces that can be shown now."""
         text = "".join(piece.text for piece in self._waiting)
-        unsafe = max((begun_at_end(text, stop) for stop in self._stop), default=0)
+        unsafe = max((count_begun(text, stop) for stop in self._stop), default=0)
         return self._release(len(text) - unsafe, keep=self._text.incomplete)
 
     def finish(self, stop_cause: int | str | None) -> list[Piece]:
@@ -135,7 +135,7 @@ class TextStream:
         text = "".join(piece.text for piece in self._waiting)
         end = -1
         if isinstance(stop_cause, str):
-            end = completed_at(text, "".join(piece.text for piece in self._waiting[:-1]), stop_cause)
+            end = find_completed(text, "".join(piece.text for piece in self._waiting[:-1]), stop_cause)
         return self._release(end if end >= 0 else len(text), last=True)
 
     def _release(self, length: int, keep: int = 0, last: bool = False) -> list[Piece]:

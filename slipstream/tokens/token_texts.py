@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import PairError
 from slipstream.tokens.folder_tokenizer import backend_of
 
@@ -173,7 +174,7 @@ def _unreadable(of: str, what: str) -> PairError:
     )
 
 
-def flat_parts(part: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+def flat_parts(part: JsonMapping | None) -> Iterator[JsonObject]:
     """The parts of a decoder, normalizer or pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return
@@ -185,7 +186,7 @@ def flat_parts(part: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
         yield part  # type: ignore[misc]
 
 
-def _spelling(decoders: list[dict[str, Any]], of: str) -> Spelling:
+def _spelling(decoders: list[JsonObject], of: str) -> Spelling:
     kinds = {decoder["type"]: decoder for decoder in decoders}
     if "ByteLevel" in kinds:
         return Spelling(byte_level=True)
@@ -204,7 +205,7 @@ def _spelling(decoders: list[dict[str, Any]], of: str) -> Spelling:
     return Spelling(space=space, byte_names="ByteFallback" in kinds)
 
 
-def _drops_space(decoder: Mapping[str, Any]) -> bool:
+def _drops_space(decoder: JsonMapping) -> bool:
     if decoder["type"] == "Metaspace":
         return bool(decoder.get("prepend_scheme", "always") != "never")
     return bool(decoder["type"] == "Strip" and decoder["content"] == " " and decoder["start"] > 0)
@@ -215,7 +216,7 @@ def _without_specials(described: Mapping[str, object]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps({**described, "post_processor": None, "padding": None, "truncation": None}))
 
 
-def _without_prefix(described: Mapping[str, Any]) -> dict[str, Any]:
+def _without_prefix(described: JsonMapping) -> JsonObject:
     """The tokenizer's description without the space that it puts before a text; unchanged if it puts none."""
     edited = {**described, "pre_tokenizer": deepcopy(described["pre_tokenizer"])}
     for part in flat_parts(edited["pre_tokenizer"]):

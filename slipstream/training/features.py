@@ -21,7 +21,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TrainingError
-from slipstream.executor.executor import batch_of
+from slipstream.executor.executor import make_batch
 from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
 from slipstream.training.packing import TokenStream
@@ -74,7 +74,7 @@ class Teacher:
     def read(self, tokens: Tensor, taps: Seq[int]) -> dict[int, Tensor]:
         """Hidden states of windows [B, T] at the taps: tap -> [B, T, d], on `device`."""
         seqs = [Sequence(row) for row in tokens.tolist()]
-        batch = batch_of(seqs, Draft.empty(len(seqs)), [0] * len(seqs), self.decoder.device)
+        batch = make_batch(seqs, Draft.empty(len(seqs)), self.decoder.device)
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
         shape = (*tokens.shape, self.config.hidden_size)
         # Copies: the executor's are only valid until its next forward, and autograd cannot use inference tensors.

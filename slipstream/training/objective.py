@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.core.strict import JsonObject
 from slipstream.training.acceptance import acceptance_probs
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, compute_losses
 from slipstream.training.methods import RunConfig
 from slipstream.training.packing import TokenStream
 
-Figures = dict[str, Any]
+Figures = JsonObject
 """What was measured, by name: numbers, or tables of numbers."""
 Predictions = tuple[Tensor, Tensor, Aims, list[float]]
 """`states`, `weight`, `aims` and `weights` of `compute_losses`."""

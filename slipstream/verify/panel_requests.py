@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.measure.prompts import Prompt, PromptSet
@@ -80,7 +80,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
         pair
         for pair, _ in Counter(pair for text in texts for pair in pairwise(text) if pair[1] not in ends).most_common(2)
     ]
-    changes_of: dict[str, dict[str, Any]] = {
+    changes_of: dict[str, JsonObject] = {
         "top-k": {"top_k": 4},
         "top-p": {"top_p": 0.6},
         "min-p": {"min_p": 0.08},

@@ -14,7 +14,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import TokenLogprob
-from slipstream.core.target import Target, begun, released
+from slipstream.core.target import Target, release_after, start_sequence
 
 ROWS = 16
 """Tokens of a text that one pass of the target scores, unless told otherwise."""
@@ -28,7 +28,9 @@ def logits_of(
     params  of the request, because some encoder-decoders end a text at its limit by force.
     rows    tokens that a pass scores; the first one reads the prompt and scores one.
     """
-    with released(target, begun(target, prompt, context=target.context, params=params or SamplingParams())) as seq:
+    with release_after(
+        target, start_sequence(target, prompt, context=target.context, params=params or SamplingParams())
+    ) as seq:
         at = 0
         while at < len(text):
             following = list(text[at : min(at + (rows if at else 1), len(text)) - 1])

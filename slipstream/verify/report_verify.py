@@ -1,8 +1,9 @@
-"""What a verify result holds, and its report."""
+"""The data of a verify result, and the report that shows them."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.measure.measurements import Divergence
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
@@ -91,9 +92,9 @@ class TestedPlace(PlaceTest):
 
 @dataclass
 class VerifyData:
-    """The rows of each check. faults: what is wrong with single texts."""
+    """Holds the rows of each check. faults: errors in single texts."""
 
-    prompts: dict[str, Any] = field(default_factory=dict)
+    prompts: JsonObject = field(default_factory=dict)
     control: Control | None = None
     coverage: dict[str, Coverage] = field(default_factory=dict)
     sampled_tokens: int = 0
@@ -138,7 +139,7 @@ def make_section(result: Result) -> Section:
     return shown
 
 
-def write_lead(data: VerifyData, settings: dict[str, Any]) -> str:
+def write_lead(data: VerifyData, settings: JsonObject) -> str:
     what = f"{settings['drafter']}, K={settings['draft_tokens']}, rule {settings['rule']}"
     if data.verdict == BUG:
         return Alarm(f"BUG: {what} changes the target's output.")

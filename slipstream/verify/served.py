@@ -18,7 +18,7 @@ p-value decides, at a level that keeps the probability of a false alarm over all
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.params import Strict, integer, number, option
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.strict import JsonMapping, JsonObject
+from slipstream.core.text_ends import count_common
 from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
 from slipstream.measure.endpoint import Answer, Endpoint
@@ -69,7 +70,7 @@ class ServedConfig(Strict):
     clients: int = option(8, check=integer(1))
     level: float = option(1e-3, check=number(0.0, 0.5, open_low=True))
     seed: int = option(0, check=integer(0))
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: JsonMapping = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _greedy(
 
 def measure_noise(a: Answer, b: Answer) -> float:
     """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
-    same = common_beginning(a.tokens, b.tokens)
+    same = count_common(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
 
 
@@ -212,7 +213,7 @@ def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | N
     """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
     if fast.text == plain.text:
         return IDENTICAL, None, None
-    at = common_beginning(fast.tokens, plain.tokens)
+    at = count_common(fast.tokens, plain.tokens)
     if not plain.top or not fast.tokens or at >= len(plain.top):
         return UNJUDGED, at, None
     likely = plain.top[at]
@@ -305,7 +306,7 @@ def make_section(result: Result) -> Section:
     return shown
 
 
-def _lead(data: ServedData, settings: dict[str, Any]) -> str:
+def _lead(data: ServedData, settings: JsonObject) -> str:
     what = f"{settings['served']} and {settings['reference']}"
     if data.verdict == BUG:
         return Alarm(f"BUG: {what} do not give the same output.")
@@ -338,7 +339,7 @@ def _greedy_table(rows: list[ServedText]) -> Table:
     )  # fmt: skip
 
 
-def _sampled_table(rows: list[SampledPrompt], settings: dict[str, Any]) -> Table:
+def _sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
     columns = [
         words("prompt", lambda row: shorten(row.prompt)),
         Column("samples", cell=lambda row: row.samples),

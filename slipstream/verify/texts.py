@@ -18,7 +18,7 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, begun, released
+from slipstream.core.target import Target, release_after, start_sequence
 from slipstream.llm import LLM
 from slipstream.measure.identity import Divergence, Scores, distance, find_divergence
 from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
@@ -63,7 +63,7 @@ def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
     if runtime is not None:
         rounds = runtime.quantize and not runtime.weights_only
         return QUANTISED if rounds else ROUNDING.get(runtime.dtype, ROUNDING[torch.float32])
-    with released(target, begun(target, prompt, context=target.context, params=SamplingParams())) as seq:
+    with release_after(target, start_sequence(target, prompt, context=target.context, params=SamplingParams())) as seq:
         dtype = target.run([seq], Draft.empty(1, target.device)).logits.dtype
     return ROUNDING.get(dtype, ROUNDING[torch.float32])
 

@@ -3,8 +3,8 @@
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import CheckpointError, LoadError, ParameterError
 
 HERE = Path(__file__).parent
@@ -87,7 +87,7 @@ def checkpoint_of(name: str | Path, role: str) -> str | Path:
     return draft_dir() if role == "draft" else head_dir(role, target_dir())
 
 
-def prompts(kind: str) -> list[dict[str, Any]]:
+def prompts(kind: str) -> list[JsonObject]:
     """Embedded prompts of a kind, as dictionaries: `prompt`, and `name` or the origin (`package`, `version`, `file`).
 
     code    beginnings of files up to inside a function, from held-out files; plain text.

@@ -14,7 +14,7 @@ from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, BeamParams, SamplingParams, Structured
 from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
 from slipstream.checkpoints.families import FAMILIES
-from slipstream.core.target import Target, needed
+from slipstream.core.target import Target, require
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
@@ -70,17 +70,17 @@ def drafter(name: str, of: Target, kind: str) -> Any:
     """What `LLM` takes for a drafter of the registry, with what it needs."""
     spec = DRAFTERS[name]
     if name == "medusa":
-        needed(of.capabilities.head_host, of, "hidden states", name)
+        require(of.capabilities.head_host, of, "hidden states", name)
         return MedusaDrafter(tiny_heads(32, VOCAB, 4, seed=5), VOCAB, MedusaDraftConfig())
     if spec.needs is Needs.DRAFT_HEAD:
-        needed(of.capabilities.head_host, of, "hidden states", name)
+        require(of.capabilities.head_host, of, "hidden states", name)
         if name == "dflash":
             dflash = dflash_head(dflash_config(VOCAB, width=32, target=32), 3)
             return DFlashDrafter(TorchDFlash(dflash), VOCAB)
         head_config = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
         return EagleDrafter(TorchEagle(head(head_config, 3)), VOCAB, EagleDraftConfig())
     if spec.needs is Needs.MTP_LAYERS and kind != "decoder":
-        needed(of.capabilities.head_host, of, "hidden states", name)
+        require(of.capabilities.head_host, of, "hidden states", name)
         return random_drafter(VOCAB, 32)
     if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):
         return make_drafter(name, of, model=target("packed" if of.capabilities.encoder is None else kind))

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,12 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
     assert "llama_" not in done.said  # nothing of its log
 
 
-def test_a_server_reserves_what_is_usual(file: Path) -> None:
-    for settings, tokens in (({}, 8 * (192 + 256)), ({"kv_tokens": 512}, 512), ({"executor": "auto"}, 8 * 192)):
-        models = replace(ModelOptions(target=str(file), executor="llamacpp"), **settings)
-        assert kv_tokens(models, describe_target(models), DraftPlan.of("suffix"), 8) == tokens
+@pytest.mark.parametrize(
+    ("settings", "tokens"), [({}, 8 * (192 + 256)), ({"kv_tokens": 512}, 512), ({"executor": "auto"}, 8 * 192)]
+)
+def test_a_server_reserves_what_is_usual(file: Path, settings: dict[str, Any], tokens: int) -> None:
+    models = replace(ModelOptions(target=str(file), executor="llamacpp"), **settings)
+    assert kv_tokens(models, describe_target(models), DraftPlan.of("suffix"), 8) == tokens
 
 
 def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path) -> None:

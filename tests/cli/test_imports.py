@@ -110,15 +110,15 @@ print(json.dumps([name for name in ("torch", "transformers") if name in sys.modu
 def test_garbage_is_not_collected_while_loading_and_what_the_first_load_imported_never() -> None:
     code = """
 import contextlib, gc
-from slipstream.cli.loading import uncollected
-with contextlib.suppress(ValueError), uncollected():
+from slipstream.cli.loading import pause_collection
+with contextlib.suppress(ValueError), pause_collection():
     assert not gc.isenabled()
     first = [[] for _ in range(1000)]
     raise ValueError
 assert gc.isenabled()
 count = gc.get_freeze_count()
 assert count >= 1000
-with uncollected():
+with pause_collection():
     second = [[] for _ in range(1000)]
 assert gc.get_freeze_count() <= count
 """

@@ -66,7 +66,7 @@ def test_info_shows_the_cache_that_llamacpp_has(cli, tmp_path):
     """In 16 bits, though it computes in float32."""
     config = family_config("llama")
     file, _ = gguf_model(tmp_path, config, ("Q8_0",))
-    file.write_bytes(file.read_bytes().replace(b"llama", b"gemma"))  # our own decoder does not run it
+    file.write_bytes(file.read_bytes().replace(b"llama", b"bloom"))  # our own decoder does not run it
     output = json.loads(cli("info", file, "--json").out)
     assert (output["executor"], output["kv_bytes_per_token"]) == ("llamacpp", 2 * config.kv_width * 2)
 

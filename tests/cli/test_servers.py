@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 from slipstream.cli.bench import TrafficOptions
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.results import read
@@ -69,21 +71,26 @@ def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, t
     assert seen[0].body.keys() == {"prompt", "max_tokens", "temperature", "top_p", "seed"}
 
 
-def test_bad_input_is_refused_before_anything_is_sent(refused, host, texts, monkeypatch):
-    url = ["--serve", f"{host.url}/v1"]
-    for given, said in (
-        ([*url, "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
-        ([*url, "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
-        ([*url, "--temperature", "0,1"], "a load has one temperature"),
-        ([*url, "--concurrency", "0"], "concurrency is 0"),
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--serve", "URL", "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
+        (["--serve", "URL", "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
+        (["--serve", "URL", "--temperature", "0,1"], "a load has one temperature"),
+        (["--serve", "URL", "--concurrency", "0"], "concurrency is 0"),
         (["--concurrency", "4"], "concurrency is given without a server"),
         (["--serve", "localhost:8000"], "must begin with http:// or https://"),
         (["--serve", "http://127.0.0.1:9/v1"], "cannot be reached"),
-        ([*url, "--served-model", "other"], "lists no model named other"),
-    ):
-        assert said in refused("bench", texts, *given)
+        (["--serve", "URL", "--served-model", "other"], "lists no model named other"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(refused, host, texts, given, said):
+    assert said in refused("bench", texts, *[f"{host.url}/v1" if word == "URL" else word for word in given])
+
+
+def test_a_wrong_key_is_refused(refused, host, texts, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
-    assert "answered 401" in refused("bench", texts, *url)
+    assert "answered 401" in refused("bench", texts, "--serve", f"{host.url}/v1")
 
 
 def test_the_usual_number_of_requests_grows_with_those_in_flight():

@@ -166,24 +166,29 @@ def test_a_server_is_followed_and_the_exit_code_says_whether_speculation_pays(cl
     assert "speculation does not pay, with 3 requests at once" in cli(*follow, code=1).out
 
 
-def test_bad_input_is_refused_in_one_message(refused, texts):
-    nobody = ["--base-url", "http://127.0.0.1:9/v1"]
-    for given, said in (
-        ([*nobody, "--watch", "1"], "http://127.0.0.1:9/v1 cannot be reached"),
+NOBODY = ["--base-url", "http://127.0.0.1:9/v1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([*NOBODY, "--watch", "1"], "http://127.0.0.1:9/v1 cannot be reached"),
         (["--base-url", "localhost:8000"], "must begin with http:// or https://"),
-        ([*nobody, "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
-        ([*nobody, "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
-        ([*nobody, "--concurrency", "1"], "concurrency would be ignored"),
-        ([*nobody, "--temperature", "1"], "temperature would be ignored"),
-        ([texts, *nobody], "prompts would be ignored"),
-        ([*nobody, "--rounds", "2"], "--rounds would be ignored"),
-        ([*nobody, "--for", "3"], "--for is given without --follow"),
-        ([*nobody, "--follow", "--watch", "0"], "--watch 0 is given with --follow"),
-        ([*nobody, "--follow"], "reports no counters of Slipstream, vLLM"),
+        ([*NOBODY, "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
+        ([*NOBODY, "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
+        ([*NOBODY, "--concurrency", "1"], "concurrency would be ignored"),
+        ([*NOBODY, "--temperature", "1"], "temperature would be ignored"),
+        (["code", *NOBODY], "prompts would be ignored"),
+        ([*NOBODY, "--rounds", "2"], "--rounds would be ignored"),
+        ([*NOBODY, "--for", "3"], "--for is given without --follow"),
+        ([*NOBODY, "--follow", "--watch", "0"], "--watch 0 is given with --follow"),
+        ([*NOBODY, "--follow"], "reports no counters of Slipstream, vLLM"),
         (["--watch", "3"], "watch is given without a server. Fix: name one: --base-url URL"),
-        ([*nobody, "--write", "x.json", "--confirm", "2"], "--confirm, --write would be ignored"),
-    ):
-        assert said in refused("tune", *given)
+        ([*NOBODY, "--write", "x.json", "--confirm", "2"], "--confirm, --write would be ignored"),
+    ],
+)
+def test_bad_input_is_refused_in_one_message(refused, given, said):
+    assert said in refused("tune", *given)
 
 
 def test_a_server_that_stops_answering_while_it_is_watched_is_an_error(refused, scripted):

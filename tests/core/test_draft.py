@@ -106,7 +106,7 @@ NAMED = replace(EXAMPLE, by=["a", "b", "a", "c", ""])
 
 
 def test_the_drafters_of_nodes_go_with_them() -> None:
-    assert NAMED.padded(1).by == NAMED.padded(1).part([1, 0]).by == NAMED.by
+    assert NAMED.pad(1).by == NAMED.pad(1).part([1, 0]).by == NAMED.by
     assert EXAMPLE.named("x").by == ["x"] * 5
     assert NAMED.named("x").by == ["a", "b", "a", "c", "x"]
     with pytest.raises(DraftError):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.core.rules import RULES, Rule, rule_named, verify
+from slipstream.core.rules import RULES, Rule, find_rule, verify
 from slipstream.errors import RuleError
 from slipstream.theory.closed_forms import expected_tokens
 from tests.core import wrong
@@ -203,4 +203,4 @@ def test_what_a_rule_cannot_verify_and_an_unknown_rule_are_refused() -> None:
     with pytest.raises(RuleError, match="tree"):
         verify(tree, rows_of([0.5, 0.5], [1, 0], [1, 0]), BLOCK, FixedDice(0.5))
     with pytest.raises(RuleError, match="rejection"):
-        rule_named("rejections")
+        find_rule("rejections")

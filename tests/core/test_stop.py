@@ -10,7 +10,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stop import stop
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 
 PIECES = [b"a", b"b", b"ab", b"ba", b"c", "é".encode()[:1], "é".encode()[1:], "字".encode(), b"a b", b"bc"]
 EOS, STOP_ID = len(PIECES), len(PIECES) + 1
@@ -132,4 +132,4 @@ def test_each_sequence_of_a_batch_stops_by_itself() -> None:
     [([], [], 0), ([], [1], 0), ([1], [2], 0), ([1, 2], [1, 3], 1), ([1, 2], [1, 2, 3], 2), ([1, 2, 1], [1, 2, 1], 3)],
 )
 def test_two_texts_part_at_the_first_difference_or_with_the_shorter_one(a: list[int], b: list[int], count: int) -> None:
-    assert common_beginning(a, b) == common_beginning(tuple(b), a) == count
+    assert count_common(a, b) == count_common(tuple(b), a) == count

@@ -13,7 +13,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
-from slipstream.core.warp import first_maxima, histories, warp
+from slipstream.core.warp import first_maxima, list_histories, warp
 from slipstream.errors import TargetError
 from slipstream.verify.reference import distribution, edited
 from tests.core.changed_parameters import CHOICES
@@ -198,4 +198,4 @@ def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:
     seq = Sequence([7, 8])
     seq.tokens += [5]
     draft = Draft(torch.tensor([1, 2, 3, 4]), (-1, -1, 0, 1), (0, 4))
-    assert histories(seq, draft, 0) == [[5], [5, 1], [5, 2], [5, 1, 3], [5, 2, 4]]
+    assert list_histories(seq, draft, 0) == [[5], [5, 1], [5, 2], [5, 1, 3], [5, 2, 4]]

@@ -2,24 +2,24 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.drafters.acceptance_stats import FADE, RULE_WEIGHT, DepthStats, MatchLengthStats, accepted_prefix
+from slipstream.drafters.acceptance_stats import FADE, RULE_WEIGHT, DepthStats, MatchLengthStats, count_accepted
 
 
 def test_accepted_prefix_counts_draft_tokens_that_agree_with_the_text() -> None:
     draft = Draft.chains([[9], [1, 2, 3]])
-    assert accepted_prefix(draft, 1, [1, 2, 3, 7]) == (3, False)
-    assert accepted_prefix(draft, 1, [1, 2, 7]) == (2, True)
-    assert accepted_prefix(draft, 1, [7]) == (0, True)
-    assert accepted_prefix(draft, 1, [1, 2]) == (2, False), "the text ended before the third was compared"
-    assert accepted_prefix(Draft.empty(2), 1, [1]) == (0, False)
+    assert count_accepted(draft, 1, [1, 2, 3, 7]) == (3, False)
+    assert count_accepted(draft, 1, [1, 2, 7]) == (2, True)
+    assert count_accepted(draft, 1, [7]) == (0, True)
+    assert count_accepted(draft, 1, [1, 2]) == (2, False), "the text ended before the third was compared"
+    assert count_accepted(Draft.empty(2), 1, [1]) == (0, False)
 
 
 def test_in_a_tree_any_branch_may_be_accepted_but_no_node_that_is_not_acceptable() -> None:
     tree = Draft(torch.tensor([1, 2, 3, 4]), (-1, -1, 1, 1), (0, 4))
-    assert accepted_prefix(tree, 0, [2, 4, 5]) == (2, False)
-    assert accepted_prefix(tree, 0, [2, 5]) == (1, True)
+    assert count_accepted(tree, 0, [2, 4, 5]) == (2, False)
+    assert count_accepted(tree, 0, [2, 5]) == (1, True)
     silent = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2), acceptable=(False, True))
-    assert accepted_prefix(silent, 0, [1]) == (0, True)
+    assert count_accepted(silent, 0, [1]) == (0, True)
 
 
 def test_the_worth_of_a_match_starts_from_a_rule_and_is_learned_by_its_length() -> None:

@@ -9,7 +9,7 @@ from slipstream.checkpoints.checkpoint import read_json
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
-from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, names_of
+from slipstream.drafters.draft_plan import DraftPlan, embedded_role, names_of, parse_draft
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
@@ -58,10 +58,10 @@ class TestOnTheCommandLine:
         ],
     )  # fmt: skip
     def test_each_named_drafter_gets_the_checkpoint_that_it_reads(self, names, draft, expected) -> None:
-        assert asked(names, draft) == expected
+        assert parse_draft(names, draft) == expected
 
     def test_without_a_name_a_model_drafts_a_head_drafts_after_a_lookup_and_else_a_lookup(self, tiny, head):
-        assert asked((), None) == ("suffix", {})
+        assert parse_draft((), None) == ("suffix", {})
         target = str(tiny.target)
         for draft, drafter in ((tiny.draft, "model"), (head, "hybrid")):
             models = ModelOptions(target=target, draft=str(draft), executor="torch")
@@ -74,7 +74,7 @@ class TestOnTheCommandLine:
     def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:
         for names in (("model",), ("suffix", "model")):
             with pytest.raises(ParameterError, match="'model' was asked for without a draft model"):
-                asked(names, None)
+                parse_draft(names, None)
 
     def test_names_are_checked_one_by_one(self) -> None:
         assert names_of("suffix,eagle3") == ("suffix", "eagle3")

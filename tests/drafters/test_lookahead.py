@@ -154,7 +154,7 @@ def test_cells_of_the_window_are_not_counted_as_draft_tokens() -> None:
 def test_it_pauses_ever_longer_if_it_is_too_slow() -> None:
     back_off, pauses, paused = BackOff(0.05), [], 0
     for _ in range(600):
-        if back_off.pausing():
+        if back_off.is_pausing():
             paused += 1
         else:
             if paused:
@@ -164,10 +164,10 @@ def test_it_pauses_ever_longer_if_it_is_too_slow() -> None:
     assert pauses[:3] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
     back_off = BackOff(0.05)
     for n in range(200):
-        assert not back_off.pausing()
+        assert not back_off.is_pausing()
         assert back_off.saves_time == (n >= TRIAL)
         back_off.learn(20, 2)
-    assert not any(BackOff(0.0).pausing() for _ in range(10))
+    assert not any(BackOff(0.0).is_pausing() for _ in range(10))
 
 
 def test_rule_block_refuses_it() -> None:

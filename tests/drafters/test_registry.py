@@ -13,7 +13,7 @@ from slipstream.cli.drafters import defaults, summary
 from slipstream.cli.train import app
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
-from slipstream.drafters.draft_plan import options_of
+from slipstream.drafters.draft_plan import find_options
 from slipstream.drafters.eagle import EagleDraftConfig
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
@@ -57,13 +57,13 @@ class TestEachSpec:
 
     def test_its_module_says_what_it_is_and_what_its_options_are(self, spec: DrafterSpec) -> None:
         assert summary(spec.name)
-        config = options_of(spec.name)
+        config = find_options(spec.name)
         assert config.__doc__
         assert all(f.name in config.__doc__ for f in fields(config))
 
     def test_it_keeps_nothing_across_requests_unless_asked(self, spec: DrafterSpec) -> None:
         if spec.across is not None:
-            assert not defaults(options_of(spec.name))[spec.across]
+            assert not defaults(find_options(spec.name))[spec.across]
 
     def test_vllm_is_told_of_it(self, spec: DrafterSpec) -> None:
         choice = DrafterChoice(spec.name, 4, draft="d")

@@ -1,11 +1,27 @@
-"""Result files: written completely or not at all, refused if of another version, kept after an interruption."""
+"""Result files: written completely or not at all, refused if of another version, kept after an interruption; data are
+dataclasses before and after."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
+from slipstream.cli.report import make_section
 from slipstream.errors import ResultError
-from slipstream.measure.results import Result, check_writable, read, recording, write
+from slipstream.measure.results import (
+    Result,
+    check_writable,
+    from_json,
+    read,
+    read_all,
+    recording,
+    to_json,
+    write,
+)  # fmt: skip
+from slipstream.measure.tables import Estimate
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def result() -> Result:
@@ -21,6 +37,29 @@ def test_what_is_written_is_read(tmp_path):
 def test_numbers_that_json_cannot_represent_become_null(tmp_path):
     write(Result("bench", {}, {}, {"a": [float("nan"), float("inf"), 1.5]}), tmp_path / "a.json")
     assert read(tmp_path / "a.json").data == {"a": [None, None, 1.5]}
+
+
+def test_measurements_are_the_same_after_they_were_written_and_read(bench_result, grid_result, trace_result):
+    for result in (bench_result, grid_result, trace_result):
+        content = json.loads(json.dumps(to_json(result.data), allow_nan=False))
+        assert Result("", {}, {}, content).measured(type(result.data)) == result.data
+
+
+def test_what_has_no_form_in_json_is_refused_and_a_missing_field_is_named():
+    with pytest.raises(TypeError, match="object has no form in JSON"):
+        to_json({"a": object()})
+    with pytest.raises(KeyError, match="high"):
+        from_json(Estimate, {"value": 1.0, "low": 0.5})
+    with pytest.raises(TypeError, match="Estimate is an object"):
+        from_json(list[Estimate], [1.0])
+    assert from_json(Estimate, {"value": 1.0, "low": 0.5, "high": 2.0, "from a later version": 1}).note == ""
+
+
+@pytest.mark.parametrize("name", ["drafters", "serve", "serve-vllm"])
+def test_recorded_files_stay_readable(name):
+    """Also of earlier versions, which lack fields."""
+    for result in read_all(RECORDED / f"{name}.json"):
+        assert make_section(result).tables[0].texts()
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
     # what q is
     ("core.draft", ("core/test_draft.py", *STEP)): {
         "q of the first requests":
-            ("None if self.q is None or not nodes else self.q[consecutive(nodes)]",
+            ("None if self.q is None or not nodes else self.q[index_rows(nodes)]",
              "None if self.q is None or not nodes else self.q[: len(nodes)]"),
     },
     ("drafters.chains", ("drafters/test_confidence.py",)): {

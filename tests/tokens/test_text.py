@@ -5,7 +5,7 @@ import random
 import pytest
 
 from slipstream import LLM, SamplingParams
-from slipstream.core.text_ends import REPLACEMENT, Decode, begun_at_end, text_after
+from slipstream.core.text_ends import REPLACEMENT, Decode, count_begun, text_after
 from slipstream.errors import LoadError, PromptError
 from slipstream.tokens.text import TextStream, decoder_of, load_tokenizer, stray_byte, token_text_of
 from tests.tiny_checkpoints import Tiny, clone
@@ -197,4 +197,4 @@ def test_text_is_held_back_as_long_as_it_may_become_a_stop_string(seed):
     for _ in range(200):
         text, stop = ("".join(rng.choices("ab", k=rng.randint(0, 9))) for _ in range(2))
         stop += "b"
-        assert begun_at_end(text, stop) == max(n for n in range(len(stop)) if text.endswith(stop[:n]))
+        assert count_begun(text, stop) == max(n for n in range(len(stop)) if text.endswith(stop[:n]))

@@ -17,10 +17,10 @@ from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.checkpoints.weights import Weights
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.dice import invert
-from slipstream.core.draft import consecutive
+from slipstream.core.draft import index_rows
 from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
-from slipstream.executor.executor import Batch, Output, check_ids, check_slice, check_steps, not_finite
+from slipstream.executor.executor import Batch, Output, check_ids, check_slice, check_steps, make_not_finite
 from slipstream.kv.blocks import BLOCK
 
 FIRST_TOKENS = 4096
@@ -79,7 +79,7 @@ class CudaExecutor(TorchExecutor):
         if not finite:
             check_ids(batch.tokens, len(self.embedding))
         return Output(
-            self._small.logits[consecutive(select)],
+            self._small.logits[index_rows(select)],
             {tap: states[:rows] for tap, states in kept.taps.items()},
             finite=finite,
             maxima=ids[0, : len(select)].tolist() if finite else None,
@@ -111,7 +111,7 @@ class CudaExecutor(TorchExecutor):
             ids, confidences = self._read(0, ran)
         if not np.isfinite(confidences[:, :count]).all():
             check_ids(batch.tokens, len(self.embedding))
-            raise not_finite()
+            raise make_not_finite()
         drawn = torch.from_numpy(ids[:, :count].copy()) if tokens is None else tokens
         confidence = torch.from_numpy(confidences[:, :count].copy()) if sampling.worth is not None else None
         if exit is None:

@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedTables, decoder_weights
-from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, cut_steps, make_picks
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
@@ -29,6 +29,9 @@ from slipstream.host.torch_threads import host_threads
 PACKED_ALONE = 1 << 28
 """Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others
 would spin: 0.1 to 1.7 s of processor time for 17M weights on two cores, by how busy they are."""
+
+LONGEST_TAKEN_BACK = 16
+"""Draft tokens, of a draft model with recurrent layers."""
 
 KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
 
@@ -48,7 +51,6 @@ class NativeExecutor(NativePaged):
     float16 on a processor without it.
     """
 
-    slices = True
     torch_threads = 1
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
@@ -59,7 +61,7 @@ class NativeExecutor(NativePaged):
             )
         self.config, self.device = config, torch.device("cpu")
         with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
-            super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks)
+            super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks, lag=_lag(settings))
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
             give_back_freed()
@@ -76,6 +78,10 @@ class NativeExecutor(NativePaged):
         self._reset_cache()
 
     @property
+    def slices(self) -> bool:
+        return not self.config.recurrences  # a pass over all layers commits states
+
+    @property
     def multi_step(self) -> NativeExecutor:
         return self
 
@@ -88,7 +94,8 @@ class NativeExecutor(NativePaged):
         self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         first, last = layers or (0, self.config.layers)
-        check_slice(self.config, first, last, taps)
+        if layers is not None or taps:
+            check_slice(self.config, first, last, taps)
         count, width = batch.splits[-1], self.config.hidden_size
         given = np.empty((0, width), np.float32)
         if first > 0:
@@ -136,11 +143,11 @@ class NativeExecutor(NativePaged):
         probs = np.empty((steps, count, vocab if sampling.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
-        last, picks = np.asarray(batch.splits[1:], np.int64) - 1, picks_of(sampling, steps, count, vocab)
+        last, picks = np.asarray(batch.splits[1:], np.int64) - 1, make_picks(sampling, steps, count, vocab)
         with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
-                *(passes.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(passes.decode, self._model, self._caches(batch, steps), rows.record[:1], rows.record[1:]),
                 *(as_int64(batch.tokens), last, exit or self.config.layers, picks),
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
@@ -151,8 +158,14 @@ class NativeExecutor(NativePaged):
         if exit is not None:
             streams = torch.from_numpy(stream), torch.from_numpy(later)
             return DecodedSteps(torch.from_numpy(drawn), drawn_logits, drawn_probs, *streams)
-        return steps_that_ran(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)
+        return cut_steps(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""
-        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes}
+        states = self._states.nbytes if self._states is not None else 0
+        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes + states}
+
+
+def _lag(settings: LoadSettings) -> int:
+    """Tokens that a draft model may take back; a target's text only grows."""
+    return LONGEST_TAKEN_BACK if settings.role == "draft" else 0

@@ -19,7 +19,7 @@ from slipstream.backends.native.packed_weights import (
     narrowest,
     quantised_format,
 )  # fmt: skip
-from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, picks_of, steps_that_ran
+from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, cut_steps, make_picks
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.backends.quantise import GROUP
 from slipstream.checkpoints.weight_formats import WeightFormat
@@ -70,15 +70,15 @@ class NativeEagle(NativePaged):
         self._reset_cache()
 
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
-        picks = picks_of(ARGMAX, 0, len(batch.select), self.config.draft_vocab)
+        picks = make_picks(ARGMAX, 0, len(batch.select), self.config.draft_vocab)
         _, after, logits, _ = self._run(batch, features, from_head, 0, picks)
         return after, logits[0]
 
     def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
         check_steps(steps)
-        picks = picks_of(sampling, steps, len(batch.select), self.config.draft_vocab)
+        picks = make_picks(sampling, steps, len(batch.select), self.config.draft_vocab)
         drawn, _, logits, probs = self._run(batch, features, False, steps, picks)
-        return steps_that_ran(picks, drawn, logits, probs)
+        return cut_steps(picks, drawn, logits, probs)
 
     def _run(
         self, batch: Batch, features: Tensor, from_head: bool, steps: int, picks: Picks

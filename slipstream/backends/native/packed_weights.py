@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as S
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels import processor, records
 from slipstream.backends.native.kernels.addresses import matrix_tile_address
 from slipstream.backends.native.kernels.formats import FORMATS, Format, named
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
@@ -23,14 +23,16 @@ from slipstream.backends.native.kernels.records import (
     LAYER,
     MATRIX,
     MODEL,
+    RECURRENT,
     RELU,
     RELU_SQUARED,
     SILU,
     SWIGLU,
 )
-from slipstream.backends.native.threads import aligned
+from slipstream.backends.native.threads import allocate_aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stacked
 from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.checkpoints.weights import Weights
@@ -80,7 +82,7 @@ class Layout:
 
     def room(self, nbytes: int, value: int = 0) -> np.ndarray:
         """uint8 [nbytes] of this value."""
-        array = aligned(nbytes, value)
+        array = allocate_aligned(nbytes, value)
         self.arrays.append(array)
         self.nbytes += array.nbytes
         return array
@@ -102,11 +104,11 @@ class Layout:
             self.arrays.append(self._zeros)
         return int(self._zeros.ctypes.data)
 
-    def matrix(self, weight: Tensor, fmt: str, bias: Tensor | None = None) -> Any:
+    def matrix(self, weight: Tensor, fmt: str, bias: Tensor | None = None) -> np.ndarray:
         """A MATRIX record of weight [out, in] and bias [out]."""
         return self._stacked([weight], fmt, bias, tuple(weight.shape))
 
-    def _stacked(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> Any:
+    def _stacked(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
         """A MATRIX record of weights [out, in], one below the other, `shape` in all. Each is rounded and packed before
         the next one is read."""
         kind, (outs, width) = named(fmt), shape
@@ -131,7 +133,7 @@ class Layout:
             panels[at // PANEL : at // PANEL + len(rows)] = rows
         return self._record(kind, whole, bias, padded, width, columns, self.keep(scale) if kind.integer else 0)
 
-    def blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> Any:
+    def blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> np.ndarray:
         """A MATRIX record of weights in blocks, one below the other: the same weights, see `block_tiles`. Each is
         packed before the next one is read."""
         padded = -(-outs // ALIGN) * ALIGN
@@ -145,7 +147,7 @@ class Layout:
 
     def _record(
         self, kind: Format, whole: np.ndarray, bias: Tensor | None, outs: int, width: int, columns: int, scales: int = 0
-    ) -> Any:
+    ) -> np.ndarray:
         """A MATRIX record of weights in panels, in memory of this layout. outs: padded. columns: `width`, padded;
         scales: an address."""
         record = np.zeros((), MATRIX)
@@ -160,13 +162,13 @@ class Layout:
         record["out_bytes"], record["row_bytes"] = whole.nbytes // outs, kind.row_bytes(columns)
         return record[()]
 
-    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> Any:
+    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> np.ndarray:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
         shapes, parts = zip(*(_read(weights, f"{n}.weight") for n in names), strict=True)
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
         return self._stacked(chain.from_iterable(parts), fmt, _joined_bias(weights, names), shape)
 
-    def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
+    def joined_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
         whole = [f"{n}.weight" for n in names]
         first = [blocks for name in whole if (blocks := weights.blocks(name, slice(0, 1))) is not None]
@@ -181,7 +183,7 @@ class Layout:
         """Address of a vector; 0 if there is none with this name."""
         return self.vector(weights[name]) if name in weights else 0
 
-    def embedding(self, weights: Mapping[str, Tensor], name: str) -> Any:
+    def embedding(self, weights: Mapping[str, Tensor], name: str) -> np.ndarray:
         """An EMBEDDING record of a weight [V, d], stored by rows in the narrowest exact format."""
         shape, parts = _read(weights, name)
         kind, record, at = named(narrowest(parts)), np.zeros((), EMBEDDING), 0
@@ -204,9 +206,13 @@ def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], It
     return tuple(weights[name].shape), iter([weights[name]])
 
 
-def _in_panels(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Iterator[tuple[int, Any]]:
+Part = TypeVar("Part", Tensor, Blocks)
+
+
+def _in_panels(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Iterator[tuple[int, Part]]:
     """The rows of all parts, one after another, in pieces of whole panels but for the last one: (first row, piece)."""
-    left, at = None, 0
+    left: Part | None = None
+    at = 0
     for each in parts:
         part = each if left is None else join([left, each])
         count = len(part) // PANEL * PANEL
@@ -254,12 +260,12 @@ def _joined_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | Non
 class SharedTables:
     """A target's EMBEDDING record and the MATRIX record of its output head, and the layout that owns their memory."""
 
-    embedding: Any
-    head: Any
+    embedding: np.ndarray
+    head: np.ndarray
     owner: Layout
 
 
-def panelled(matrix: Any, count: int) -> Any:
+def panelled(matrix: np.ndarray, count: int) -> np.ndarray:
     """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
     record = np.zeros((), EMBEDDING)
     record["values"], record["format"], record["width"] = matrix["weights"], matrix["format"], matrix["width"]
@@ -278,7 +284,7 @@ ACTIVATIONS = {
 """Their numbers in the kernels."""
 
 
-def describe_layer(record: Any, config: DecoderConfig, number: int, layout: Layout) -> None:
+def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layout: Layout) -> None:
     """Fill a LAYER record with the parts of a layer, without its weights."""
     layer = config.described[number]
     record["heads"], record["kv_heads"], record["size"] = layer.heads, layer.kv_heads, layer.head_dim
@@ -291,10 +297,41 @@ def describe_layer(record: Any, config: DecoderConfig, number: int, layout: Layo
     if layer.rotary is not None:
         record["rotary"] = 1 + layer.rotary
         record["rotated"] = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    record["factor"] = 1
     record["growth"] = 1 + len(config.rotaries) if layer.growing else 0
 
 
-def describe_model(record: Any, config: DecoderConfig) -> None:
+def recurrent_layer(
+    part: Recurrence, config: DecoderConfig, number: int, weights: Mapping[str, Tensor], layout: Layout
+) -> np.ndarray:
+    """A RECURRENT record with its weights, except for the products."""
+    record, at = np.zeros((), RECURRENT), f"layers.{number}.recurrent"
+    record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[
+        part.kind
+    ]
+    for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "normed", "gate_first"):
+        record[name] = getattr(part, name)
+    record["gate"] = sum(part.projections.values()) - part.width
+    convolved = [weights[f"{at}.conv_{name}.weight"].float()[:, 0] for name in part.mixed]
+    record["conv"] = layout.vector(torch.cat(convolved).t())
+    biases = [weights[f"{at}.conv_{name}.bias"].float() for name in part.mixed if part.conv_bias]
+    record["conv_bias"] = layout.vector(torch.cat(biases)) if biases else 0
+    if part.per_head:
+        record["rate"] = layout.vector(-weights[f"{at}.A_log"].double().exp().float())
+        record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
+    record["skip"] = layout.named(weights, f"{at}.D")
+    if part.normed:
+        record["norm"], record["eps"] = layout.vector(weights[f"{at}.norm.weight"]), config.norm_eps
+        record["norm_width"] = len(weights[f"{at}.norm.weight"])
+    record["least"], record["most"] = part.time_steps
+    before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
+    record["cells_before"] = sum(each.cells for each in before)
+    record["kept_before"] = sum(each.kept for each in before)
+    record["tail_before"] = sum((each.taps - 1) * each.kept for each in before)
+    return record[()]
+
+
+def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
     """Fill a MODEL record with what all layers of a decoder share, without its weights."""
     record["width"], record["vocab"] = config.hidden_size, config.vocab_size
     record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
@@ -321,20 +358,20 @@ def decoder_weights(
     as_stored = quantised is None and dtype == torch.float32
     unbiased = layout.vector(torch.zeros(config.hidden_size)) if config.norm == "layer" else 0
 
-    def joined(names: Seq[str], chosen: str = fmt) -> Any:
+    def joined(names: Seq[str], chosen: str = fmt) -> np.ndarray:
         blocks = layout.joined_blocks(weights, names) if as_stored else None
         return layout.joined(weights, names, chosen) if blocks is None else blocks
 
-    def norm(record: Any, field_name: str, name: str) -> None:
+    def norm(record: np.ndarray, field_name: str, name: str) -> None:
         record[field_name] = vector(f"{name}.weight")
         if record[field_name]:
             record[f"{field_name}_bias"] = vector(f"{name}.bias") or unbiased
 
-    def mlp(name: str) -> tuple[Any, Any]:
+    def mlp(name: str) -> tuple[np.ndarray, np.ndarray]:
         up = [f"{name}.{part}_proj" for part in (("gate", "up") if config.gated else ("up",))]
         return joined(up), joined([f"{name}.down_proj"])
 
-    layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()
+    layers, experts = np.zeros(config.layers, LAYER), list[tuple[np.ndarray, np.ndarray]]()
     for i, described in enumerate(config.described):
         give_back_freed()  # what the layer before left
         at, layer = f"layers.{i}", layers[i]
@@ -345,9 +382,19 @@ def decoder_weights(
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
-        parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-        layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
-        layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.recurrence is not None:
+            layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
+            layer["qkv"] = joined([f"{at}.recurrent.{part}" for part in described.recurrence.projections])
+            layer["o"] = joined([f"{at}.recurrent.out_proj"])
+        else:
+            parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
+            layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
+            layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.scaled:
+            layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
+        if config.side_width:
+            layer["side_gate"], layer["side_out"] = (joined([f"{at}.side_{part}"]) for part in ("gate", "projection"))
+            layer["side_out_norm"] = vector(f"{at}.side_norm.weight")
         if described.intermediate_size:
             layer["up"], layer["down"] = mlp(f"{at}.mlp")
         if not described.sparse:
@@ -376,6 +423,14 @@ def decoder_weights(
         )
     if "embed_positions.weight" in weights:
         record["positions"] = layout.embedding(weights, "embed_positions.weight")
+    if config.side_width:
+        record["side_width"], record["side_norm"] = config.side_width, vector("side_norm.weight")
+        record["side_projection"] = joined(["side_projection"])
+        blocks = layout.joined_blocks(weights, ["side_embed_tokens"]) if as_stored else None
+        record["side_embed"] = (
+            layout.embedding(weights, "side_embed_tokens.weight") if blocks is None
+            else panelled(blocks, config.side_vocab)
+        )  # fmt: skip
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair

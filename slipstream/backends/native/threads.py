@@ -75,7 +75,7 @@ class WorkerPool:
     def __init__(self, size: int):
         self.size = size
         self.contention = ContentionMonitor()
-        self._counters = aligned(COUNTER_BYTES).view(np.int64)
+        self._counters = allocate_aligned(COUNTER_BYTES).view(np.int64)
         self.board = np.zeros(1, records.BOARD)
         self.board["threads"] = self.board["size"] = size
         self.board["counters"], self.board["address"] = self._counters.ctypes.data, self.board.ctypes.data
@@ -193,7 +193,7 @@ class Workspace:
             self._arena = np.empty(-status + (-status >> 2), np.uint8)
 
 
-def aligned(nbytes: int, value: int = 0) -> np.ndarray:
+def allocate_aligned(nbytes: int, value: int = 0) -> np.ndarray:
     """uint8 [nbytes] of this value, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that
     on NUMA machines the pages are spread over the nodes as they will be read."""
     room = np.empty(nbytes + 64, np.uint8)

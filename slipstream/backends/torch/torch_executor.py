@@ -181,7 +181,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         """Rows of sequence `b` in the batch, its place in the cache, and its masks. Blocks that are not consecutive are
         added to `scattered`."""
         start, stop = batch.splits[b], batch.splits[b + 1]
-        total, in_place, first = self._placed(batch, b, scattered)
+        total, in_place, first = self._place(batch, b, scattered)
         fold = self.config.heads // self.config.kv_heads if stop - start <= FOLD_ROWS else 1
         masks = {
             window: _mask(batch.past[b], positions[start:stop], batch.trees[b], window, fold, self.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
-from slipstream.core.draft import consecutive
+from slipstream.core.draft import index_rows
 from slipstream.executor.executor import Batch, check_ids, check_steps
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, Rotary
@@ -61,7 +61,7 @@ class TorchEagle(_TorchHead):
         check_ids(batch.tokens, self.config.decoder.vocab_size)
         with self._calls:
             attend = PackedAttention(self._slots(batch), batch)
-            hidden, x = self.head(batch.tokens, self._fused(features, from_head), self._rotary(batch.positions), attend)
+            hidden, x = self.head(batch.tokens, self._fuse(features, from_head), self._rotary(batch.positions), attend)
         select = list(batch.select)
         return hidden[select], self.head.logits(x[select])
 
@@ -73,7 +73,7 @@ class TorchEagle(_TorchHead):
         with self._calls:
             slots = self._slots(batch, steps - 1)
             attend: PackedAttention | _Single = PackedAttention(slots, batch)
-            hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)
+            hidden, x = self.head(batch.tokens, self._fuse(features, False), self._rotary(batch.positions), attend)
             hidden, x = hidden[last], x[last]  # [B, d]
             place = np.asarray(batch.positions)[last]  # [B]
             attend = _Single(slots, batch)
@@ -88,7 +88,7 @@ class TorchEagle(_TorchHead):
                 scores.append(logits)
             return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
-    def _fused(self, features: Tensor, from_head: bool) -> Tensor:
+    def _fuse(self, features: Tensor, from_head: bool) -> Tensor:
         features = features.to(self.dtype)
         return features if from_head else self.head.fuse(list(features.split(self.config.target_hidden, -1)))
 
@@ -127,7 +127,7 @@ class Slots:
 
     def __init__(self, blocks: TorchBlocks, tables: Seq[Seq[int]], places: Seq[Seq[int]]):
         self.blocks, self.places, self.device = blocks, places, blocks.layers[0].device
-        in_place = len(tables) == 1 and isinstance(consecutive(tables[0]), slice)
+        in_place = len(tables) == 1 and isinstance(index_rows(tables[0]), slice)
         self._first = tables[0][0] * BLOCK if in_place else None
         longest = max(map(len, tables))
         padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]

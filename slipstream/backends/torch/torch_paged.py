@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.core.draft import consecutive
+from slipstream.core.draft import index_rows
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch
 from slipstream.kv.blocks import BLOCK
@@ -104,12 +104,12 @@ class TorchPaged(PagedCache[S]):
             places.append(self._pool.places(seq_id, range(past, end)))
         return places
 
-    def _placed(self, batch: Batch, b: int, scattered: list[int]) -> tuple[int, bool, int]:
+    def _place(self, batch: Batch, b: int, scattered: list[int]) -> tuple[int, bool, int]:
         """Slots of sequence `b` of a batch after the pass, whether its blocks are consecutive, and the place of slot 0:
         in the cache, or else in the gathered blocks, which it is added to (`scattered`)."""
         total = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
         table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
-        in_place = isinstance(consecutive(table), slice)
+        in_place = isinstance(index_rows(table), slice)
         first = BLOCK * (table[0] if in_place else len(scattered))
         if not in_place:
             scattered += table

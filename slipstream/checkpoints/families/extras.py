@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
@@ -20,6 +19,7 @@ from slipstream.checkpoints.config_values import (
 )
 from slipstream.checkpoints.families.family import GATE_UP, QKV, SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.core.strict import JsonMapping, JsonObject
 
 
 def biases(config: ReadKeys, attention: bool = False) -> dict[str, bool]:
@@ -208,7 +208,7 @@ def _ernie(config: ReadKeys) -> Fields:
 def sliding(pattern: int) -> Any:
     """Windows as metadata say: of all layers but every `pattern`-th, if nothing is said of which."""
 
-    def keys(header: GgufHeader) -> Mapping[str, Any]:
+    def keys(header: GgufHeader) -> JsonMapping:
         window = header.size("attention.sliding_window")
         types = header.layer_types(pattern) if window else [FULL] * header.size("block_count")
         return {"sliding_window": window or None, "layer_types": types}
@@ -216,7 +216,7 @@ def sliding(pattern: int) -> Any:
     return keys
 
 
-def granite_keys(header: GgufHeader) -> dict[str, Any]:
+def granite_keys(header: GgufHeader) -> JsonObject:
     return {
         "embedding_multiplier": header.setting("embedding_scale"),
         "attention_multiplier": header.setting("attention.scale"),
@@ -224,7 +224,7 @@ def granite_keys(header: GgufHeader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _olmo2_keys(header: GgufHeader) -> Mapping[str, Any]:
+def _olmo2_keys(header: GgufHeader) -> JsonMapping:
     if not header.size("attention.sliding_window"):
         return {}
     rope = header.rope
@@ -235,9 +235,22 @@ def _olmo2_keys(header: GgufHeader) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _mistral3_keys(header: GgufHeader) -> dict[str, Any]:
+def _mistral3_keys(header: GgufHeader) -> JsonObject:
     beta = header.setting("attention.temperature_scale")
     return {"rope_parameters": header.rope | ({"llama_4_scaling_beta": beta} if beta else {})}
+
+
+def _cohere_keys(header: GgufHeader) -> JsonObject:
+    windows = sliding(4)(header) if header.architecture == "cohere2" else {}
+    return {**windows, "logit_scale": header.setting("logit_scale")}
+
+
+def _stablelm_keys(header: GgufHeader) -> dict[str, Any]:
+    names = {tensor.name for tensor in header.tensors}
+    return {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in names, "use_qkv_bias": "blk.0.attn_q.bias" in names,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in names,
+    }  # fmt: skip
 
 
 _HUNYUAN = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
@@ -255,11 +268,11 @@ FAMILIES = {
     "seed_oss": Family(read=_seed_oss, gguf="seed_oss", gguf_names={"post_attention_layernorm": "post_attention_norm"}),
     "glm": Family(read=_glm4, fused=GATE_UP, pairs=True),
     "glm4": Family(read=_glm4, names=_GLM4, fused=GATE_UP, pairs=True, gguf="glm4", gguf_pairs=True),
-    "stablelm": Family(read=_stablelm, gguf="stablelm"),
+    "stablelm": Family(read=_stablelm, gguf="stablelm", keys=_stablelm_keys),
     "nemotron": Family(read=_nemotron, plus_one=True, gguf="nemotron"),
     "arcee": Family(read=_arcee, gguf="arcee", gguf_pairs=True),
     "starcoder2": Family(read=_starcoder2, names={"c_fc": "up_proj", "c_proj": "down_proj"}, gguf="starcoder2"),
-    "cohere": Family(read=_cohere, pairs=True, gguf="command-r", gguf_pairs=True),
-    "cohere2": Family(read=_cohere, pairs=True, gguf="cohere2", gguf_pairs=True),
+    "cohere": Family(read=_cohere, pairs=True, gguf="command-r", gguf_pairs=True, keys=_cohere_keys),
+    "cohere2": Family(read=_cohere, pairs=True, gguf="cohere2", gguf_pairs=True, keys=_cohere_keys),
     "ernie4_5": Family(read=_ernie, pairs=True, gguf="ernie4_5", gguf_pairs=True),
 }

@@ -10,9 +10,10 @@ from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import activation_of, count_of, eos_ids, flag, positive
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.layers import LayerDescription
+from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ConfigError
 
-Fields = dict[str, Any]
+Fields = JsonObject
 """Fields of a `DecoderConfig`."""
 
 
@@ -21,11 +22,15 @@ class Family:
     """How a `model_type` is read.
 
     read        config.json -> fields of its DecoderConfig.
+    reads       keys that other families refuse, and this one reads.
     names       parts of tensor names in safetensors -> canonical ones (`weights`).
     fused       the canonical parts, one after another, of a tensor that holds several.
+    grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
+                or "groups" (of recurrent heads).
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
+    further     whether its checkpoints may bring layers that predict further tokens (see `heads.mtp_names`): left out.
     gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
     gguf_names  canonical parts -> names in GGUF files, where those are not llama.cpp's usual ones.
@@ -33,13 +38,16 @@ class Family:
     """
 
     read: Callable[[ReadKeys], Fields]
+    reads: Seq[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
+    grouped: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
     plus_one: bool = False
     transposed: bool = False
+    further: bool = False
     gguf: str = ""
-    keys: Callable[[GgufHeader], Mapping[str, Any]] | None = None
+    keys: Callable[[GgufHeader], JsonMapping] | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_pairs: bool = False
 
@@ -81,7 +89,7 @@ def common(
     }  # fmt: skip
 
 
-def described(given: Mapping[str, Any], **parts: Any) -> Fields:
+def described(given: JsonMapping, **parts: Any) -> Fields:
     """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts

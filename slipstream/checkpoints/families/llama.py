@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     activation_of,
@@ -17,6 +14,7 @@ from slipstream.checkpoints.config_values import (
 )
 from slipstream.checkpoints.families.family import Family, Fields, common
 from slipstream.checkpoints.module_shape import Experts
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError
 
 LIKE_LLAMA = {
@@ -60,7 +58,7 @@ def _gpt2(config: ReadKeys) -> Fields:
     }  # fmt: skip
 
 
-def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
+def _windows(config: JsonMapping, kind: str, layers: int) -> tuple[int | None, ...]:
     if kind == "llama":
         return (None,) * layers
     if kind in ("mistral", "mixtral"):  # a missing key: 4096 for Mistral, none for Mixtral
@@ -82,7 +80,7 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
     return tuple(window if slides else None for slides in layer_kinds(config, layers))
 
 
-def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | None:
+def _experts(config: JsonMapping, kind: str, layers: int) -> Experts | None:
     count_key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers knows both names
     if kind == "mixtral":
         return Experts(
@@ -103,7 +101,7 @@ def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | Non
     )
 
 
-def sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+def sparse_layers(config: JsonMapping, layers: int) -> tuple[bool, ...]:
     """Which layers of a Qwen are mixtures of experts."""
     step, dense = count_of(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Usage
-from slipstream.core.text_ends import common_beginning
+from slipstream.core.text_ends import count_common
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.targets.decoder import check_fork
@@ -148,7 +148,7 @@ class CellMemory:
 
     def _longest(self, tokens: Seq[int]) -> tuple[int, int]:
         """(how many tokens are kept of the beginning of a text, by which id of llama.cpp); (0, -1) if none are."""
-        lengths = ((common_beginning(text, tokens), one) for one, text in self._kept.items())
+        lengths = ((count_common(text, tokens), one) for one, text in self._kept.items())
         return max(lengths, default=(0, -1), key=lambda each: each[0])
 
 

@@ -22,7 +22,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
-from slipstream.executor.executor import check_finite, unknown_ids
+from slipstream.executor.executor import check_finite, make_unknown_ids
 from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
@@ -108,7 +108,7 @@ class GgufTarget:
     def _check_ids(self, tokens: Iterable[int]) -> None:
         outside = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
         if outside is not None:
-            raise unknown_ids(f"token id {outside} is outside the model's vocabulary of {self.vocab_size}")
+            raise make_unknown_ids(f"token id {outside} is outside the model's vocabulary of {self.vocab_size}")
 
 
 @dataclass(frozen=True)

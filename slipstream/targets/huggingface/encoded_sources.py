@@ -72,7 +72,7 @@ class EncodedSources:
                 raise TargetError(
                     f"sequence {seq.id} has no source",
                     why="an encoder-decoder answers one",
-                    fix="see core.target.begun",
+                    fix="see core.target.start_sequence",
                 )
             check_ids(torch.tensor(list(source_of(seq))), self.vocab_size)
         rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]

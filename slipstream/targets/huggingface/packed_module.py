@@ -41,7 +41,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
         scattered: list[int] = []
         rows: list[PackedRow] = []
         for b, (start, stop) in enumerate(pairwise(batch.splits)):
-            total, in_place, first = self._placed(batch, b, scattered)
+            total, in_place, first = self._place(batch, b, scattered)
             offset = rows[-1].offset + rows[-1].total if rows else 0
             positions = torch.tensor(list(batch.positions[start:stop]))
             rows.append(PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence, SourcedSequence
-from slipstream.core.target import Runtime, Target, released
+from slipstream.core.target import Runtime, Target, release_after
 from slipstream.errors import SlipstreamError, TargetError
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.decoder import Decoder
@@ -118,7 +118,7 @@ def check_packed(target: Target, trial: Trial) -> None:
         SourcedSequence(list(a[:4]), source=trial.sources[0]),
         SourcedSequence(list(b[:2]), source=trial.sources[1]),
     ]
-    with released(target, *seqs):
+    with release_after(target, *seqs):
         out = target.run(seqs, Draft.empty(2, target.device))
         same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
         target.commit(seqs, [[], []])
@@ -141,7 +141,7 @@ def check_packed(target: Target, trial: Trial) -> None:
             packed = target.executor
             assert isinstance(packed, PackedModule)
             packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
-            target.capabilities = target.declared()
+            target.capabilities = target.declare()
 
 
 def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor, limit: Limit) -> None:
@@ -156,7 +156,7 @@ def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], wh
 def check_chains(target: Target, trial: Trial) -> None:
     """Chains of which none, one and all tokens are accepted."""
     for text, source, truth in zip(trial.texts, trial.sources, trial.truth, strict=True):
-        with released(target, SourcedSequence(list(text[:2]), source=source)) as seq:
+        with release_after(target, SourcedSequence(list(text[:2]), source=source)) as seq:
             for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
                 end = len(seq.tokens)
                 right = list(text[end : end + kept])

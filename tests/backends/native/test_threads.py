@@ -127,7 +127,7 @@ def test_a_small_model_uses_one_thread_for_few_rows() -> None:
 def test_memory_for_weights_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     for size in (0, 1, 63, 1 << 21):
-        memory = native_threads.aligned(size, 128)
+        memory = native_threads.allocate_aligned(size, 128)
         assert memory.ctypes.data % 64 == 0 or not size
         assert bytes(memory) == bytes([128]) * size
     rows = torch.arange(12.0).reshape(3, 4).numpy().T

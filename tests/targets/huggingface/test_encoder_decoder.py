@@ -14,7 +14,7 @@ from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget
 from slipstream.core.sequence import Sequence, SourcedSequence
-from slipstream.core.target import begun
+from slipstream.core.target import start_sequence
 from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import kinds
@@ -227,7 +227,7 @@ def test_a_padding_token_in_a_draft_is_read_as_in_plain_decoding(name: str) -> N
     the tokens of the chain."""
     of, pad = target(name), model(name).config.pad_token_id
     chain = [9, pad, 30, pad, 12]
-    one, alone = begun(of, SOURCES[0]), begun(of, SOURCES[0])
+    one, alone = start_sequence(of, SOURCES[0]), start_sequence(of, SOURCES[0])
     tree = Draft.trees([([9, pad, pad, 30, 8, pad, 12], [-1, -1, 0, 2, 1, 3, 5])])
     together = of.run([one], tree).logits[[0, 1, 3, 4, 6, 7]].clone()
     apart = []
@@ -305,7 +305,7 @@ def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
 
 def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     of, module = target("t5"), model("t5")
-    seq = begun(of, SOURCES[0])
+    seq = start_sequence(of, SOURCES[0])
     layer = module.decoder.block[1].layer[1]
     hook = layer.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -318,7 +318,7 @@ def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.M
 def test_two_threads_share_a_target() -> None:
     """One reads a source while the other is within a pass, in which the model has another attention."""
     of, module, faults = target("bart"), model("bart"), list[BaseException]()
-    one, other = begun(of, SOURCES[0]), begun(of, SOURCES[1])
+    one, other = start_sequence(of, SOURCES[0]), start_sequence(of, SOURCES[1])
 
     def run_other() -> None:
         try:

@@ -7,7 +7,7 @@ import torch
 
 from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.draft import Draft
-from slipstream.core.target import begun
+from slipstream.core.target import start_sequence
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
@@ -94,7 +94,7 @@ def test_a_text_that_may_not_end_yet_or_must_have_a_form_is_not_ended_by_force(o
     assert ended.token_ids[-1] == 2
     assert ended.finish_reason == "stop"
     own.generation_config.forced_eos_token_id = 2
-    of, seq = of_module(own), begun(of_module(own), SOURCES[0], params=SamplingParams(max_tokens=1))
+    of, seq = of_module(own), start_sequence(of_module(own), SOURCES[0], params=SamplingParams(max_tokens=1))
     seq.constraint = cast(Any, object())  # the target asks no more than whether there is one
     assert torch.isfinite(of.run([seq], Draft.empty(1)).logits).all()
     of.release(seq.id)
