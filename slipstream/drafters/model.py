@@ -47,7 +47,8 @@ class ModelDrafter(PrefixKeeper):
         self._chains = Chains(self._pass or self, vocab_size, self._confident)
         runtime = model.capabilities.runtime
         self.traits = DrafterTraits(
-            chains_only=True, reads_prompts=True, keeps_prefixes=True, longest=None if runtime is None else runtime.rollback,
+            chains_only=True, reads_prompts=True, keeps_prefixes=True,
+            longest=None if runtime is None else runtime.rollback,
             prices_rows=not parallel,  # one pass draws all that are asked for
         )  # fmt: skip
         self._shadows: dict[int, Sequence] = {}

@@ -95,8 +95,8 @@ def _granite_hybrid(config: ReadKeys) -> Fields:
     if config.get("mamba_d_head") == "auto":
         config["mamba_d_head"] = width // heads
     config.get("mamba_chunk_size")  # how prompts are cut, which changes rounding only
-    limits = config.get("time_step_limit")
-    if limits is not None and tuple(limits) != (0.0, float("inf")):
+    limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
+    if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
         why = "transformers applies it to prompts, and not to the tokens that follow"
         raise unsupported(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
     groups = count_of(config, "mamba_n_groups", 1)
