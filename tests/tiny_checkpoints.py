@@ -153,8 +153,8 @@ def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Pa
     torch.manual_seed(sorted(known).index(family))
     model = transformers.AutoModelForCausalLM.from_config(known[family]())
     with torch.no_grad():
-        corrections = [b for name, b in model.named_buffers() if "correction" in name]
-        for p in [*model.parameters(), *corrections]:
+        buffers = [b for name, b in model.named_buffers() if "correction" in name or "scalar" in name]
+        for p in [*model.parameters(), *buffers]:
             if p.ndim == 1:  # biases start at 0 and norms at 1: a swapped or missing one would have no effect
                 p.add_(torch.randn_like(p) * 0.2)
     model.save_pretrained(folder, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))

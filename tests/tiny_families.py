@@ -18,6 +18,7 @@ _MOE = _SHAPE | {"num_experts_per_tok": 2}
 _GRANITE = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
 }  # fmt: skip
+_GEMMA4 = {"head_dim": 16, "global_head_dim": 32}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 _LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.1, 1.5, 2.0],
@@ -29,6 +30,15 @@ _MINISTRAL = _YARN | {
 }  # fmt: skip
 _ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 1e4, "factor": 1.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+_MIXERS = ["linear_attention", FULL, "linear_attention", "linear_attention"]
+_DELTA = {
+    "head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32, "layer_types": _MIXERS, "initializer_range": 0.15,
+}  # fmt: skip
+_MAMBA = {
+    "layer_types": _MIXERS, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "shared_intermediate_size": 48,
+}  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -41,15 +51,24 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Gemma3Text", **_TIED, **_WINDOWS, head_dim=32, query_pre_attn_scalar=20,
         rope_parameters={SLIDING: dict(_PLAIN), FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}},
     ),
+    "gemma4": lambda: config_of(
+        "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0, final_logit_softcapping=3.0,
+    ),
+    "gemma4-shared": lambda: config_of(
+        "Gemma4Text", **_TIED | {"num_hidden_layers": 6}, sliding_window=6, layer_types=[*_KINDS, SLIDING, FULL],
+        **_GEMMA4, hidden_size_per_layer_input=16, vocab_size_per_layer_input=FAMILY_VOCAB, num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+    ),
     "gpt-oss": lambda: config_of(
-        "GptOss", **_MOE, **_WINDOWS, head_dim=16, num_local_experts=4, swiglu_limit=1.0
+        "GptOss", **_MOE, **_WINDOWS, head_dim=16, num_local_experts=4
     ),
     "phi3": lambda: config_of("Phi3", **_SHAPE, sliding_window=7, partial_rotary_factor=0.5),
     "phi4-mini": lambda: config_of(
         "Phi3", **_TIED | {"max_position_embeddings": 2048}, original_max_position_embeddings=256,
         rope_parameters=dict(_LONG),
     ),
-    "smollm3": lambda: config_of("SmolLM3", **_TIED, no_rope_layers=[1, 0, 1, 0], use_sliding_window=False),
+    "smollm3": lambda: config_of("SmolLM3", **_TIED),
     "granite": lambda: config_of("Granite", **_SHAPE, **_GRANITE, **_BIASED),
     "olmo2": lambda: config_of("Olmo2", **_SHAPE),
     "olmo3": lambda: config_of(
@@ -83,4 +102,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere": lambda: config_of("Cohere", **_TIED, logit_scale=0.5),
     "cohere2": lambda: config_of("Cohere2", **_TIED, **_WINDOWS, head_dim=16, logit_scale=0.5),
     "olmoe": lambda: config_of("Olmoe", **_MOE, num_experts=4),
+    "lfm2": lambda: config_of(
+        "Lfm2", **_TIED, layer_types=["conv", FULL, "conv", "conv"], conv_bias=True, block_auto_adjust_ff_dim=False
+    ),
+    "qwen3.5": lambda: config_of("Qwen3_5Text", **_SHAPE | _DELTA),
+    "qwen3-next": lambda: config_of(
+        "Qwen3Next", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
+    ),
+    "granite-hybrid": lambda: config_of(
+        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0
+    ),
+    "granite-hybrid-moe": lambda: config_of(
+        "GraniteMoeHybrid", **_MOE, **_GRANITE, **_MAMBA, num_local_experts=4, position_embedding_type="rope"
+    ),
 }  # fmt: skip

@@ -76,12 +76,12 @@ def other_q(draft: Any, probs: torch.Tensor, dice: Dice) -> tuple[Any, torch.Ten
 
 
 def without_drafted() -> None:
-    right = warp.histories
+    right = warp.list_histories
 
     def histories(seq: Any, draft: Any, b: int) -> list[list[int]]:
         return [seq.output for _ in right(seq, draft, b)]
 
-    warp.histories = histories
+    warp.list_histories = histories
 
 
 def not_rolled_back() -> None:

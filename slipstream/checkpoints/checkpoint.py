@@ -115,7 +115,8 @@ class Checkpoint:
         config = self.json(CONFIG) or read_json(self.place / CONFIG)  # which raises if it is missing
         for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
             for key, value in inner.items():
-                most = 10_000 if "layer" in key else 100_000 if "expert" in key or "num_labels" in key else math.inf
+                layers = "layer" in key and "vocab" not in key
+                most = 10_000 if layers else 100_000 if "expert" in key or "num_labels" in key else math.inf
                 if isinstance(value, int) and value > most:
                     raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
         return config
@@ -149,7 +150,7 @@ class Checkpoint:
 
     def unmap(self) -> None:
         """Unmap the weight files, because mapped pages count as memory. The next access maps them again."""
-        for file in {self.header.file} if self.is_gguf else {tensor.file for tensor in self.tensors.values()}:
+        for file in {tensor.file for tensor in (self.header.tensors if self.is_gguf else self.tensors.values())}:
             file.unmap()
 
     @property

@@ -21,6 +21,7 @@ from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import gguf_config
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
+from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.checkpoints.rotary import frequencies
 from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
@@ -42,6 +43,7 @@ class DecoderConfig(ModelShape):
     growth       (beta, n): queries of growing layers are multiplied by 1 + beta * log(1 + position // n).
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output that is added to the residual
                  stream, and the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
+    side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
     """
 
     intermediate_size: int
@@ -62,6 +64,8 @@ class DecoderConfig(ModelShape):
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float = 0.0
+    side_width: int = 0
+    side_vocab: int = 0
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
@@ -117,7 +121,7 @@ class DecoderConfig(ModelShape):
                 fix="use the unquantised checkpoint and quantize='int8'",
             )
         for key, plain in _ORDINARY.items():
-            if config.get(key, plain) not in (plain, None):
+            if key not in family.reads and config.get(key, plain) not in (plain, None):
                 raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
         with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
             decoder = DecoderConfig(**family.read(config))
@@ -165,7 +169,15 @@ class DecoderConfig(ModelShape):
     def unlike_llama(self) -> str | None:
         """The first part, in words, that only the native kernels have; None if every executor can run this decoder."""
         plain = replace(self, each=())
-        for name in ("embedding_scale", "residual_scale", "logits_scale", "logits_cap", "limit", "norm_bias"):
+        for name in (
+            "embedding_scale",
+            "residual_scale",
+            "logits_scale",
+            "logits_cap",
+            "limit",
+            "norm_bias",
+            "side_width",
+        ):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 return f"it has {name} {getattr(self, name)}"
         if self.experts and not self.experts.plain:
@@ -178,6 +190,15 @@ class DecoderConfig(ModelShape):
             return f"its activation is {self.activation}"
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
+
+    @property
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """Its recurrent layers."""
+        return tuple(layer.recurrence for layer in self.described if layer.recurrence is not None)
+
+    def state_bytes(self, tokens: int = 32) -> int:
+        """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
+        return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
 
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -193,7 +214,7 @@ class DecoderConfig(ModelShape):
 
     @property
     def kv_width(self) -> int:
-        return sum(layer.kv_heads * layer.head_dim for layer in self.described if layer.shared is None)
+        return sum(layer.kv_heads * layer.head_dim for layer in self.described if layer.has_kv)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
@@ -217,22 +238,28 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.side_width:
+            out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
+            linear("side_projection", self.layers * self.side_width, d)
+            norm("side_norm", self.side_width)
         for i, layer in enumerate(self.described):
-            at, q, kv = f"layers.{i}", layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-            own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
+            at = f"layers.{i}"
             if layer.norm_before:
                 norm(f"{at}.input_layernorm")
-            for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
-                linear(f"{at}.self_attn.{part}_proj", rows, d, self.qkv_bias)
-            linear(f"{at}.self_attn.o_proj", d, q, self.o_bias)
-            for part, width in zip(["q", *own[:1]] if layer.qk_norm else [], (q, kv), strict=False):
-                out[f"{at}.self_attn.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
-            if layer.sinks:
-                out[f"{at}.self_attn.sinks.weight"] = (layer.heads,)
+            if layer.recurrence is not None:
+                out |= {f"{at}.recurrent.{part}": shape for part, shape in layer.recurrence.shapes(d).items()}
+            else:
+                self._attention(f"{at}.self_attn", layer, out, linear)
             if layer.norm_before and not layer.one_norm:
                 norm(f"{at}.post_attention_layernorm")
             for part in ("attention", "mlp") if layer.norm_after else ():
                 norm(f"{at}.{part}_out_norm")
+            if layer.scaled:
+                out[f"{at}.layer_scalar.weight"] = (1,)
+            if self.side_width:
+                linear(f"{at}.side_gate", self.side_width, d)
+                linear(f"{at}.side_projection", d, self.side_width)
+                norm(f"{at}.side_norm")
             if layer.sparse:
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:
@@ -241,6 +268,18 @@ class DecoderConfig(ModelShape):
         if not self.tie_embeddings:
             out["lm_head.weight"] = (self.vocab_size, d)
         return out
+
+    def _attention(self, at: str, layer: LayerDescription, out: dict[str, tuple[int, ...]], linear: Any) -> None:
+        """Add the shapes of a layer's attention."""
+        q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
+        for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
+            linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
+        linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
+        for part, width in zip(["q", *own[:1]] if layer.qk_norm else [], (q, kv), strict=False):
+            out[f"{at}.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
+        if layer.sinks:
+            out[f"{at}.sinks.weight"] = (layer.heads,)
 
     def _mixture(self, at: str, out: dict[str, tuple[int, ...]], linear: Any, mlp: Any) -> None:
         """Add the shapes of a layer's experts."""

@@ -46,6 +46,8 @@ def refusal(header: GgufHeader) -> str | None:
     }  # fmt: skip
     if header.architecture in STRICT:
         plain["expert_group_count"] = (0, 1)
+    if FAMILIES[MODEL_TYPES[header.architecture]].further:
+        del plain["nextn_predict_layers"]
     for key, values in plain.items():
         if key.startswith("rope") and any(tensor.name == SHORT for tensor in header.tensors):
             continue
@@ -111,7 +113,10 @@ def gguf_config(header: GgufHeader) -> JsonObject:
         }  # fmt: skip
     if shape.experts:
         config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
-        config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
+        config |= {
+            **dict.fromkeys(("num_local_experts", "num_experts"), shape.experts.count),
+            "num_experts_per_tok": shape.experts.per_token,
+        }
         width = header.size("feed_forward_length") // shape.experts.per_token  # llama.cpp's default
         config["moe_intermediate_size"] = header.size("expert_feed_forward_length") or width
     rope, names = dict(header.rope), {tensor.name for tensor in header.tensors}
@@ -130,7 +135,7 @@ def gguf_config(header: GgufHeader) -> JsonObject:
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon"), _epsilon(header)),
         "attention_bias": any(name.endswith(".bias") and ".attn_" in name for name in names),
         "mlp_bias": any(name.endswith(".bias") and ".ffn_" in name for name in names),
-        "rope_parameters": rope, "sliding_window": None,
+        "use_bias": any(name.endswith(".bias") for name in names), "rope_parameters": rope, "sliding_window": None,
         "pard_token": header.setting("pard_token"),
     }  # fmt: skip
     if dimensions != shape.head_dim:
@@ -172,5 +177,5 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
             fix="convert the model again",
         )
     nbytes = outs * columns // count * size
-    mapped, at = header.file.mapping(nbytes), header.weights_at + tensor.offset
-    return np.frombuffer(mapped, np.uint8, nbytes, at).reshape(outs, columns // count, size)
+    mapped = tensor.file.mapping(nbytes)
+    return np.frombuffer(mapped, np.uint8, nbytes, tensor.begin).reshape(outs, columns // count, size)

@@ -11,9 +11,11 @@ against the size of the file.
 
 import math
 import mmap
+import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,13 +51,14 @@ FILE_TYPES: Mapping[int, str] = {
 @dataclass(frozen=True)
 class GgufTensor:
     """shape: as in a checkpoint, [out, in]. type: such as "Q4_K". nbytes: None for a type that is not known here.
-    offset: from the beginning of the weights."""
+    file, begin: where its bytes are."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     nbytes: int | None
-    offset: int
+    begin: int
+    file: MappedFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,32 +168,55 @@ class GgufHeader:
 
 
 def read_header(checkpoint: str | Path) -> GgufHeader:
-    """The header of a GGUF file. Raises CheckpointError for a file that is missing, truncated or none at all, and
-    UnsupportedModelError for one that is a part of several."""
+    """The header of a GGUF file; of a model in several files, with the tensors of all. Raises CheckpointError for a
+    file that is missing, truncated or none at all, and for parts that do not belong together."""
     path = Path(checkpoint).expanduser()
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named[3]) < 2:
+        header = _read(path)
+        if header.metadata.get("split.count", 1) > 1:
+            what = f"{path.name} is one of {header.metadata['split.count']} parts, and its name does not say which"
+            raise CheckpointError(what, fix="name parts as llama-gguf-split does: NAME-00001-of-00003.gguf")
+        return header
+    count = int(named[3])
+    files = [path.with_name(f"{named[1]}-{i:05d}-of-{count:05d}{named[4]}") for i in range(1, count + 1)]
+    headers = [_read(file, i) for i, file in enumerate(files)]
+    first = headers[0]
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    for i, header in enumerate(headers):
+        for key, wanted in (("split.count", count), ("split.no", i), ("split.tensors.count", len(tensors))):
+            if (value := header.metadata.get(key, wanted)) != wanted:
+                raise _damaged(header.path, f"its {key} is {value}, the parts say {wanted}", *_NOT_TOGETHER)
+    twice = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
+    if twice:
+        raise _damaged(first.path, f"tensor {twice[0]!r} is in several parts", *_NOT_TOGETHER)
+    return replace(first, tensors=tuple(tensors), read=set())
+
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+"""The name of a part of a model in several files."""
+
+_NOT_TOGETHER = ("its parts are of several models, or one was written again", "cannot be read")
+
+
+def _read(path: Path, part: int = 0) -> GgufHeader:
+    """The header of one file. part: its number among several; only the first one has the metadata of the model."""
     try:
         file = MappedFile(path, mmap.ACCESS_READ)
     except OSError as fault:
-        raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
+        missing = f"there is no file {str(path)!r}"
+        raise CheckpointError(missing, fix="check the name, and that all parts are there") from fault
     size = file.size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes")
     try:
-        header = _header(file, _Reader(file.mapping(0)))
+        header = _header(file, _Reader(file.mapping(0)), part)
     except (ValueError, KeyError) as fault:
         raise _damaged(path, f"its header cannot be read ({fault})") from fault
     file.unmap()
-    ends = [tensor.offset + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
-    wanted = header.weights_at + max(ends, default=0)
-    if wanted > size:
+    ends = [tensor.begin + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
+    if (wanted := max(ends, default=header.weights_at)) > size:
         raise _damaged(path, f"its tensors need {wanted} bytes, it has {size}")
-    parts = header.metadata.get("split.count", 1)
-    if parts > 1:
-        raise UnsupportedModelError(
-            f"{path.name} is one of {parts} parts",
-            why="the others have the rest of its tensors",
-            fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
-        )
     return header
 
 
@@ -232,7 +258,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{_NUMBERS[kind]}", data))
 
 
-def _header(file: MappedFile, reader: _Reader) -> GgufHeader:
+def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
     path = file.path
     if reader.take(4) != MAGIC:
         raise _damaged(path, "it does not begin with GGUF")
@@ -251,30 +277,32 @@ def _header(file: MappedFile, reader: _Reader) -> GgufHeader:
     for _ in range(keys):
         key = reader.text()
         metadata[key] = reader.value(reader.whole("<I"))
-    if "general.architecture" not in metadata:
+    if part == 0 and "general.architecture" not in metadata:
         raise _damaged(path, "it does not name its architecture")
     if (wrong := wrong_value(metadata)) is not None:
         raise _damaged(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
     tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
     if 0 < types < tokens:
         raise _damaged(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
-    listed = tuple(_tensor(reader) for _ in range(tensors))
+    listed = tuple(_tensor(reader, file) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _damaged(path, f"its alignment is {alignment!r}")
-    return GgufHeader(file, metadata, listed, -(-reader.at // alignment) * alignment)
+    begin = -(-reader.at // alignment) * alignment
+    placed = tuple(replace(tensor, begin=begin + tensor.begin) for tensor in listed)
+    return GgufHeader(file, metadata, placed, begin)
 
 
-def _tensor(reader: _Reader) -> GgufTensor:
+def _tensor(reader: _Reader, file: MappedFile) -> GgufTensor:
     name, dims = reader.text(), reader.whole("<I")
     if dims > 8:
         raise ValueError(f"tensor {name!r} of {dims} dimensions")
     shape = tuple(reader.whole() for _ in range(dims))[::-1]
     kind, offset = reader.whole("<I"), reader.whole()
     if kind not in TYPES:
-        return GgufTensor(name, shape, f"type {kind}", None, offset)
+        return GgufTensor(name, shape, f"type {kind}", None, offset, file)
     stored = TYPES[kind]
-    return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset)
+    return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset, file)
 
 
 _IMPOSSIBLE = ("llama.cpp reads no such value either", "cannot be run")

@@ -20,7 +20,7 @@ from slipstream.checkpoints.gguf_config import DIVISORS, LONG, SHORT, in_blocks,
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
 from slipstream.checkpoints.head_rows import rows_of_halves
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
-from slipstream.errors import CheckpointError
+from slipstream.errors import CheckpointError, reading
 
 _PARTS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -51,6 +51,8 @@ class GgufTensors:
         self.quantised = header.file_type if in_blocks(header) else None
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
         by_name = {tensor.name: tensor for tensor in header.tensors}
+        for i in range(config.layers, header.size("block_count") if FAMILIES[config.model_type].further else 0):
+            by_name = {name: tensor for name, tensor in by_name.items() if not name.startswith(f"blk.{i}.")}
         for name in (DIVISORS, SHORT, LONG) if header.architecture != "qwen2" else ():
             by_name.pop(name, None)  # it is in the configuration
         self._shapes, lost = config.shapes(), []
@@ -94,7 +96,10 @@ class GgufTensors:
         tensor, rows_of = self._stored[name]
         if tensor.type not in READERS:
             return None
-        return READERS[tensor.type](rows_of(read_tensor(self._header, tensor))[rows])
+        raw = rows_of(read_tensor(self._header, tensor))[rows]
+        what = f"tensor {tensor.name!r} of {self._header.path.name} cannot be computed with as {tensor.type}"
+        with reading(what, "run it by llama.cpp (executor='llamacpp'), or convert the model again", CheckpointError):
+            return READERS[tensor.type](raw)
 
     def _rows(self, name: str, rows: slice) -> Tensor:
         blocks = self.blocks(name, rows)

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ATTENTION = "attention"
-
-NO_SCALE = 0.0
+from slipstream.checkpoints.recurrence import Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
     """A layer of a decoder: x += attention(norm(x)), then x += mlp(norm(x)). The defaults are Llama's.
 
-    kind           what mixes the tokens: ATTENTION, softmax over keys and values in the KV cache.
+    recurrence     what mixes the tokens in place of attention; None: attention does.
     heads, kv_heads, head_dim  of its attention.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
     rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
@@ -30,14 +28,12 @@ class LayerDescription:
     gate           the output of attention is multiplied by the sigmoid of another projection of its input.
     norm_before, norm_after  whether the inputs, and the outputs, of attention and MLP are normalised.
     parallel       attention and MLP read the same x; one_norm: and the same norm of it.
-    intermediate_size  of its MLP; of the MLP beside the experts in a mixture; 0: it has none.
+    intermediate_size  of its MLP; 0: it has experts instead.
     sparse         the MLP is a mixture of experts (`ModelShape.experts`).
-    beside         the MLP beside the experts has norms of its own, and its output is added to theirs.
-    side_width     width of its embedding of each token; 0: none.
     scaled         the layer's output is multiplied by a learned number.
     """
 
-    kind: str = ATTENTION
+    recurrence: Recurrence | None = None
     heads: int
     kv_heads: int
     head_dim: int
@@ -59,9 +55,12 @@ class LayerDescription:
     one_norm: bool = False
     intermediate_size: int = 0
     sparse: bool = False
-    beside: bool = False
-    side_width: int = 0
     scaled: bool = False
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it has keys and values of its own in the KV cache."""
+        return self.shared is None and self.recurrence is None
 
     @property
     def score_scale(self) -> float:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
@@ -112,7 +113,11 @@ class ModelShape:
         """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
         step reads one row, and without an encoder, which runs once."""
         shapes = self.shapes()
-        looked_up = ["embed_positions.weight", *([] if self.tie_embeddings else ["embed_tokens.weight"])]
+        looked_up = [
+            "embed_positions.weight",
+            "side_embed_tokens.weight",
+            *([] if self.tie_embeddings else ["embed_tokens.weight"]),
+        ]
         if self.source_context is not None:
             looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
@@ -120,6 +125,11 @@ class ModelShape:
     def kv_bytes(self, itemsize: int = 4) -> int:
         """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
         return 2 * self.kv_width * itemsize
+
+    @property
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """Its recurrent layers that our own kernels run."""
+        return ()
 
     @property
     def routed(self) -> tuple[int, int] | None:

@@ -206,6 +206,63 @@ def _q6_k(raw: np.ndarray) -> Parts:
     return _joined(parts, np.int8), scales, None
 
 
+def _pairs(raw: np.ndarray) -> list[np.ndarray]:
+    """Numbers of 2 bits [..., 32 bytes] in order: the lowest two bits of all bytes, then the next two, ..."""
+    return [raw >> np.uint8(shift) & 3 for shift in range(0, 8, 2)]
+
+
+def _q2_k(raw: np.ndarray) -> Parts:
+    packed, halves = raw[..., :16], (raw[..., 16:48], raw[..., 48:80])
+    scales = Scales(_half(raw, 80), _joined([packed & 15], np.int8))
+    minima = Scales(-_half(raw, 82), _joined([packed >> 4], np.int8))
+    return _joined([part for half in halves for part in _pairs(half)]), scales, minima
+
+
+def _q3_k(raw: np.ndarray) -> Parts:
+    """Numbers from -4 to 3, as 0 to 7 with a minimum. Bit 2 of number 32 * i + j is bit i of byte j."""
+    low = [part for half in (raw[..., 32:64], raw[..., 64:96]) for part in _pairs(half)]
+    parts = [part | (raw[..., :32] >> np.uint8(i) & 1) << 2 for i, part in enumerate(low)]
+    packed, high = raw[..., 96:104], raw[..., 104:108]
+    upper = [high >> np.uint8(shift) & 3 for shift in range(0, 8, 2)]
+    lower = [packed[..., :4] & 15, packed[..., 4:] & 15, packed[..., :4] >> 4, packed[..., 4:] >> 4]
+    factors = _joined([(x | y << 4).astype(np.int8) - 32 for x, y in zip(lower, upper, strict=True)], np.int8)
+    scale = _half(raw, 108)
+    return _joined(parts), Scales(scale, factors), Scales(scale * np.float16(-4), factors)
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""What the 16 numbers of a nibble stand for; those of MXFP4 are doubled."""
+
+
+def _iq4_nl(raw: np.ndarray) -> Parts:
+    return _joined([_IQ4[part] for part in _nibbles(raw[..., 2:])], np.int8), Scales(_half(raw, 0)), None
+
+
+def _iq4_xs(raw: np.ndarray) -> Parts:
+    low, high = raw[..., 4:8], np.ascontiguousarray(raw[..., 2:4]).view(np.uint16)
+    upper = (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
+    lower = np.stack(_nibbles(low), axis=-1).reshape(*low.shape[:-1], 8)
+    factors = _joined([(lower | upper << 4).astype(np.int8) - 32], np.int8)
+    parts = [_IQ4[part] for g in range(8) for part in _nibbles(raw[..., 8 + 16 * g : 24 + 16 * g])]
+    return _joined(parts, np.int8), Scales(_half(raw, 0), factors), None
+
+
+def _mxfp4(raw: np.ndarray) -> Parts:
+    """Scales are powers of 2 in 8 bits. Raises ValueError for one that float16 does not have."""
+    integers = _joined([_FP4[part] for part in _nibbles(raw[..., 1:])], np.int8)
+    exponents = raw[..., 0].astype(np.int32) - 128
+    with np.errstate(over="ignore"):
+        scale = np.ldexp(np.float32(1), exponents).astype(np.float16)
+    lost = ~((exponents >= -24) & (exponents <= 15))
+    if lost.any():
+        used = integers.reshape(*lost.shape, 32).any(axis=-1)
+        if (lost & used).any():
+            raise ValueError("a scale of MXFP4 is not among the numbers of float16")
+        scale[lost] = 0
+    return integers, Scales(scale), None
+
+
 @dataclass(frozen=True)
 class GgufType:
     """How a tensor is stored: `count` weights in `nbytes` bytes. format: in memory (`weight_formats.FORMATS`); "": our
@@ -233,11 +290,16 @@ TYPES = {
         12: ("Q4_K", 256, 144, "blocks4_factors", _q4_k),
         13: ("Q5_K", 256, 176, "blocks8_factors", _q5_k),
         14: ("Q6_K", 256, 210, "blocks8_by_16", _q6_k),
-        9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 15: ("Q8_K", 256, 292),
+        10: ("Q2_K", 256, 84, "blocks4_by_16", _q2_k),
+        11: ("Q3_K", 256, 110, "blocks4_by_16", _q3_k),
+        20: ("IQ4_NL", 32, 18, "blocks8", _iq4_nl),
+        23: ("IQ4_XS", 256, 136, "blocks8_factors", _iq4_xs),
+        39: ("MXFP4", 32, 17, "blocks8", _mxfp4),
+        9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292),
         16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+        21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
         24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
-        29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+        29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
         40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
     }.items()
 }  # fmt: skip

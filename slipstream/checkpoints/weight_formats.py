@@ -71,6 +71,7 @@ FORMATS = {
         # In blocks, from few bytes to many:
         WeightFormat("blocks4", 4, 4, 1, (1, 12), 32, 32, True, quantize="w4a8", head="blocks8"),
         WeightFormat("blocks4_factors", 4, 4, 1, (1, 12), 32, 256, True),
+        WeightFormat("blocks4_by_16", 4, 4, 1, (1, 12), 16, 256, True),
         WeightFormat("blocks8", 4, 8, 1, (1, 12), 32, 32),
         WeightFormat("blocks8_by_16", 4, 8, 1, (1, 12), 16, 256),
         WeightFormat("blocks8_factors", 4, 8, 1, (1, 12), 32, 256, True),

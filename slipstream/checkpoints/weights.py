@@ -11,6 +11,9 @@ and, of layers with more parts than Llama's (`LayerDescription`), of each layer
 
     attention_out_norm, mlp_out_norm                    self_attn.gate_proj, self_attn.sinks
     mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
+    layer_scalar                                        side_gate, side_projection, side_norm
+
+and side_embed_tokens, side_projection, side_norm.
 
 All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
 before it reads the next, so a model is never in memory twice.
@@ -259,7 +262,14 @@ def _rows(read: Read, cut: Cut, order: np.ndarray | None, rows: slice) -> Tensor
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _TIED = (EMBEDDING, "wte.weight", HEAD)
 _BUFFERS = re.compile(r".*rotary_emb\..*inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+_SIDES = {
+    "embed_tokens_per_layer.weight": "side_embed_tokens.weight", "per_layer_projection_norm.weight": "side_norm.weight",
+    "per_layer_model_projection.weight": "side_projection.weight",
+}  # fmt: skip
 _PREFIX = re.compile(r"((model|language_model)\.)*")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
+_OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
 _EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 _GPT2 = {
     "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
@@ -289,32 +299,53 @@ def _canonical(
         return _canonical_gpt2(stored, config)
     family = FAMILIES[config.model_type]
     name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
+    name = _SIDES.get(name, name)
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
         return _fused_experts(prefix, part, "bias" if bias else "weight", shape[0], family.transposed)
+    layer = _LAYER.match(name)
+    if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
+        return []
+    found = _KEYS_AND_VALUES.fullmatch(name)
+    if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
+        return []  # left over from training: the layer reads those of another one
     stem, _, kind = name.rpartition(".")
-    at, _, part = stem.partition(".self_attn.") if ".self_attn." in stem else stem.partition(".mlp.")
-    parts = family.fused.get(stem.removeprefix(f"{at}."), ()) if part else ()
+    found = _OF_LAYER.fullmatch(stem)
+    at, part = found.groups() if found else ("", "")
+    groups = {"": 1, "heads": config.heads, "groups": config.recurrences[0].groups if config.recurrences else 1}[
+        family.grouped.get(part, "")
+    ]
     spans, first = [], 0
-    for each in parts:
-        whole = f"{at}.{each}.{kind}"
+    for each in family.fused.get(part, ()):
+        whole = _of_mlp(f"{at}.{each}.{kind}", config)
         if whole not in expected:
             return None
-        spans.append((whole, _span(first, first + expected[whole][0])))
+        spans.append((whole, _span(first // groups, (first + expected[whole][0]) // groups, groups)))
         first += expected[whole][0]
     if spans:
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
-    return [(name, _plus_one if family.plus_one and name.endswith("norm.weight") else _whole)]
+    name = _of_mlp(name, config)
+    return [
+        (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
+    ]
 
 
-def _span(first: int, last: int) -> Cut:
-    return lambda t: t[first:last]
+def _of_mlp(name: str, config: DecoderConfig) -> str:
+    """A shared expert beside no others is the layer's MLP."""
+    return name if config.experts else name.replace(".mlp.shared_expert.", ".mlp.")
+
+
+def _span(first: int, last: int, groups: int = 1) -> Cut:
+    """Rows first..last-1, of each group of rows."""
+    if groups == 1:
+        return lambda t: t[first:last]
+    return lambda t: t.unflatten(0, (groups, -1))[:, first:last].flatten(0, 1)
 
 
 @cache
 def _names_of(model_type: str) -> re.Pattern[str]:
     """What is renamed in the names of a family."""
-    return re.compile(rf"(?<=\.)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
+    return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
 def _renamed(model_type: str, name: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
-from slipstream.errors import PairError, ParameterError
+from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
@@ -61,7 +61,18 @@ def choose_usual(target: str, draft_model: str | None) -> str:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
     from slipstream.heads.mtp_names import count_mtp_layers
 
-    return WITH_MTP if count_mtp_layers(target) else WITHOUT_DRAFT
+    return WITH_MTP if count_mtp_layers(target) and not _runs_natively(target) else WITHOUT_DRAFT
+
+
+def _runs_natively(target: str) -> bool:
+    """Whether our own decoder runs a model; transformers runs MTP layers, beside a target that it runs, too."""
+    from slipstream.checkpoints.config import DecoderConfig
+
+    try:
+        DecoderConfig.load(target)
+    except LoadError:
+        return False
+    return True
 
 
 def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:

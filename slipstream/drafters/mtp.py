@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, require
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
-from slipstream.errors import ParameterError
+from slipstream.errors import PairError, ParameterError
 from slipstream.heads.mtp_names import FAMILIES, TRANSFORMERS, explain_no_layers, has_mtp_layers
 
 if TYPE_CHECKING:
@@ -44,8 +44,14 @@ def make(target: Target, **options: Any) -> MtpDrafter:
     config = EagleDraftConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
     family = host.family if host.module is None else host.module.config.get_text_config(decoder=True).model_type
-    if host.module is None or family not in FAMILIES:
+    if family not in FAMILIES:
         raise explain_no_layers(family)
+    if host.module is None:
+        raise PairError(
+            f"drafter 'mtp' was asked of a {family!r} model that our own decoder runs",
+            why="transformers runs MTP layers, and only beside a target that it runs, too",
+            fix="load the target with executor='transformers', or choose another drafter",
+        )
     if not has_mtp_layers():
         raise ParameterError(
             f"drafter 'mtp' was asked of a transformers before {TRANSFORMERS}",

@@ -44,6 +44,8 @@ class Batch:
     trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
                sees itself and its ancestors among the new tokens.
     select     host integers, rows of the batch whose logits are computed, increasing.
+    certain    B host integers: how many of the sequence's rows, from its first on, are its text and no draft, so that
+               the next pass has a `past` behind them. Empty: unknown.
     """
 
     seq_ids: Seq[int]
@@ -53,6 +55,7 @@ class Batch:
     past: Seq[int]
     trees: Seq[Tensor | None]
     select: Seq[int]
+    certain: Seq[int] = ()
 
     def cut(self, spans: Seq[range]) -> Batch:
         """The rows spans[b] of each sequence, counted within it; sequences with an empty span are dropped. The rows
@@ -91,12 +94,14 @@ def make_batch(
     ids, tokens, positions, past = list[int](), list[int](), list[int](), list[int]()
     splits, select = [0], list[int]()
     trees: list[Tensor | None] = []
+    certain: list[int] = []
     for b, seq in enumerate(seqs):
         first, last = draft.splits[b], draft.splits[b + 1]
         start, end = starts[b] if starts else seq.kv_len, seq.end if stop is None else stop
         pending = end - start
         ids.append(seq.id)
         past.append(start)
+        certain.append(pending)
         tokens += seq.tokens[start:end]
         if first == last or draft.is_chain:
             positions += range(start, end + last - first)
@@ -117,6 +122,7 @@ def make_batch(
         past=past,
         trees=trees,
         select=select,
+        certain=certain,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import islice, takewhile
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,29 @@ from torch import Tensor
 
 from slipstream.core.target import Usage
 from slipstream.kv.blocks import BlockPool, BlockStore
+
+
+class Snapshots(Protocol):
+    """What a model with recurrent layers keeps beside its blocks: its states after some of them, by their keys. A text
+    can begin only where there is one."""
+
+    def longest(self, keys: list[bytes]) -> int:
+        """Of how many of these blocks of a text, from the first on, there is one."""
+        ...
+
+    def begin(self, seq_id: int, key: bytes | None, parted: int) -> None:
+        """Begin a sequence with the states after a block, if any. parted: how many of its tokens an earlier text has,
+        too; later texts may part there as well, so its states after them are worth keeping."""
+        ...
+
+    def keep(self, seq_id: int, keys: list[bytes]) -> None:
+        """Keep those of a sequence whose full blocks have these keys."""
+        ...
+
+    def drop(self, key: bytes) -> None:
+        """Forget the one of a block that is dropped."""
+        ...
+
 
 MOST_BLOCKS = 2048
 """Most blocks that are kept in a pool that grows (65,536 tokens)."""
@@ -24,6 +47,7 @@ class KVMemory:
     lock   held by whoever changes them.
     ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
            token i + 1, too.
+    states of recurrent layers; None: the model has none.
     block  tokens in a block. capacity: blocks in all; None: as many as the machine's memory holds.
 
     Key and value of a token depend on the tokens up to it, so texts with the same beginning have the same first blocks.
@@ -38,8 +62,14 @@ class KVMemory:
     one, so that no text can be made that is taken for another.
     """
 
-    def __init__(self, pool: BlockPool, lock: Callable[[], AbstractContextManager[object]], ahead: int = 0):
-        self._pool, self._lock, self._ahead = pool, lock, ahead
+    def __init__(
+        self,
+        pool: BlockPool,
+        lock: Callable[[], AbstractContextManager[object]],
+        ahead: int = 0,
+        states: Snapshots | None = None,
+    ):
+        self._pool, self._lock, self._ahead, self._states = pool, lock, ahead, states
         self.block, self.capacity = pool.block, pool.capacity
         self._most = MOST_BLOCKS if pool.capacity is None else pool.capacity
         self._kept: dict[bytes, int] = {}  # blocks by key; used longest ago first
@@ -64,16 +94,19 @@ class KVMemory:
     def match(self, tokens: Seq[int]) -> int:
         """How many leading tokens are in kept blocks."""
         with self._lock():
-            return len(self._match(tokens)) * self.block
+            return len(self._with_states(self._match(tokens))) * self.block
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
         """Begin a sequence with the kept blocks of at most its first `most` tokens; returns of how many. Raises
         TargetError for a sequence that is there already."""
         with self._lock():
-            blocks = self._match(tokens)[: most // self.block]
-            if blocks:
-                self._pool.adopt(seq_id, blocks)
-            return len(blocks) * self.block
+            matched = self._match(tokens)[: most // self.block]
+            keys = self._with_states(matched)
+            if keys:
+                self._pool.adopt(seq_id, [self._kept[key] for key in keys])
+            if self._states is not None and matched:
+                self._states.begin(seq_id, keys[-1] if keys else None, len(matched) * self.block)
+            return len(keys) * self.block
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
         """Keep the full blocks of a sequence for later texts. tokens: those whose keys and values are complete.
@@ -86,14 +119,21 @@ class KVMemory:
                 if key not in self._kept:
                     self._pool.hold([block])
                     self._kept[key] = block
+            if self._states is not None:
+                self._states.keep(seq_id, keys)
             self._touch(keys)
             self._reclaim(len(self._kept) - self._most)
 
-    def _match(self, tokens: Seq[int]) -> list[int]:
-        """The blocks of the longest known beginning of a text, to be adopted at once (`BlockPool.adopt`)."""
+    def _match(self, tokens: Seq[int]) -> list[bytes]:
+        """The keys of the blocks of the longest known beginning of a text, to be adopted at once
+        (`BlockPool.adopt`)."""
         keys = list(takewhile(self._kept.__contains__, self._keys(tokens)))
         self._touch(keys)
-        return [self._kept[key] for key in keys]
+        return keys
+
+    def _with_states(self, keys: list[bytes]) -> list[bytes]:
+        """The blocks that a text can begin with."""
+        return keys if self._states is None else keys[: self._states.longest(keys)]
 
     def _unused(self, most: int) -> list[bytes]:
         """Keys of up to `most` blocks that are only kept, in the order in which they are dropped."""
@@ -103,6 +143,8 @@ class KVMemory:
         """Drop `count` blocks that are only kept, or all of these."""
         for key in self._unused(max(0, count)):
             self._pool.drop([self._kept.pop(key)])
+            if self._states is not None:
+                self._states.drop(key)
 
     def _touch(self, keys: Seq[bytes]) -> None:
         """Note that these blocks of one text were used: the first block is the last to be dropped."""
@@ -129,6 +171,7 @@ class PagedCache(Generic[S]):
     kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
     spread     see `BlockPool`.
     ahead      tokens after a slot that its content depends on (see `KVMemory`).
+    states     what recurrent layers keep beside the blocks.
     """
 
     def __init__(
@@ -138,10 +181,11 @@ class PagedCache(Generic[S]):
         kv_blocks: int | None = None,
         spread: int = 0,
         ahead: int = 0,
+        states: Snapshots | None = None,
     ):
         self._blocks, self._lock = blocks, lock
         self._pool = BlockPool(blocks, kv_blocks, spread=spread)
-        self.kv_memory = KVMemory(self._pool, lock, ahead)
+        self.kv_memory = KVMemory(self._pool, lock, ahead, states)
 
     @torch.inference_mode()
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:

@@ -70,6 +70,7 @@ class Decoder:
         executor, config = self.executor, self.config
         return Capabilities(
             eos_ids=frozenset(config.eos_ids),
+            trees=not config.recurrences,
             multi_step=DecoderSteps(executor.multi_step, self.exits, self.device) if executor.multi_step else None,
             early_exit=self.exits if config.layers > 1 and executor.slices else None,
             max_pending=self.chunk,

@@ -15,11 +15,17 @@ from slipstream.checkpoints.weight_blocks import TYPES
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11
 
 SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
-_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES: dict[str, tuple[int, ...]] = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "MXFP4": (),
+}  # fmt: skip
 """Bytes at which a block has a float16; 0 in other kinds."""
 
 VOCAB = 96
-SPREAD = {"Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}
+SPREAD = {
+    "Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4, "Q2_K": 0.005, "Q3_K": 0.002, "IQ4_NL": 0.0015,
+    "IQ4_XS": 1e-4,
+}  # fmt: skip
 """Standard deviation of the numbers of a block: weights of about 0.1."""
 
 
@@ -61,6 +67,9 @@ def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float 
     for at in _SCALES.get(name, (0,)):
         numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
         raw[..., at : at + 2] = numbers.view(np.uint8)
+    if name == "MXFP4":
+        powers = (104, 144) if scale == 1.0 else (122, 124)  # all that float16 has, or those of weights of about 0.1
+        raw[..., 0] = rng.integers(*powers, (outs, blocks))
     return raw
 
 

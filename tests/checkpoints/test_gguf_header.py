@@ -3,17 +3,21 @@
 import contextlib
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import gguf_shape, read_header
+from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
 from slipstream.targets.describe import describe
 from slipstream.tokens.text import load_tokenizer, tokenizer_of
 from slipstream.tokens.token_map import has_chat_template
-from tests.checkpoints.gguf_files import gguf_bytes, tiny_model
+from tests.checkpoints.gguf_files import family_config, gguf_bytes, gguf_model, model_parts, tiny_model
 
 TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
 WITH_TOKENS = {
@@ -97,8 +101,47 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     for key, value in (wrong | {"general.architecture": 1, "tokenizer.ggml.tokens": [1]}).items():
         with pytest.raises(CheckpointError, match=f"its {key} is "):
             read_header(write(tmp_path, tiny_model(**{key: value}), f"{key}.gguf"))
-    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts\. the others .* Fix: join them"):
+    with pytest.raises(CheckpointError, match=r"one of 3 parts, and its name does not say which"):
         read_header(write(tmp_path, tiny_model(**{"split.count": 3})))
+
+
+def in_parts(folder: Path, second: int = 7, **changes: Any) -> list[Path]:
+    """A model in two files. second: number of the first tensor in the second one. changes: its metadata."""
+    metadata, tensors, kinds, _ = model_parts(family_config("llama"), ("Q8_0", "F32"))
+    names = list(tensors)
+    chosen_names, files = (names[:7], names[second:]), list[Path]()
+    for i, chosen in enumerate(chosen_names):
+        count = sum(map(len, chosen_names))
+        split = {"split.no": i, "split.count": 2, "split.tensors.count": count} | (changes if i else {})
+        part = {name: tensors[name] for name in chosen}
+        files.append(folder / f"model-{i + 1:05d}-of-00002.gguf")
+        files[i].write_bytes(gguf_bytes((metadata if i == 0 else {}) | split, part, kinds=kinds))
+    return files
+
+
+def test_a_model_in_several_files_is_read_as_one(tmp_path: Path) -> None:
+    files = in_parts(tmp_path)
+    whole, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0", "F32"))
+    wanted = load_weights(whole, DecoderConfig.load(whole))
+    for file in files:
+        weights = load_weights(file, DecoderConfig.load(file))
+        assert set(weights) == set(wanted)
+        assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+
+
+def test_parts_that_are_missing_or_doubled_are_named(tmp_path: Path) -> None:
+    first, second = in_parts(tmp_path, **{"split.no": 5})
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.gguf.* split\.no is 5, the parts say 1"):
+        read_header(first)
+    second.write_bytes(gguf_bytes({"split.count": 2}, {"output_norm.weight": np.zeros(256)}))
+    with pytest.raises(CheckpointError, match=r"split\.tensors\.count is"):
+        read_header(first)
+    first, second = in_parts(tmp_path, second=6)
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\..*' is in several parts"):
+        read_header(first)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"there is no file .*00002-of-00002"):
+        read_header(first)
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:

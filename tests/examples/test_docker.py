@@ -72,7 +72,7 @@ def test_compose_mounts_files_that_exist_opens_local_ports_and_starts_again_what
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_alerts_read_metrics_and_labels_that_the_server_has(rule: dict[str, Any]) -> None:
     metrics = ServerMetrics("m")
-    metrics.ended("error", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
+    metrics.count_choice("error", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
     samples = {sample.name: sample.labels for family in metrics.registry.collect() for sample in family.samples}
     named = re.findall(r"\bslipstream:\w+", rule["expr"])
     assert set(named) <= set(samples)

@@ -59,7 +59,7 @@ def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server_with_an
     exported = {each.name + ("_total" if each.type == "counter" else "") for each in collected}
     exported |= {f"{each.name}_sum" for each in collected if each.type == "histogram"} | {"slipstream:"}
     assert {f"slipstream:{name_of(quantity, 'slipstream')}" for quantity in NAMES} <= exported
-    counters = read_counters(ServerMetrics("m", "vllm").text().decode())
+    counters = read_counters(ServerMetrics("m", "vllm").render().decode())
     assert counters.server == "slipstream"
     assert counters.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}
 

@@ -157,7 +157,7 @@ def test_a_minimum_that_is_measured_by_other_rows_is_found(monkeypatch):
 
 def test_rejected_draft_tokens_that_count_for_penalties_are_found(monkeypatch):
     right_record, right_penalty, right_warped, gone, current = (
-        core_step.record, core_warp._penalise, core_warp._warped, {}, [0],
+        core_step.record, core_warp._penalise, core_warp._warp_rows, {}, [0],
     )  # fmt: skip
 
     def record(seqs, draft, out, verdict):
@@ -174,7 +174,7 @@ def test_rejected_draft_tokens_that_count_for_penalties_are_found(monkeypatch):
         right_penalty(row, params, prompt, [*output, *gone.get(current[0], [])])
 
     monkeypatch.setattr(core_step, "record", record)
-    monkeypatch.setattr(core_warp, "_warped", warped)
+    monkeypatch.setattr(core_warp, "_warp_rows", warped)
     monkeypatch.setattr(core_warp, "_penalise", penalise)
     assert faults(replace(FEW, texts=2))
 

@@ -30,6 +30,9 @@ PACKED_ALONE = 1 << 28
 """Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others
 would spin: 0.1 to 1.7 s of processor time for 17M weights on two cores, by how busy they are."""
 
+LONGEST_TAKEN_BACK = 16
+"""Draft tokens, of a draft model with recurrent layers."""
+
 KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
 
 
@@ -48,7 +51,6 @@ class NativeExecutor(NativePaged):
     float16 on a processor without it.
     """
 
-    slices = True
     torch_threads = 1
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
@@ -59,13 +61,14 @@ class NativeExecutor(NativePaged):
             )
         self.config, self.device = config, torch.device("cpu")
         with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
-            super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks)
+            super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks, lag=_lag(settings))
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
             give_back_freed()
             self._workspace = Workspace(settings.threads, self._layout.nbytes)
             kv_dtype, quantize = settings.kv_dtype or "float32", quantised.quantize if quantised else weights.quantised
-            self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most)
+            lag = None if self._states is None else self._states.lag
+            self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most, rollback=lag)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
@@ -74,6 +77,10 @@ class NativeExecutor(NativePaged):
             with suppress(TargetError):  # token 0 may overflow
                 self.decode_steps(token, 1)
         self._reset_cache()
+
+    @property
+    def slices(self) -> bool:
+        return not self.config.recurrences  # a pass over all layers commits states
 
     @property
     def multi_step(self) -> NativeExecutor:
@@ -141,7 +148,7 @@ class NativeExecutor(NativePaged):
         with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
-                *(passes.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(passes.decode, self._model, self._caches(batch, steps), rows.record[:1], rows.record[1:]),
                 *(as_int64(batch.tokens), last, exit or self.config.layers, picks),
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
@@ -156,4 +163,10 @@ class NativeExecutor(NativePaged):
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""
-        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes}
+        states = self._states.nbytes if self._states is not None else 0
+        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes + states}
+
+
+def _lag(settings: LoadSettings) -> int:
+    """Tokens that a draft model may take back; a target's text only grows."""
+    return LONGEST_TAKEN_BACK if settings.role == "draft" else 0

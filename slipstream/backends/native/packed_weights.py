@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels import processor, records
 from slipstream.backends.native.kernels.addresses import matrix_tile_address
 from slipstream.backends.native.kernels.formats import FORMATS, Format, named
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
@@ -23,6 +23,7 @@ from slipstream.backends.native.kernels.records import (
     LAYER,
     MATRIX,
     MODEL,
+    RECURRENT,
     RELU,
     RELU_SQUARED,
     SILU,
@@ -31,6 +32,7 @@ from slipstream.backends.native.kernels.records import (
 from slipstream.backends.native.threads import allocate_aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stacked
 from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.checkpoints.weights import Weights
@@ -295,7 +297,38 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     if layer.rotary is not None:
         record["rotary"] = 1 + layer.rotary
         record["rotated"] = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    record["factor"] = 1
     record["growth"] = 1 + len(config.rotaries) if layer.growing else 0
+
+
+def recurrent_layer(
+    part: Recurrence, config: DecoderConfig, number: int, weights: Mapping[str, Tensor], layout: Layout
+) -> np.ndarray:
+    """A RECURRENT record with its weights, except for the products."""
+    record, at = np.zeros((), RECURRENT), f"layers.{number}.recurrent"
+    record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[
+        part.kind
+    ]
+    for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "normed", "gate_first"):
+        record[name] = getattr(part, name)
+    record["gate"] = sum(part.projections.values()) - part.width
+    convolved = [weights[f"{at}.conv_{name}.weight"].float()[:, 0] for name in part.mixed]
+    record["conv"] = layout.vector(torch.cat(convolved).t())
+    biases = [weights[f"{at}.conv_{name}.bias"].float() for name in part.mixed if part.conv_bias]
+    record["conv_bias"] = layout.vector(torch.cat(biases)) if biases else 0
+    if part.per_head:
+        record["rate"] = layout.vector(-weights[f"{at}.A_log"].double().exp().float())
+        record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
+    record["skip"] = layout.named(weights, f"{at}.D")
+    if part.normed:
+        record["norm"], record["eps"] = layout.vector(weights[f"{at}.norm.weight"]), config.norm_eps
+        record["norm_width"] = len(weights[f"{at}.norm.weight"])
+    record["least"], record["most"] = part.time_steps
+    before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
+    record["cells_before"] = sum(each.cells for each in before)
+    record["kept_before"] = sum(each.kept for each in before)
+    record["tail_before"] = sum((each.taps - 1) * each.kept for each in before)
+    return record[()]
 
 
 def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
@@ -349,9 +382,19 @@ def decoder_weights(
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
-        parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-        layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
-        layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.recurrence is not None:
+            layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
+            layer["qkv"] = joined([f"{at}.recurrent.{part}" for part in described.recurrence.projections])
+            layer["o"] = joined([f"{at}.recurrent.out_proj"])
+        else:
+            parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
+            layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
+            layer["o"] = joined([f"{at}.self_attn.o_proj"])
+        if described.scaled:
+            layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
+        if config.side_width:
+            layer["side_gate"], layer["side_out"] = (joined([f"{at}.side_{part}"]) for part in ("gate", "projection"))
+            layer["side_out_norm"] = vector(f"{at}.side_norm.weight")
         if described.intermediate_size:
             layer["up"], layer["down"] = mlp(f"{at}.mlp")
         if not described.sparse:
@@ -380,6 +423,14 @@ def decoder_weights(
         )
     if "embed_positions.weight" in weights:
         record["positions"] = layout.embedding(weights, "embed_positions.weight")
+    if config.side_width:
+        record["side_width"], record["side_norm"] = config.side_width, vector("side_norm.weight")
+        record["side_projection"] = joined(["side_projection"])
+        blocks = layout.joined_blocks(weights, ["side_embed_tokens"]) if as_stored else None
+        record["side_embed"] = (
+            layout.embedding(weights, "side_embed_tokens.weight") if blocks is None
+            else panelled(blocks, config.side_vocab)
+        )  # fmt: skip
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair

@@ -10,6 +10,7 @@ from torch import Tensor
 from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, ROW, ROWS
+from slipstream.backends.native.states import NativeStates
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.layers import LayerDescription
@@ -25,15 +26,18 @@ _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 class NativeBlocks:
     """A `BlockStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
     The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer after
-    another. Layers that read the keys and values of an earlier one have no arrays.
+    another. Recurrent layers, and layers that read the keys and values of an earlier one, have no arrays.
 
     block_bytes  bytes of one block in all layers.
     """
 
     def __init__(self, layers: Seq[LayerDescription], dtype: type = np.float32):
         self.dtype = np.dtype(dtype)
-        owners = [i for i, layer in enumerate(layers) if layer.shared is None]
-        self._owner = [owners.index(i if layer.shared is None else layer.shared) for i, layer in enumerate(layers)]
+        owners = [i for i, layer in enumerate(layers) if layer.has_kv]
+        self._owner = [
+            None if layer.recurrence else owners.index(i if layer.shared is None else layer.shared)
+            for i, layer in enumerate(layers)
+        ]
         shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in owners]
         self.block_bytes = sum(2 * heads * BLOCK * size * self.dtype.itemsize for heads, size in shapes)
         self.keys: list[np.ndarray] = [np.empty((0, heads, size, BLOCK), dtype) for heads, size in shapes]
@@ -44,7 +48,7 @@ class NativeBlocks:
     def addresses(self) -> np.ndarray:
         """int64 [L, 2]: addresses of each layer's keys and values. Every call returns the same array."""
         if self._moved:
-            for i, owner in enumerate(self._owner):
+            for i, owner in ((i, owner) for i, owner in enumerate(self._owner) if owner is not None):
                 self._addresses[i] = [arrays[owner].ctypes.data for arrays in (self.keys, self.values)]
             self._moved = False
         return self._addresses
@@ -157,17 +161,25 @@ class NativePaged(PagedCache[NativeBlocks]):
     _workspace: Workspace
 
     def __init__(
-        self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None, ahead: int = 0
+        self,
+        config: DecoderConfig,
+        kv_dtype: type = np.float32,
+        kv_blocks: int | None = None,
+        ahead: int = 0,
+        lag: int = 0,
     ):
-        self._options = (config, kv_dtype, kv_blocks, ahead)
+        """lag: see `NativeStates`."""
+        self._options = (config, kv_dtype, kv_blocks, ahead, lag)
         self._rotary = RotaryTables(config)
         self._tiles = addresses.attention_tile_addresses(np.dtype(kv_dtype) == np.float16)
         self._reset_cache()
 
     def _reset_cache(self) -> None:
-        config, kv_dtype, kv_blocks, ahead = self._options
-        blocks = NativeBlocks(config.described, kv_dtype)
-        super().__init__(blocks, kernel_lock, kv_blocks, ahead=ahead)
+        config, kv_dtype, kv_blocks, ahead, lag = self._options
+        self._states = NativeStates(config.recurrences, lag) if config.recurrences else None
+        super().__init__(
+            NativeBlocks(config.described, kv_dtype), kernel_lock, kv_blocks, ahead=ahead, states=self._states
+        )
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 
@@ -191,8 +203,20 @@ class NativePaged(PagedCache[NativeBlocks]):
         furthest = max(positions) + extra if at else 0
         return PackedRows(at, hidden, self._rotary.up_to(furthest), len(batch.seq_ids))
 
-    def _caches(self, batch: Batch) -> np.ndarray:
-        """CACHE [1] for the sequences of a batch."""
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        with kernel_lock():
+            if self._states is not None:
+                self._states.fork(parent_id, child_id, length)
+            super().fork(parent_id, child_id, length)
+
+    def release(self, seq_id: int) -> None:
+        with kernel_lock():
+            if self._states is not None:
+                self._states.release(seq_id)
+            super().release(seq_id)
+
+    def _caches(self, batch: Batch, extra: int = 0) -> np.ndarray:
+        """CACHE [1] for the sequences of a batch, which decodes `extra` further tokens of each."""
         pool, blocks = self._pool, self._blocks
         layers = blocks.addresses()
         key = (pool.version, *batch.seq_ids)
@@ -208,6 +232,13 @@ class NativePaged(PagedCache[NativeBlocks]):
             record["half"] = blocks.dtype == np.float16
             record["scores"], record["mix"] = self._tiles
             self._tables = key, tables
+        if self._states is not None:
+            counts = np.diff(batch.splits).tolist()
+            certain = batch.certain or [0] * len(counts)
+            passes = list(zip(batch.seq_ids, batch.past, counts, certain, strict=True))
+            self._prepared = self._states.prepare(passes, extra)  # alive until the next pass
+            self._record[0]["states"], self._record[0]["sequences"] = address(self._prepared), len(passes)
+            self._record[0]["ring"], self._record[0]["lag"] = self._states.ring, self._states.lag
         return self._record
 
     def _call(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:

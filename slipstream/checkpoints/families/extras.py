@@ -240,6 +240,19 @@ def _mistral3_keys(header: GgufHeader) -> JsonObject:
     return {"rope_parameters": header.rope | ({"llama_4_scaling_beta": beta} if beta else {})}
 
 
+def _cohere_keys(header: GgufHeader) -> JsonObject:
+    windows = sliding(4)(header) if header.architecture == "cohere2" else {}
+    return {**windows, "logit_scale": header.setting("logit_scale")}
+
+
+def _stablelm_keys(header: GgufHeader) -> dict[str, Any]:
+    names = {tensor.name for tensor in header.tensors}
+    return {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in names, "use_qkv_bias": "blk.0.attn_q.bias" in names,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in names,
+    }  # fmt: skip
+
+
 _HUNYUAN = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
 _GLM4 = {"post_self_attn_layernorm": "attention_out_norm", "post_mlp_layernorm": "mlp_out_norm"}
 
@@ -255,11 +268,11 @@ FAMILIES = {
     "seed_oss": Family(read=_seed_oss, gguf="seed_oss", gguf_names={"post_attention_layernorm": "post_attention_norm"}),
     "glm": Family(read=_glm4, fused=GATE_UP, pairs=True),
     "glm4": Family(read=_glm4, names=_GLM4, fused=GATE_UP, pairs=True, gguf="glm4", gguf_pairs=True),
-    "stablelm": Family(read=_stablelm, gguf="stablelm"),
+    "stablelm": Family(read=_stablelm, gguf="stablelm", keys=_stablelm_keys),
     "nemotron": Family(read=_nemotron, plus_one=True, gguf="nemotron"),
     "arcee": Family(read=_arcee, gguf="arcee", gguf_pairs=True),
     "starcoder2": Family(read=_starcoder2, names={"c_fc": "up_proj", "c_proj": "down_proj"}, gguf="starcoder2"),
-    "cohere": Family(read=_cohere, pairs=True, gguf="command-r", gguf_pairs=True),
-    "cohere2": Family(read=_cohere, pairs=True, gguf="cohere2", gguf_pairs=True),
+    "cohere": Family(read=_cohere, pairs=True, gguf="command-r", gguf_pairs=True, keys=_cohere_keys),
+    "cohere2": Family(read=_cohere, pairs=True, gguf="cohere2", gguf_pairs=True, keys=_cohere_keys),
     "ernie4_5": Family(read=_ernie, pairs=True, gguf="ernie4_5", gguf_pairs=True),
 }

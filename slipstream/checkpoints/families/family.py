@@ -22,11 +22,15 @@ class Family:
     """How a `model_type` is read.
 
     read        config.json -> fields of its DecoderConfig.
+    reads       keys that other families refuse, and this one reads.
     names       parts of tensor names in safetensors -> canonical ones (`weights`).
     fused       the canonical parts, one after another, of a tensor that holds several.
+    grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
+                or "groups" (of recurrent heads).
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
+    further     whether its checkpoints may bring layers that predict further tokens (see `heads.mtp_names`): left out.
     gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
     gguf_names  canonical parts -> names in GGUF files, where those are not llama.cpp's usual ones.
@@ -34,11 +38,14 @@ class Family:
     """
 
     read: Callable[[ReadKeys], Fields]
+    reads: Seq[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
+    grouped: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
     plus_one: bool = False
     transposed: bool = False
+    further: bool = False
     gguf: str = ""
     keys: Callable[[GgufHeader], JsonMapping] | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
+    FULL,
+    SLIDING,
     cap_of,
     count_of,
     flag,
     layer_kinds,
+    object_of,
     positive,
     refuse,
     rope_parameters,
     ropes_by_kind,
+    unsupported,
 )
 from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.core.strict import JsonObject
+from slipstream.errors import ConfigError
 
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 
@@ -63,6 +70,67 @@ def _gemma3(config: ReadKeys) -> Fields:
     )
 
 
+def _gemma4(config: ReadKeys) -> Fields:
+    """Gemma 4: layers without a window have heads of another size, and the last layers read the keys and values of
+    earlier ones. Those of 26B-A4B have experts beside the MLP."""
+    refuse(config, "enable_moe_block", False)
+    both = config.get("use_bidirectional_attention")
+    if both not in (None, "vision"):
+        raise unsupported(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
+    given = common(config, context=131072, tied=True, size=256, act=GELU)
+    biased, layers = flag(config, "attention_bias", False), given["layers"]
+    given |= {"qkv_bias": biased, "o_bias": biased, "embedding_scale": math.sqrt(given["hidden_size"])}
+    given["logits_cap"] = cap_of(config, "final_logit_softcapping")
+    given["side_width"] = count_of(config, "hidden_size_per_layer_input", 256, least=0)
+    vocab = count_of(config, "vocab_size_per_layer_input", 262144)
+    given["side_vocab"] = vocab if given["side_width"] else 0
+    slides, window = layer_kinds(config, layers, 6), count_of(config, "sliding_window", 512)
+    slides[-1] = False  # as in transformers, whatever is said
+    equal, own = flag(config, "attention_k_eq_v", False), _own_shapes(config, slides, given)
+    first = layers - count_of(config, "num_kv_shared_layers", 0, least=0)
+    last = {kind: max((i for i in range(first) if slides[i] == kind), default=-1) for kind in set(slides)}
+    if min(last.values()) < 0:
+        raise ConfigError(f"num_kv_shared_layers leaves {first} layers, without one of each kind", fix="correct it")
+    if not config.get("rope_parameters"):
+        full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+        config["rope_parameters"] = {SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: full}
+    ropes = ropes_by_kind(config, 1e4, 1e6)
+    for rope, kind in zip(ropes, (True, False), strict=True):
+        rope["head_dim"] = next((size for size, each in zip(own["head_dim"], slides, strict=True) if each == kind), 2)
+    doubled = flag(config, "use_double_wide_mlp", False)
+    return described(
+        given | {"ropes": ropes, "rope_parameters": ropes[1]},
+        **own,
+        window=[window if each else None for each in slides],
+        rotary=[0 if each else 1 for each in slides],
+        scale=1.0,
+        qk_norm="head",
+        value_norm=True,
+        key_is_value=[equal and not each for each in slides],
+        shared=[None if i < first else last[slides[i]] for i in range(layers)],
+        intermediate_size=[given["intermediate_size"] * (2 if doubled and i >= first else 1) for i in range(layers)],
+        norm_after=True,
+        scaled=True,
+    )
+
+
+def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str, list[int]]:
+    """The size of heads and the number of key/value heads of each layer."""
+    overrides = object_of(config, "per_layer_config")
+    full = {"head_dim": config.get("global_head_dim", 512)}
+    if flag(config, "attention_k_eq_v", False) and config.get("num_global_key_value_heads"):
+        full["num_key_value_heads"] = count_of(config, "num_global_key_value_heads")
+    every: list[Mapping[str, Any]] = [{} if each else full for each in slides]
+    if overrides:
+        every = [object_of(overrides, str(i)) for i in range(len(slides))]
+    if odd := {key for each in every for key in each} - {"head_dim", "num_key_value_heads"}:
+        raise unsupported(f"per_layer_config has {', '.join(sorted(odd))}", "layers differ in their heads only")
+    return {
+        "head_dim": [count_of(each, "head_dim", given["head_dim"]) for each in every],
+        "kv_heads": [count_of(each, "num_key_value_heads", given["kv_heads"]) for each in every],
+    }
+
+
 def _gemma2_keys(header: GgufHeader) -> JsonObject:
     heads, width = header.size("attention.head_count"), header.size("embedding_length")
     size = header.size("attention.key_length") or 256
@@ -87,10 +155,16 @@ def _gemma3_keys(header: GgufHeader) -> JsonObject:
     }  # fmt: skip
 
 
+_GEMMA4 = SANDWICH | {
+    "layer_scalar": "layer_scalar.weight", "per_layer_input_gate": "side_gate",
+    "per_layer_projection": "side_projection", "post_per_layer_input_norm": "side_norm",
+}  # fmt: skip
+
 FAMILIES = {
     "gemma": Family(
         read=_gemma, plus_one=True, gguf="gemma", keys=lambda _: {"hidden_activation": "gelu_pytorch_tanh"}
     ),
     "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one=True, gguf="gemma2", keys=_gemma2_keys),
     "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one=True, gguf="gemma3", keys=_gemma3_keys),
+    "gemma4_text": Family(read=_gemma4, names=_GEMMA4, reads=["per_layer_config"]),
 }

@@ -22,7 +22,7 @@ from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonMapping
 
 
-def _mixed(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
+def mixed(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
     """A decoder whose layers are mixtures where `experts` says so."""
     inner = [0 if sparse else given["intermediate_size"] for sparse in experts.layers]
     sparse = list(experts.layers)
@@ -43,7 +43,7 @@ def _gpt_oss(config: ReadKeys) -> Fields:
         count_of(config, "num_local_experts", 128), count_of(config, "num_experts_per_tok", 4),
         given["intermediate_size"], True, (True,) * layers, router_bias=True,
     )  # fmt: skip
-    return _mixed(
+    return mixed(
         given | {"rope_parameters": rope_parameters(config, 150000.0)},
         experts,
         window=[window if slides else None for slides in layer_kinds(config, layers, 2)],
@@ -62,7 +62,7 @@ def _qwen2_moe(config: ReadKeys) -> Fields:
         sparse_layers(config, given["layers"]), shared=count_of(config, "shared_expert_intermediate_size", 5632),
         shared_gate=True,
     )  # fmt: skip
-    return _mixed(given | {"rope_parameters": rope_parameters(config)}, experts)
+    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts)
 
 
 def _granite_moe(config: ReadKeys) -> Fields:
@@ -74,7 +74,7 @@ def _granite_moe(config: ReadKeys) -> Fields:
         given["intermediate_size"], True, (True,) * given["layers"], shared=shared,
     )  # fmt: skip
     scale = positive(config, "attention_multiplier", 1.0)
-    return _mixed(given | {"rope_parameters": rope_parameters(config)}, experts, scale=scale)
+    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts, scale=scale)
 
 
 def _glm4_moe(config: ReadKeys) -> Fields:
@@ -91,7 +91,7 @@ def _glm4_moe(config: ReadKeys) -> Fields:
         scale=positive(config, "routed_scaling_factor", 1.0), shared=inner * count_of(config, "n_shared_experts", 1),
     )  # fmt: skip
     qk_norm = "head" if flag(config, "use_qk_norm", False) else ""
-    return _mixed(given | {"rope_parameters": rope}, experts, qk_norm=qk_norm)
+    return mixed(given | {"rope_parameters": rope}, experts, qk_norm=qk_norm)
 
 
 def _minimax_m2(config: ReadKeys) -> Fields:
@@ -104,7 +104,7 @@ def _minimax_m2(config: ReadKeys) -> Fields:
         given["intermediate_size"], True, (True,) * given["layers"], sigmoid=True, corrected=True,
     )  # fmt: skip
     rope = partial_rope(config, given["head_dim"], 5e6)
-    return _mixed(given | {"rope_parameters": rope}, experts, qk_norm="width")
+    return mixed(given | {"rope_parameters": rope}, experts, qk_norm="width")
 
 
 def _olmoe(config: ReadKeys) -> Fields:
@@ -114,7 +114,7 @@ def _olmoe(config: ReadKeys) -> Fields:
         count_of(config, "num_experts", 64), count_of(config, "num_experts_per_tok", 8),
         given["intermediate_size"], flag(config, "norm_topk_prob", False), (True,) * given["layers"],
     )  # fmt: skip
-    return _mixed(given | {"rope_parameters": rope_parameters(config)}, experts, qk_norm="width")
+    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts, qk_norm="width")
 
 
 # --- GGUF files ------------------------------------------------------------------------------------------------------
@@ -122,8 +122,7 @@ def _olmoe(config: ReadKeys) -> Fields:
 
 def _gpt_oss_keys(header: GgufHeader) -> JsonMapping:
     width = header.size("expert_feed_forward_length")
-    rope = header.rope | {"truncate": False}
-    return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True, "rope_parameters": rope}
+    return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True}
 
 
 def _qwen2_moe_keys(header: GgufHeader) -> JsonMapping:
@@ -141,6 +140,7 @@ def _granite_moe_keys(header: GgufHeader) -> JsonMapping:
 def _glm4_moe_keys(header: GgufHeader) -> JsonMapping:
     names = {tensor.name for tensor in header.tensors}
     return {
+        "num_hidden_layers": header.size("block_count") - header.size("nextn_predict_layers"),
         "n_routed_experts": header.size("expert_count"), "n_shared_experts": header.size("expert_shared_count") or 1,
         "first_k_dense_replace": header.size("leading_dense_block_count"),
         "routed_scaling_factor": header.setting("expert_weights_scale") or 1.0,
@@ -152,13 +152,13 @@ def _glm4_moe_keys(header: GgufHeader) -> JsonMapping:
 
 _ROUTER = {"router": "gate", "sinks": "sinks.weight"}
 _GPT_OSS_GGUF = {"post_attention_layernorm": "post_attention_norm"}
-_GRANITE_MOE = {
+GRANITE_MOE = {
     "block_sparse_moe.router.layer": "mlp.gate", "block_sparse_moe.router": "mlp.gate",
     "block_sparse_moe.experts": "mlp.experts", "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
     "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj", "shared_mlp.input_linear": "mlp.shared_mlp",
     "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
 }  # fmt: skip
-_SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"]}
+SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"]}
 _CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
 _MINIMAX = {
     "block_sparse_moe.gate": "mlp.gate", "block_sparse_moe.e_score_correction_bias": "mlp.gate_correction.bias",
@@ -172,16 +172,22 @@ FAMILIES = {
     ),
     "qwen2_moe": Family(read=_qwen2_moe, gguf="qwen2moe", keys=_qwen2_moe_keys),
     "granitemoe": Family(
-        read=_granite_moe, names=_GRANITE_MOE, gguf="granitemoe", gguf_pairs=True, keys=_granite_moe_keys
+        read=_granite_moe, names=GRANITE_MOE, gguf="granitemoe", gguf_pairs=True, keys=_granite_moe_keys
     ),
-    "granitemoeshared": Family(read=_granite_moe, names=_GRANITE_MOE, fused=_SHARED, gguf_pairs=True),
+    "granitemoeshared": Family(read=_granite_moe, names=GRANITE_MOE, fused=SHARED, gguf_pairs=True),
     "glm4_moe": Family(
         read=_glm4_moe,
         names=_CORRECTED,
+        further=True,
         gguf="glm4moe",
         keys=_glm4_moe_keys,
         gguf_names={"post_attention_layernorm": "post_attention_norm"},
     ),
-    "minimax_m2": Family(read=_minimax_m2, names=_MINIMAX, gguf="minimax-m2"),
+    "minimax_m2": Family(
+        read=_minimax_m2,
+        names=_MINIMAX,
+        gguf="minimax-m2",
+        keys=lambda header: {"intermediate_size": header.size("expert_feed_forward_length")},
+    ),
     "olmoe": Family(read=_olmoe, gguf="olmoe", keys=lambda _: {"norm_topk_prob": False}),
 }

@@ -189,7 +189,7 @@ def test_a_draft_of_other_tokens_is_refused(files: Tiny, tmp_path: Path) -> None
 def test_weights_that_are_no_numbers_are_an_error_that_names_what_a_gguf_model_has(files: Tiny, tmp_path: Path) -> None:
     header = read_header(files.target)
     norm = next(tensor for tensor in header.tensors if tensor.name == "output_norm.weight")
-    data, at = bytearray(files.target.read_bytes()), header.weights_at + norm.offset
+    data, at = bytearray(files.target.read_bytes()), norm.begin
     data[at : at + 4] = np.float32("nan").tobytes()
     (tmp_path / "nan.gguf").write_bytes(data)
     with pytest.raises(TargetError, match=r"not finite .* kv_dtype='float32'"):

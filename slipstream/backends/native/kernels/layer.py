@@ -6,21 +6,21 @@ R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, 
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels import matrices, memory
-from slipstream.backends.native.kernels.arithmetic import exp, maximum, sigmoid
+from slipstream.backends.native.kernels import matrices, memory, recurrent
+from slipstream.backends.native.kernels.arithmetic import activate, exp, maximum, rms_norm, sigmoid
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
 from slipstream.backends.native.kernels.memory import address_of, floats, half, integers, pointer, shorts, small, where
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, PLAIN, copy, matrix_at
-from slipstream.backends.native.kernels.records import ADD, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
+from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
-UP, DOWN = NOTHING, np.int64(1)
+UP, DOWN, _ONE = NOTHING, np.int64(1), np.float32(1)
 _LEFT_OUT = np.float32(-3e38)
 """Rank of an expert outside of the best groups: it is chosen if all others are."""
 
@@ -56,22 +56,25 @@ def next_rows(rows, last, after):
 
 @kernel()
 def _widest(model):
-    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of
-    the largest head, numbers of all query heads, outputs of queries, keys, values and gates)"""
+    """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of the
+    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of a recurrence)"""
     columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
+    scratch = 0
     for number in range(model.count):
         layer = layer_of(model, number)
-        for matrix in (layer.qkv, layer.o, layer.up, layer.down, layer.router, layer.shared_router):
+        inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
+        for matrix in (layer.qkv, layer.o, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
-        wide = max(wide, layer.up.outs, layer.shared_router.outs)
-        size, queries = max(size, layer.size), max(queries, layer.heads * layer.size)
+        wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
+        size, queries = max(size, layer.size), max(queries, layer.o.width)
         projected = max(projected, layer.qkv.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
+        scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
     for number in range(model.expert_count):
         for part in (UP, DOWN):
             matrix = expert_of(model, number, part)
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, expert_of(model, number, UP).outs)
-    return columns, bytes, wide, size, queries, projected
+    return columns, bytes, wide, size, queries, projected, scratch
 
 
 @kernel()
@@ -81,12 +84,12 @@ def room(board, model, rows, arena, columns, bytes):
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
-    widest, row_bytes, wide, size, queries, projected = _widest(model)
+    widest, row_bytes, wide, size, queries, projected, least = _widest(model)
     widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
     stride, wide_stride = padded(model.width), padded(max(wide, model.most_experts))
     qkv_stride, mixed_stride = padded(max(projected, model.width)), padded(queries)
     slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
-    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(size, slots))
+    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(size, slots), least)
     scratch = (scratch + 63) // 64 * 64
     base = (address_of(arena) + 63) // 64 * 64
     board.prepare.scratch = board.attend.scratch = base
@@ -96,8 +99,10 @@ def room(board, model, rows, arena, columns, bytes):
     mixed = qkv + 4 * count * qkv_stride
     inner = mixed + 4 * count * mixed_stride
     packed = inner + 4 * count * wide_stride
-    end = packed + (count * row_bytes + 63) // 64 * 64
+    side = packed + (count * row_bytes + 63) // 64 * 64
+    end = side + 4 * count * model.side_projection.outs
     space = board.room
+    space.side, space.side_stride = side, model.side_projection.outs
     space.x, space.stride, space.qkv, space.qkv_stride = x, stride, qkv, qkv_stride
     space.mixed, space.mixed_stride, space.wide, space.wide_stride = mixed, mixed_stride, inner, wide_stride
     space.packed, space.bytes = packed, end - address_of(arena)
@@ -318,24 +323,80 @@ def _add_attention(board, model, layer, count):
         matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.x, room.stride, ADD)
         return
     matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.qkv, room.qkv_stride, NOTHING)
-    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, model.residual_scale)
+    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, model.residual_scale, _ONE)
 
 
 @kernel()
-def _add_mlp(board, model, layer, count):
-    """x += the output of the MLP, or of the experts."""
-    room = board.room
+def _merge_array(board, model, norm, y, scale, factor):
+    """As `matrices.merge`, of rows of an array, which lives until this returns."""
+    matrices.merge(board, model, norm, address_of(y), y.shape[1], y.shape[0], scale, factor)
+
+
+@kernel()
+def _add_mlp(board, model, layer, count, factor):
+    """x = factor * (x + the output of the MLP, or of the experts)."""
+    room, scale = board.room, model.residual_scale
     if layer.experts > 0:
         sums = np.empty((count, model.width), np.float32)
         _mixture(board, model, layer, count, room, sums)
-        matrices.merge(board, model, layer.mlp_out_norm, address_of(sums), model.width, count, model.residual_scale)
+        _merge_array(board, model, layer.mlp_out_norm, sums, scale, factor)
         return
     _inner(board, model, layer, layer.up, count, NOTHING)
-    if layer.mlp_out_norm == 0 and model.residual_scale == 1:
+    if layer.mlp_out_norm == 0 and scale == 1 and factor == 1:
         _outer(board, model, layer.down, count, room.x, room.stride, ADD)
         return
     _outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
-    matrices.merge(board, model, layer.mlp_out_norm, room.qkv, room.qkv_stride, count, model.residual_scale)
+    matrices.merge(board, model, layer.mlp_out_norm, room.qkv, room.qkv_stride, count, scale, factor)
+
+
+@kernel()
+def _add_side(board, model, layer, number, active, count):
+    """x = factor * (x + a projection of the rows' embeddings for this layer, gated by x)."""
+    room, width = board.room, model.side_width
+    matrices.linear(board, layer.side_gate, room.x, room.stride, count, room.wide, room.wide_stride, NOTHING)
+    for a in range(count):
+        row = floats(room.wide + 4 * room.wide_stride * a, width)
+        side = floats(room.side + 4 * (room.side_stride * active[a] + number * width), width)
+        activate(model.activation, row, row)
+        for i in range(width):
+            row[i] *= side[i]
+    matrices.linear(board, layer.side_out, room.wide, room.wide_stride, count, room.qkv, room.qkv_stride, NOTHING)
+    matrices.merge(
+        board, model, layer.side_out_norm, room.qkv, room.qkv_stride, count, model.residual_scale, layer.factor
+    )  # fmt: skip
+
+
+@kernel()
+def _project_array(board, matrix, x, y, stride):
+    """Rows at address y = an array of rows, which lives until this returns, times a matrix."""
+    matrices.linear(board, matrix, address_of(x), x.shape[1], x.shape[0], y, stride, NOTHING)
+
+
+@kernel()
+def side_embeddings(board, model, tokens):
+    """Fill `room.side` with each token's embeddings for all layers (Gemma 4): a table's, and a projection of the
+    token's own embedding, normalised. Returns whether all tokens are in the tables."""
+    room, count, width, every = board.room, tokens.shape[0], model.side_width, model.count * model.side_width
+    embedded, listed = np.empty((count, model.width), np.float32), np.empty((count, every), np.float32)
+    if not embed(model.embed, tokens, address_of(embedded), model.width, NOTHING):
+        return False
+    if not embed(model.side_embed, tokens, address_of(listed), every, NOTHING):
+        return False
+    for r in range(count):
+        for i in range(model.width):
+            embedded[r, i] *= model.embedding_scale
+    _project_array(board, model.side_projection, embedded, room.side, room.side_stride)
+    shrink, grow = np.float32(model.width) ** np.float32(-0.5), np.float32(width) ** np.float32(0.5)
+    for r in range(count):
+        side = floats(room.side + 4 * room.side_stride * r, every)
+        for i in range(every):
+            side[i] *= shrink
+        for number in range(model.count):
+            part = side[number * width : (number + 1) * width]
+            rms_norm(part, floats(model.side_norm, width), model.eps, part)
+        for i in range(every):
+            side[i] = (side[i] + grow * listed[r, i]) * np.float32(0.70710678118)
+    return True
 
 
 @callback(types.void(*[types.int64] * 12))
@@ -351,26 +412,38 @@ def one_layer(
         board, model, layer.qkv, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv, room.qkv_stride,
         NOTHING,
     )  # fmt: skip
-    matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
+    attention = layer.recurrent.kind == ATTENTION
+    if attention:
+        matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
+    else:
+        matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
     if active_count == 0:
         return
     for a in range(active_count):
         if active[a] > a:
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
-    starts = np.empty(active_count + 1, np.int64)
-    bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
-    matrices.attend(
-        board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
-        room.mixed_stride,
-    )  # fmt: skip
+            if not attention:
+                row = floats(room.mixed + 4 * room.mixed_stride * active[a], layer.o.width)
+                copy(row, floats(room.mixed + 4 * room.mixed_stride * a, layer.o.width))
+    if attention:
+        starts = np.empty(active_count + 1, np.int64)
+        bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
+        matrices.attend(
+            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
+            room.mixed_stride,
+        )  # fmt: skip
     if layer.parallel:
         _inner(board, model, layer, layer.up, active_count, NOTHING)
         _add_attention(board, model, layer, active_count)
         _outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
         return
     _add_attention(board, model, layer, active_count)
-    _add_mlp(board, model, layer, active_count)
+    if model.side_width > 0:
+        _add_mlp(board, model, layer, active_count, _ONE)
+        _add_side(board, model, layer, number, active, active_count)
+    else:
+        _add_mlp(board, model, layer, active_count, layer.factor)
 
 
 @kernel()

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels import attention, products, records
+from slipstream.backends.native.kernels import attention, products, records, recurrent
 from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.memory import address_of, integers, pointer, where
@@ -23,6 +23,9 @@ NARROW = lanes() < PANEL
 
 MIN_SHARED_SCORES = 1024
 """Attention over fewer scores runs on one thread."""
+
+MIN_SHARED_STATE = 1024
+"""Recurrent layers whose heads have smaller states run on one thread."""
 
 MIN_SPLIT_SLOTS = 512
 """From this number of slots on, the context is split among threads if there are too few heads for all threads."""
@@ -89,11 +92,12 @@ def logits_of(board, model, inputs, stride, rows, mode, gather, y, y_stride):
 
 
 @kernel()
-def merge(board, model, norm, y, y_stride, rows, scale):
+def merge(board, model, norm, y, y_stride, rows, scale, factor):
     """Add rows at y to the residual stream: see `products.merge`."""
     job, room = board.merge, board.room
     job.x, job.stride, job.y, job.y_stride = room.x, room.stride, y, y_stride
     job.width, job.rows, job.each, job.norm, job.scale, job.eps = model.width, rows, 8, norm, scale, model.eps
+    job.factor = factor
     share(board, records.MERGED, (rows + 7) // 8, rows * model.width > MIN_SHARED_NUMBERS)
 
 
@@ -154,6 +158,22 @@ def attend(board, layer, cache, rows, active, starts, bundles, longest, q, strid
     share(board, records.ATTENDED, groups, shared)
 
 
+@kernel()
+def recur(board, part, cache, rows, inputs, stride, out, out_stride):
+    """out = what a recurrent layer computes of R rows of inputs, before its output product."""
+    job, count = board.recur, rows.count
+    job.part, job.rows, job.stride, job.at = where(part), inputs, stride, rows.at
+    job.states, job.ring, job.out, job.out_stride = cache.states, cache.ring, out, out_stride
+    job.scratch, job.scratch_bytes = board.prepare.scratch, board.prepare.scratch_bytes
+    shared = count * part.kept > MIN_SHARED_NUMBERS
+    if part.kind == records.CONVOLUTION:
+        share(board, records.INPUTS_GATED, count, shared)
+    else:
+        share(board, records.RECURRED, cache.sequences * part.heads, part.key * part.value > MIN_SHARED_STATE)
+    share(board, records.FINISHED, count, shared)
+    share(board, records.REMEMBERED, cache.sequences, shared)
+
+
 @callback(types.void(types.int64, types.int64, types.int64))
 def run_unit(address, unit, thread):
     """Do one unit of the work that the BOARD at `address` describes. A callback, because a kernel that calls another
@@ -176,3 +196,11 @@ def run_unit(address, unit, thread):
         attention.attend_weights(board.attend, unit, thread)
     elif op == records.MIXED:
         attention.attend_values(board.attend, unit, thread)
+    elif op == records.RECURRED:
+        recurrent.recur(board.recur, unit, thread)
+    elif op == records.FINISHED:
+        recurrent.finish(board.recur, unit, thread)
+    elif op == records.INPUTS_GATED:
+        recurrent.gate_inputs(board.recur, unit, thread)
+    elif op == records.REMEMBERED:
+        recurrent.remember(board.recur, unit, thread)

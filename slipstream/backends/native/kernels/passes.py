@@ -11,11 +11,12 @@ import numpy as np
 from slipstream.backends.native.kernels.arithmetic import add_silu, is_finite, pick, rms_norm
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import entry, kernel
-from slipstream.backends.native.kernels.layer import embed, layer_of, next_rows, room, run_layer
+from slipstream.backends.native.kernels.layer import embed, layer_of, next_rows, room, run_layer, side_embeddings
 from slipstream.backends.native.kernels.matrices import linear, logits_of, scratch_of
 from slipstream.backends.native.kernels.memory import address_of, floats, integers
 from slipstream.backends.native.kernels.products import NORM, PLAIN, copy, matrix_at, norm_row
 from slipstream.backends.native.kernels.records import ADD, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, NOT_FINITE, NOTHING
+from slipstream.backends.native.kernels.recurrent import advance
 
 # --- decoders --------------------------------------------------------------------------------------------------------
 
@@ -72,6 +73,8 @@ def _forward(
     else:
         for r in range(count):
             copy(given[r], floats(space.x + 4 * space.stride * r, model.width))
+    if model.side_width > 0 and not side_embeddings(board, model, tokens):
+        return NO_SUCH_TOKEN
     everyone = np.arange(count)
     _copy_tap(model, space, count, taps, first, tapped)
     for number in range(first, last):
@@ -95,6 +98,8 @@ def _forward(
     if asked > 0:
         gather, mode = NOTHING if alone else address_of(wanted), NORM if model.norm else PLAIN
         logits_of(board, model, space.x, space.stride, asked, mode, gather, address_of(logits), logits.shape[1])
+    if cache.states:
+        advance(cache.states, cache.sequences, cache.lag)
     return state
 
 

@@ -222,10 +222,10 @@ def product(job, unit, thread):
 
 @kernel()
 def merge(job, unit, thread):
-    """Unit of work: `each` rows. x += scale * y, where y is normalised first if there is a norm."""
+    """Unit of work: `each` rows. x = factor * (x + scale * y), where y is normalised first if there is a norm."""
     for r in range(unit * job.each, min((unit + 1) * job.each, job.rows)):
         x, y = floats(job.x + 4 * job.stride * r, job.width), floats(job.y + 4 * job.y_stride * r, job.width)
         if job.norm:
             rms_norm(y, floats(job.norm, job.width), job.eps, y)
         for i in range(job.width):
-            x[i] += job.scale * y[i]
+            x[i] = (x[i] + job.scale * y[i]) * job.factor

@@ -65,7 +65,41 @@ MODEL = _record(
     residual_scale=_F,
     logits_scale=_F,
     logits_cap=_F,  # 0: none
+    side_width=_I,  # of each token's embedding for a layer; 0: none
+    side_embed=EMBEDDING,  # [V, L * side_width]
+    side_projection=MATRIX,  # of the embedding, [L * side_width, d]
+    side_norm=_I,  # float32 [side_width]
 )
+
+RECURRENT = _record(
+    kind=_I,  # ATTENTION (no recurrent layer), CONVOLUTION, DELTA or STATE_SPACE
+    taps=_I,  # of the convolution
+    heads=_I,  # 1 in a convolution
+    groups=_I,  # of heads with the same q and k
+    key=_I,  # K; 0 in a convolution
+    value=_I,  # V
+    channels=_I,  # of the convolution
+    kept=_I,  # numbers of a row that later passes need
+    gate=_I,  # index of the gates in a row
+    conv=_I,  # float32 [taps, channels]
+    conv_bias=_I,  # float32 [channels]
+    rate=_I,  # float32 [heads]: negative, how fast a state decays
+    step_bias=_I,  # float32 [heads]
+    skip=_I,  # float32 [heads]: how much of v is added to the output
+    norm=_I,  # float32 [norm_width], of the outputs
+    norm_width=_I,
+    normed=_I,  # outputs that are normed together
+    gate_first=_I,
+    cells_before=_I,  # numbers of the states of the layers before
+    kept_before=_I,  # `kept` of the layers before, in all
+    tail_before=_I,  # (taps - 1) * kept of the layers before, in all
+    least=_F,  # bounds of the time step
+    most=_F,
+    eps=_F,
+)
+"""A recurrent layer: see `recurrent`."""
+
+ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = range(4)
 
 LAYER = _record(
     heads=_I,
@@ -96,6 +130,10 @@ LAYER = _record(
     scale=_F,  # of scores
     cap=_F,  # of scores; 0: none
     correction=_I,  # float32 [experts]; 0: none
+    factor=_F,  # multiplies the output
+    side_gate=MATRIX,
+    side_out=MATRIX,
+    side_out_norm=_I,
     shared_gate=_I,  # whether there is `shared_router`
     shared_router=MATRIX,
     qkv=MATRIX,
@@ -105,6 +143,7 @@ LAYER = _record(
     router=MATRIX,
     experts=_I,  # number of experts; 0: the MLP is `up` and `down`, which else are those of a shared expert
     first_expert=_I,  # index of the first one in `MODEL.experts`
+    recurrent=RECURRENT,
 )
 
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, SWIGLU = range(6)
@@ -127,8 +166,27 @@ CACHE = _record(
     half=_I,  # 1: float16, 0: float32
     scores=_I,  # addresses of the code: see `tiles.attention_tile`
     mix=_I,
+    states=_I,  # STATE [B]; 0 for a model without recurrent layers
+    sequences=_I,  # B
+    ring=_I,  # tokens of which a ring keeps the inputs
+    lag=_I,  # how many of the last tokens are not committed, beside the rows of a pass
 )
-"""The paged KV cache."""
+"""The paged KV cache, and the states of recurrent layers."""
+
+STATE = _record(
+    cells=_I,  # float32: the states of all layers and heads
+    ring=_I,  # float32: [ring, kept] of each layer
+    committed=_I,  # address of an int64: how many tokens the state holds
+    past=_I,  # tokens before this pass
+    commit=_I,  # tokens of earlier passes that the state shall hold
+    settled=_I,  # and rows of this pass
+    first=_I,  # row
+    count=_I,  # of rows
+    snapshot=_I,  # receives the state as of so many tokens; 0: none
+    tails=_I,  # receives the inputs of the last taps - 1 of them
+    snapshot_at=_I,
+)
+"""What a sequence has in recurrent layers: see `recurrent`."""
 
 ROWS = _record(
     at=_I,  # ROW [count]
@@ -151,7 +209,7 @@ PREPARE = _record(
 PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
 """Packed rows times a matrix: see `products.product`."""
 
-MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, eps=_F)
+MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, factor=_F, eps=_F)
 """Outputs to normalise and to add to the residual stream: see `products.merge`."""
 
 WRITE_KV = _record(
@@ -168,7 +226,13 @@ ATTEND = _record(
 )  # fmt: skip
 """Attention: see `attention`."""
 
+RECUR = _record(
+    part=_I, rows=_I, stride=_I, at=_I, states=_I, ring=_I, out=_I, out_stride=_I, scratch=_I, scratch_bytes=_I,
+)  # fmt: skip
+"""A recurrent layer: see `recurrent`."""
+
 PREPARED, PRODUCTS, KV_WRITTEN, ATTENDED, SCORED, SOFTMAX, MIXED, MERGED = map(np.int64, range(8))
+INPUTS_GATED, RECURRED, FINISHED, REMEMBERED = map(np.int64, range(8, 12))
 """Kinds of work (`BOARD.op`)."""
 
 
@@ -190,6 +254,8 @@ ROOM = _record(
     wide=_I,  # inside the MLP, before its activation function
     wide_stride=_I,
     packed=_I,  # rows packed for a product
+    side=_I,  # embeddings of all rows for all layers, `side_stride` apart
+    side_stride=_I,
     bytes=_I,
 )
 """Addresses of a pass's scratch memory; rows are padded to a multiple of ALIGN."""
@@ -208,6 +274,7 @@ BOARD = _record(
     merge=MERGE,
     write_kv=WRITE_KV,
     attend=ATTEND,
+    recur=RECUR,
     room=ROOM,
 )
 """The work that threads share, one record for each kind."""

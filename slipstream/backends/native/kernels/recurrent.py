@@ -1,0 +1,245 @@
+"""Recurrent layers: short convolutions, Gated DeltaNet (Yang et al., 2412.06464) and Mamba-2 (Dao and Gu, 2405.21060).
+
+Each head has a state S [K, V], which every token changes. With q, k [K] and v [V], the token's inputs after a causal
+convolution over channels, and its decay g:
+
+    Gated DeltaNet   S = g S + k (beta (v - k' g S))'      Mamba-2   S = g S + k (dt v)'      output: q' S
+
+States are committed lazily. A state holds the tokens that were certain when it was written. What the layer computed of
+later tokens before the recurrence, their *inputs*, is kept in a ring. A pass reads the state once, applies the inputs
+of the tokens that were accepted meanwhile, writes it back, and runs its own rows on a copy that is thrown away. So a
+rejected token leaves no trace, no state is copied or restored, and every state is bitwise the state of plain decoding:
+tokens are applied one by one in the same order.
+
+A row of inputs: the channels of the convolution (all q, then k, then v), then the numbers of each head (Gated DeltaNet:
+all beta, then all decays; Mamba-2: all time steps), then, not kept, the gates of the output.
+"""
+
+import math
+
+import numpy as np
+from numba import carray
+
+from slipstream.backends.native.kernels.arithmetic import rms_norm, silu
+from slipstream.backends.native.kernels.attention import rows_at
+from slipstream.backends.native.kernels.compiled import EXACT, kernel
+from slipstream.backends.native.kernels.memory import address_of, floats, integers, pointer
+from slipstream.backends.native.kernels.records import CONVOLUTION, DELTA, RECURRENT, STATE
+from slipstream.backends.native.kernels.tiles import sum_of_squares
+
+SAME_LENGTH = np.float32(1e-6)
+"""Added to the squared length of q and k in Gated DeltaNet before they are divided by it."""
+
+
+@kernel()
+def states_at(address, count):
+    """STATE [count] at an address."""
+    return carray(pointer(address), (count,), STATE)
+
+
+@kernel()
+def scratch_of(part):
+    """Scratch bytes of a unit: a copy of the state, the inputs of a token, and two vectors of V."""
+    return 4 * (part.key * part.value + 2 * part.key + 3 * part.value)
+
+
+@kernel()
+def _part(job):
+    return carray(pointer(job.part), (1,), RECURRENT)[0]
+
+
+@kernel()
+def _inputs(job, part, state, token):
+    """Address of the inputs of a token: a row of this pass, or of the ring."""
+    if token >= state.past:
+        return job.rows + 4 * job.stride * (state.first + token - state.past)
+    return state.ring + 4 * (job.ring * part.kept_before + token % job.ring * part.kept)
+
+
+@kernel(fastmath=EXACT)
+def _convolve(job, part, state, token, first, out):
+    """out = the convolution at a token of the channels from `first` on; its taps are added from the oldest token on."""
+    count = out.shape[0]
+    if part.conv_bias:
+        bias = floats(part.conv_bias + 4 * first, count)
+        for i in range(count):
+            out[i] = bias[i]
+    else:
+        for i in range(count):
+            out[i] = 0
+    for j in range(max(part.taps - 1 - token, 0), part.taps):
+        x = floats(_inputs(job, part, state, token - part.taps + 1 + j) + 4 * first, count)
+        weight = floats(part.conv + 4 * (j * part.channels + first), count)
+        for i in range(count):
+            out[i] += weight[i] * x[i]
+
+
+@kernel(fastmath=EXACT)
+def _activated(job, part, state, token, first, out):
+    """`_convolve`, then SiLU."""
+    _convolve(job, part, state, token, first, out)
+    for i in range(out.shape[0]):
+        out[i] = silu(out[i])
+
+
+@kernel(fastmath=EXACT)
+def _to_length(x, scale):
+    """Divide x by its length, and multiply it by `scale`."""
+    factor = scale / np.sqrt(sum_of_squares(address_of(x), x.shape[0]) + SAME_LENGTH)
+    for i in range(x.shape[0]):
+        x[i] *= factor
+
+
+@kernel()
+def _softplus(x):
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+@kernel(fastmath=EXACT)
+def _decay_and_step(part, inputs, head):
+    """(decay g, step) of a head, float32: the step is beta in Gated DeltaNet, the time step in Mamba-2."""
+    raw = floats(inputs + 4 * part.channels, 2 * part.heads)
+    rate, bias = floats(part.rate, part.heads)[head], floats(part.step_bias, part.heads)[head]
+    if part.kind == DELTA:
+        step = np.float64(1) / (np.float64(1) + math.exp(-np.float64(raw[head])))
+        return np.float32(math.exp(rate * _softplus(np.float64(raw[part.heads + head] + bias)))), np.float32(step)
+    step = min(max(_softplus(np.float64(raw[head] + bias)), np.float64(part.least)), np.float64(part.most))
+    return np.float32(math.exp(rate * step)), np.float32(step)
+
+
+@kernel(fastmath=EXACT)
+def _apply(part, cells, q, k, v, decay, step, change, out):
+    """Apply a token to a state, cells [K * V], and set out [V] = q' S; change [V]: scratch."""
+    keys, values = k.shape[0], v.shape[0]
+    for j in range(values):
+        out[j] = 0
+    if part.kind == DELTA:
+        for j in range(values):
+            change[j] = 0
+        for i in range(keys):
+            row, weight = cells[i * values : (i + 1) * values], k[i]
+            for j in range(values):
+                row[j] *= decay
+                change[j] += weight * row[j]
+        for j in range(values):
+            change[j] = step * (v[j] - change[j])
+        decay = np.float32(1)
+    else:
+        for j in range(values):
+            change[j] = step * v[j]
+    for i in range(keys):
+        row, weight, asked = cells[i * values : (i + 1) * values], k[i], q[i]
+        for j in range(values):
+            row[j] = decay * row[j] + weight * change[j]
+            out[j] += asked * row[j]
+
+
+@kernel()
+def recur(job, unit, thread):
+    """Unit of work: one head of one sequence. Afterwards the state holds `state.commit` tokens, and `state.settled` of
+    this pass; a copy of it is in `state.snapshot` as of `state.snapshot_at` tokens."""
+    part = _part(job)
+    sequence, head = unit // part.heads, unit % part.heads
+    state, size = states_at(job.states, sequence + 1)[sequence], part.key * part.value
+    scratch = job.scratch + thread * job.scratch_bytes
+    copy, q = floats(scratch, size), floats(scratch + 4 * size, part.key)
+    k, v = floats(scratch + 4 * (size + part.key), part.key), floats(scratch + 4 * (size + 2 * part.key), part.value)
+    change = floats(scratch + 4 * (size + 2 * part.key + part.value), part.value)
+    unused = floats(scratch + 4 * (size + 2 * part.key + 2 * part.value), part.value)
+    place = 4 * (part.cells_before + head * size)
+    cells, group = floats(state.cells + place, size), head * part.groups // part.heads
+    certain, end = state.commit + state.settled, state.past + state.count
+    for token in range(integers(state.committed, 1)[0], end):
+        if token == certain:
+            for i in range(size):
+                copy[i] = cells[i]
+            cells = copy
+        inputs = _inputs(job, part, state, token)
+        _activated(job, part, state, token, group * part.key, q)
+        _activated(job, part, state, token, (part.groups + group) * part.key, k)
+        _activated(job, part, state, token, 2 * part.groups * part.key + head * part.value, v)
+        if part.kind == DELTA:
+            _to_length(q, np.float32(1) / np.sqrt(np.float32(part.key)))
+            _to_length(k, np.float32(1))
+        decay, step = _decay_and_step(part, inputs, head)
+        out, row = unused, state.first + token - state.past
+        if token >= state.past:
+            out = floats(job.out + 4 * (job.out_stride * row + head * part.value), part.value)
+        _apply(part, cells, q, k, v, decay, step, change, out)
+        if part.skip:
+            weight = floats(part.skip, part.heads)[head]
+            for j in range(part.value):
+                out[j] += weight * v[j]
+        if token + 1 == state.snapshot_at:
+            kept = floats(state.snapshot + place, size)
+            for i in range(size):
+                kept[i] = cells[i]
+
+
+@kernel(fastmath=EXACT)
+def finish(job, unit, thread):
+    """Unit of work: one row. The outputs of its heads are normed in groups and gated, before or after the norm; a
+    convolution is computed here, and gated."""
+    part = _part(job)
+    out, inputs = floats(job.out + 4 * job.out_stride * unit, part.heads * part.value), job.rows + 4 * job.stride * unit
+    gates = floats(inputs + 4 * part.gate, out.shape[0])
+    if part.kind == CONVOLUTION:
+        sequence = rows_at(job.at, unit + 1)[unit].sequence
+        state = states_at(job.states, sequence + 1)[sequence]
+        _convolve(job, part, state, state.past + unit - state.first, 0, out)
+        for i in range(out.shape[0]):
+            out[i] *= gates[i]
+        return
+    if part.gate_first or not part.norm:
+        for i in range(out.shape[0]):
+            out[i] *= silu(gates[i])
+    if part.norm:
+        for start in range(0, out.shape[0], part.normed):
+            group = out[start : start + part.normed]
+            rms_norm(group, floats(part.norm + 4 * (start % part.norm_width), part.normed), part.eps, group)
+    if part.norm and not part.gate_first:
+        for i in range(out.shape[0]):
+            out[i] *= silu(gates[i])
+
+
+@kernel()
+def gate_inputs(job, unit, thread):
+    """Unit of work: one row of a convolution, whose input is the product of two parts of the row."""
+    part = _part(job)
+    row = floats(job.rows + 4 * job.stride * unit, 2 * part.channels)
+    for i in range(part.channels):
+        row[i] *= row[part.channels + i]
+
+
+@kernel()
+def _keep(job, part, state, token, address):
+    """Copy the inputs of a token to an address."""
+    x, kept = floats(_inputs(job, part, state, token), part.kept), floats(address, part.kept)
+    for i in range(part.kept):
+        kept[i] = x[i]
+
+
+@kernel()
+def remember(job, unit, thread):
+    """Unit of work: one sequence. The inputs that a later pass may need go to the ring, and the inputs before the
+    snapshot, which its convolution reads, to the snapshot."""
+    part, state = _part(job), states_at(job.states, unit + 1)[unit]
+    for j in range(part.taps - 1 if state.snapshot else 0):
+        token = state.snapshot_at - part.taps + 1 + j
+        if token >= 0:
+            _keep(job, part, state, token, state.tails + 4 * (part.tail_before + j * part.kept))
+    for token in range(max(state.past, state.commit + state.settled - part.taps + 1), state.past + state.count):
+        place = job.ring * part.kept_before + token % job.ring * part.kept
+        _keep(job, part, state, token, state.ring + 4 * place)
+
+
+@kernel()
+def advance(states, count, lag):
+    """Note that a pass has ended, and prepare the next one, which has one row of each sequence."""
+    at = states_at(states, count)
+    for b in range(count):
+        state = at[b]
+        integers(state.committed, 1)[0] = state.commit + state.settled
+        state.past += state.count
+        state.commit = max(state.commit + state.settled, state.past - lag)
+        state.settled, state.first, state.count, state.snapshot, state.snapshot_at = 0, b, 1, 0, -1

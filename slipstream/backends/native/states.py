@@ -1,0 +1,201 @@
+"""The states of recurrent layers (see `kernels.recurrent`): one of each sequence, and snapshots for later texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slipstream.backends.native.kernels.records import STATE
+from slipstream.checkpoints.recurrence import Recurrence
+from slipstream.errors import TargetError
+from slipstream.kv.blocks import BLOCK
+
+FEW = 16
+"""Rows of a text up to which a pass commits none of them: the next pass does, which knows what became of them. Of more
+rows, those of a prompt, nobody would keep the inputs."""
+
+FIRST_RING = 32
+"""Tokens of which a ring keeps the inputs, at first."""
+
+MOST_TAKEN = 8
+"""Most snapshots of one prompt."""
+
+SNAPSHOTS = 64
+"""Most snapshots that are kept for later texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The states as of `length` tokens, float32 [cells], and the inputs of the last taps - 1 of them, [taps - 1, kept]
+    of each layer."""
+
+    length: int
+    cells: np.ndarray
+    tails: np.ndarray
+
+
+@dataclass(slots=True)
+class Held:
+    """What a sequence has.
+
+    committed  int64 [1]: how many tokens `cells` holds; the kernels change it.
+    end        tokens whose inputs were computed.
+    origin     what it began with, to which it can go back.
+    taken      snapshots of its prompt, which nobody has asked to keep yet.
+    parted     tokens after which a snapshot is worth taking, because an earlier text goes on otherwise; 0: no such.
+    """
+
+    cells: np.ndarray
+    ring: np.ndarray
+    committed: np.ndarray
+    end: int = 0
+    origin: Snapshot | None = None
+    taken: dict[int, Snapshot] = field(default_factory=dict)
+    parted: int = 0
+
+
+class NativeStates:
+    """The states of all sequences of one model.
+
+    layers  its recurrent layers; the convolutions of all have as many taps.
+    lag     how many of the last tokens of a text are never committed: a draft model takes back what was rejected.
+    """
+
+    def __init__(self, layers: Seq[Recurrence], lag: int = 0):
+        self.cells, self.kept = sum(layer.cells for layer in layers), [layer.kept for layer in layers]
+        self.taps, self.lag = layers[0].taps, lag
+        self.ring = FIRST_RING
+        self._held: dict[int, Held] = {}
+        self._kept: dict[bytes, Snapshot] = {}  # used longest ago first
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of a sequence."""
+        return 4 * (self.cells + self.ring * sum(self.kept))
+
+    def prepare(self, passes: Seq[tuple[int, int, int, int]], extra: int = 0) -> np.ndarray:
+        """Reserve the states of sequences for a pass: (id, tokens before the pass, its rows, how many of them are the
+        text; the others are a draft) of each, and `extra` further rows. Returns STATE [B]."""
+        helds = [self._held.get(seq_id) or self._begin(seq_id) for seq_id, *_ in passes]
+        plans, first = [], 0
+        for held, (seq_id, past, count, certain) in zip(helds, passes, strict=True):
+            if past > held.end:
+                raise TargetError(f"sequence {seq_id} has states of {held.end} tokens, not of {past}")
+            if past < held.committed[0]:
+                self._go_back(seq_id, held, past)
+            commit = max(int(held.committed[0]), past - self.lag)
+            settled = max(certain - self.lag, 0) if certain > FEW else 0
+            self._widen(past + count + extra - commit - settled + self.taps)
+            plans.append((past, commit, settled, first, count))
+            first += count
+        records = np.empty(len(passes), STATE)
+        for i, (held, (past, commit, settled, first, count)) in enumerate(zip(helds, plans, strict=True)):
+            places = held.cells.ctypes.data, held.ring.ctypes.data, held.committed.ctypes.data
+            records[i] = (*places, past, commit, settled, first, count, *self._take(held, past, past + settled))
+            held.end = past + count + extra
+        return records
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """Begin a sequence with the states of the first `length` tokens of another. Raises TargetError if the parent's
+        states hold more."""
+        parent = self._held.get(parent_id)
+        if parent is None or not parent.committed[0] <= length <= parent.end:
+            raise TargetError(
+                f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
+                why="its recurrent layers hold the states of other tokens",
+                fix="fork before the parent goes on",
+            )
+        child = Held(parent.cells.copy(), parent.ring.copy(), parent.committed.copy(), length, parent.origin)
+        self._held[child_id] = child
+
+    def release(self, seq_id: int) -> None:
+        self._held.pop(seq_id, None)
+
+    # --- snapshots, by the key of the last block of their text: see `kv_memory.Snapshots` ---
+
+    def longest(self, keys: list[bytes]) -> int:
+        return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in self._kept), 0)
+
+    def begin(self, seq_id: int, key: bytes | None, parted: int = 0) -> None:
+        held = self._begin(seq_id)
+        held.parted = parted
+        if key is not None:
+            self._kept[key] = self._kept.pop(key)
+            self._restore(held, self._kept[key])
+
+    def keep(self, seq_id: int, keys: list[bytes]) -> None:
+        taken = self._held[seq_id].taken if seq_id in self._held else {}
+        for length in [length for length in taken if length <= len(keys) * BLOCK]:
+            self._kept[keys[length // BLOCK - 1]] = taken.pop(length)
+        for key in list(self._kept)[: max(0, len(self._kept) - SNAPSHOTS)]:
+            del self._kept[key]
+
+    def drop(self, key: bytes) -> None:
+        self._kept.pop(key, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states and snapshots."""
+        snapshots = [*self._kept.values(), *(taken for held in self._held.values() for taken in held.taken.values())]
+        return self.bytes_each * len(self._held) + sum(each.cells.nbytes + each.tails.nbytes for each in snapshots)
+
+    def _begin(self, seq_id: int) -> Held:
+        cells, ring = np.zeros(self.cells, np.float32), np.zeros(self.ring * sum(self.kept), np.float32)
+        self._held[seq_id] = Held(cells, ring, np.zeros(1, np.int64))
+        return self._held[seq_id]
+
+    def _take(self, held: Held, past: int, end: int) -> tuple[int, int, int]:
+        """Prepare a snapshot in a pass that commits tokens past..end-1: where an earlier text parts, or after the last
+        block. Returns where its cells and tails go, and how many tokens it is of."""
+        at = held.parted if past < held.parted <= end else end // BLOCK * BLOCK
+        if not past < at <= end:
+            return 0, 0, -1
+        tails = np.zeros((self.taps - 1) * sum(self.kept), np.float32)
+        held.taken[at] = taken = Snapshot(at, np.empty_like(held.cells), tails)
+        if len(held.taken) > MOST_TAKEN:  # every second one goes
+            for length in sorted(held.taken)[::2]:
+                if length not in (at, held.parted):
+                    del held.taken[length]
+        return taken.cells.ctypes.data, tails.ctypes.data, at
+
+    def _go_back(self, seq_id: int, held: Held, past: int) -> None:
+        """Return to the beginning of a sequence: a pass over its prompt is run again."""
+        if past == 0:
+            held.cells[:], held.committed[0], held.end = 0, 0, 0
+        elif held.origin is not None and held.origin.length == past:
+            self._restore(held, held.origin)
+        else:
+            raise TargetError(
+                f"sequence {seq_id} cannot go back to {past} tokens",
+                why=f"its recurrent layers hold the states of {held.committed[0]}",
+                fix="release it, and read its text again",
+            )
+
+    def _restore(self, held: Held, snapshot: Snapshot) -> None:
+        held.cells[:], held.committed[0] = snapshot.cells, snapshot.length
+        held.end, held.origin = snapshot.length, snapshot
+        before = self.taps - 1
+        for ring, tails in zip(self._rings(held.ring), np.split(snapshot.tails, self._splits(before)), strict=True):
+            ring[np.arange(snapshot.length - before, snapshot.length) % self.ring] = tails.reshape(before, -1)
+
+    def _splits(self, tokens: int) -> np.ndarray:
+        return np.cumsum([tokens * kept for kept in self.kept])[:-1]
+
+    def _rings(self, ring: np.ndarray) -> list[np.ndarray]:
+        """Views [tokens, kept] of each layer's part of a ring."""
+        tokens = len(ring) // sum(self.kept)
+        return [part.reshape(tokens, -1) for part in np.split(ring, self._splits(tokens))]
+
+    def _widen(self, tokens: int) -> None:
+        """Let rings keep the inputs of so many tokens."""
+        if tokens <= self.ring:
+            return
+        old, self.ring = self.ring, 1 << (tokens - 1).bit_length()
+        for held in self._held.values():
+            wide = np.zeros(self.ring * sum(self.kept), np.float32)
+            last = np.arange(max(0, held.end - old), held.end)
+            for before, after in zip(self._rings(held.ring), self._rings(wide), strict=True):
+                after[last % self.ring] = before[last % old]
+            held.ring = wide

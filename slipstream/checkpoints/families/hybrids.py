@@ -1,0 +1,169 @@
+"""Families with recurrent layers: LFM2 (short convolutions), Qwen3-Next and Qwen3.5 (Gated DeltaNet), Granite 4 H
+(Mamba-2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Seq
+
+from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.checkpoints.config_values import (
+    FULL,
+    count_of,
+    flag,
+    partial_rope,
+    positive,
+    rope_parameters,
+    unsupported,
+)
+from slipstream.checkpoints.families.extras import biases, multipliers
+from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.llama import sparse_layers
+from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, mixed
+from slipstream.checkpoints.module_shape import Experts
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
+from slipstream.errors import ConfigError
+
+LINEAR = "linear_attention"
+
+
+def _mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
+    """What mixes the tokens of each layer, as `layer_types` says: `part`, or attention (None)."""
+    layers, types = len(default), config.get("layer_types", config.get("layers_block_type"))
+    types = default if types is None else types
+    attention, recurrent = (FULL, "attention"), ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")
+    known = (*attention, *recurrent)
+    if not isinstance(types, (list, tuple)) or len(types) != layers or any(each not in known for each in types):
+        what = f"layer_types must name {recurrent[0]} or {FULL} for each of {layers} layers, got {types!r:.200}"
+        raise ConfigError(what, fix="correct config.json")
+    return [part if each in recurrent else None for each in types]
+
+
+def _lfm2(config: ReadKeys) -> Fields:
+    given = common(config, context=128_000, eps=1e-5, norm_eps="norm_eps", tied=True, act=("hidden_act", "silu"))
+    part = Recurrence(
+        kind=CONVOLUTION, taps=count_of(config, "conv_L_cache", 3), value=given["hidden_size"],
+        conv_bias=flag(config, "conv_bias", False), bias=flag(config, "conv_bias", False),
+    )  # fmt: skip
+    attending = config.get("full_attn_idxs")
+    attending = range(given["layers"]) if attending is None else attending
+    default = [FULL if i in attending else "conv" for i in range(given["layers"])]
+    inner = given["intermediate_size"]
+    if flag(config, "block_auto_adjust_ff_dim", True):
+        inner = int(positive(config, "block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+        unit = count_of(config, "block_multiple_of", 256)
+        inner = -(-inner // unit) * unit
+    given |= {"rope_parameters": rope_parameters(config, 1e6), "intermediate_size": inner}
+    return described(given, recurrence=_mixers(config, part, default), qk_norm="head")
+
+
+def _delta(config: ReadKeys) -> Recurrence:
+    value = count_of(config, "linear_value_head_dim", 128)
+    return Recurrence(
+        kind=DELTA,
+        taps=count_of(config, "linear_conv_kernel_dim", 4),
+        heads=count_of(config, "linear_num_value_heads", 32),
+        groups=count_of(config, "linear_num_key_heads", 16),
+        key=count_of(config, "linear_key_head_dim", 128),
+        value=value,
+        normed=value,
+    )
+
+
+def _qwen(config: ReadKeys) -> Fields:
+    """Qwen3-Next and Qwen3.5: three of four layers are Gated DeltaNet, the fourth is attention with a gate."""
+    given = common(config, context=32768, size=256) | {"qkv_bias": flag(config, "attention_bias", False)}
+    given["o_bias"] = given["qkv_bias"]
+    layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
+    given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
+    mixers = _mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
+    if given["model_type"] == "qwen3_5_text":
+        return described(given, recurrence=mixers, qk_norm="head", gate=True)
+    experts = Experts(
+        count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
+        count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
+        sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
+        shared_gate=True,
+    )  # fmt: skip
+    return mixed(given, experts, recurrence=mixers, qk_norm="head", gate=True)
+
+
+def _granite_hybrid(config: ReadKeys) -> Fields:
+    """Granite 4, whose layers are Mamba-2 or attention, with or without experts beside a shared MLP."""
+    given = common(config, context=2048) | biases(config) | multipliers(config)
+    heads = count_of(config, "mamba_n_heads", 128)
+    width = count_of(config, "mamba_expand", 2) * given["hidden_size"]
+    if config.get("mamba_d_head") == "auto":
+        config["mamba_d_head"] = width // heads
+    config.get("mamba_chunk_size")  # how prompts are cut, which changes rounding only
+    limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
+    if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
+        why = "transformers applies it to prompts, and not to the tokens that follow"
+        raise unsupported(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
+    groups = count_of(config, "mamba_n_groups", 1)
+    part = Recurrence(
+        kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
+        key=count_of(config, "mamba_d_state", 256), value=count_of(config, "mamba_d_head", width // heads),
+        conv_bias=flag(config, "mamba_conv_bias", True), bias=flag(config, "mamba_proj_bias", False),
+        normed=width // groups, gate_first=True,
+    )  # fmt: skip
+    given["rope_parameters"] = rope_parameters(config)
+    shared, count = count_of(config, "shared_intermediate_size", 1024), count_of(config, "num_local_experts", 8, 0)
+    mixers = _mixers(config, part, [LINEAR] * given["layers"])
+    rotary = 0 if config.get("position_embedding_type") == "rope" else None
+    scale = positive(config, "attention_multiplier", 1.0)
+    if not count:
+        return described(given | {"intermediate_size": shared}, recurrence=mixers, scale=scale, rotary=rotary)
+    experts = Experts(
+        count, count_of(config, "num_experts_per_tok", 2), given["intermediate_size"], True,
+        (True,) * given["layers"], shared=shared,
+    )  # fmt: skip
+    return mixed(given, experts, recurrence=mixers, scale=scale, rotary=rotary)
+
+
+_CONVOLVED = ["recurrent.conv_queries", "recurrent.conv_keys", "recurrent.conv_values"]
+_GATED = {
+    "self_attn.q_proj": ["self_attn.q_proj", "self_attn.gate_proj"], "recurrent.conv": _CONVOLVED,
+    "recurrent.in_proj_qkv": ["recurrent.queries", "recurrent.keys", "recurrent.values"],
+    "recurrent.in_proj_qkvz": ["recurrent.queries", "recurrent.keys", "recurrent.values", "recurrent.gates"],
+    "recurrent.in_proj_ba": ["recurrent.betas", "recurrent.steps"],
+}  # fmt: skip
+_QWEN = Family(
+    read=_qwen,
+    names={
+        "linear_attn.conv1d": "recurrent.conv", "linear_attn.in_proj_z": "recurrent.gates",
+        "linear_attn.in_proj_b": "recurrent.betas", "linear_attn.in_proj_a": "recurrent.steps",
+        "linear_attn": "recurrent",
+    },
+    fused=_GATED,
+    grouped={"self_attn.q_proj": "heads", "recurrent.in_proj_qkvz": "groups", "recurrent.in_proj_ba": "groups"},
+    plus_one=True,
+    further=True,
+)  # fmt: skip
+
+FAMILIES: Mapping[str, Family] = {
+    "lfm2": Family(
+        read=_lfm2,
+        gguf="lfm2",
+        names={
+            "conv.in_proj": "recurrent.in_proj", "conv.conv": "recurrent.conv_values",
+            "conv.out_proj": "recurrent.out_proj", "operator_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm", "feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj",
+            "w2": "down_proj", "self_attn.out_proj": "self_attn.o_proj", "q_layernorm": "q_norm",
+            "k_layernorm": "k_norm", "embedding_norm": "norm",
+        },
+        fused={"recurrent.in_proj": ["recurrent.factors", "recurrent.gates", "recurrent.values"]},
+    ),
+    "granitemoehybrid": Family(
+        read=_granite_hybrid,
+        names={"mamba.conv1d": "recurrent.conv", "mamba": "recurrent"} | GRANITE_MOE,
+        fused=SHARED | {
+            "recurrent.conv": ["recurrent.conv_values", "recurrent.conv_keys", "recurrent.conv_queries"],
+            "recurrent.in_proj": [
+                "recurrent.gates", "recurrent.values", "recurrent.keys", "recurrent.queries", "recurrent.steps",
+            ],
+        },
+    ),
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
+}  # fmt: skip

@@ -1,0 +1,94 @@
+"""`Recurrence`: which parts a recurrent layer has. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONVOLUTION, DELTA, STATE_SPACE = "convolution", "delta", "state space"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """What mixes the tokens of a layer in place of attention.
+
+    kind       CONVOLUTION: a short convolution of a product of two projections, times a third (LFM2). DELTA: Gated
+               DeltaNet (arXiv 2412.06464). STATE_SPACE: Mamba-2 (2405.21060).
+    taps       of its causal convolution over channels: the tokens that one output sees.
+    heads      each with a state [key, value]; a convolution has one, with key = 0.
+    groups     of heads that share queries and keys (in Mamba-2: C and B).
+    conv_bias, bias  whether the convolution, and the projections, have one.
+    normed     outputs that are normed together by an RMS norm: of a head, or of several; 0: none.
+    gate_first whether outputs are gated before they are normed.
+    time_steps the bounds of the time step of Mamba-2.
+    """
+
+    kind: str
+    taps: int
+    heads: int = 1
+    groups: int = 1
+    key: int = 0
+    value: int
+    conv_bias: bool = False
+    bias: bool = False
+    normed: int = 0
+    gate_first: bool = False
+    time_steps: tuple[float, float] = (0.0, float("inf"))
+
+    @property
+    def width(self) -> int:
+        """Outputs of all heads."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.groups * self.key + self.width
+
+    @property
+    def per_head(self) -> tuple[str, ...]:
+        """The projections to one number for each head."""
+        return {CONVOLUTION: (), DELTA: ("betas", "steps"), STATE_SPACE: ("steps",)}[self.kind]
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that a later pass needs."""
+        return self.channels + len(self.per_head) * self.heads
+
+    @property
+    def cells(self) -> int:
+        """Numbers of the states of all heads."""
+        return self.heads * self.key * self.value
+
+    @property
+    def mixed(self) -> dict[str, int]:
+        """The projections that are convolved -> their outputs."""
+        if self.kind == CONVOLUTION:
+            return {"values": self.width}
+        return {"queries": self.groups * self.key, "keys": self.groups * self.key, "values": self.width}
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """All projections of the input, in the order of the kernels -> their outputs."""
+        factors = {"factors": self.width} if self.kind == CONVOLUTION else {}
+        return self.mixed | factors | dict.fromkeys(self.per_head, self.heads) | {"gates": self.width}
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Canonical part -> shape of every weight."""
+        out: dict[str, tuple[int, ...]] = {}
+        for name, outs in self.projections.items():
+            out[f"{name}.weight"] = (outs, hidden)
+            if self.bias:
+                out[f"{name}.bias"] = (outs,)
+        for name, outs in self.mixed.items():
+            out[f"conv_{name}.weight"] = (outs, 1, self.taps)
+            if self.conv_bias:
+                out[f"conv_{name}.bias"] = (outs,)
+        if self.kind != CONVOLUTION:
+            out["A_log"] = out["dt_bias"] = (self.heads,)
+        if self.kind == STATE_SPACE:
+            out["D"] = (self.heads,)
+        if self.normed:
+            out["norm.weight"] = (self.value if self.kind == DELTA else self.width,)
+        out["out_proj.weight"] = (hidden, self.width)
+        if self.bias:
+            out["out_proj.bias"] = (hidden,)
+        return out

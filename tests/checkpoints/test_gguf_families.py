@@ -1,0 +1,59 @@
+"""GGUF files of every family: the metadata and names of tensors that llama.cpp's own converter wrote for our tiny
+checkpoints are in gguf_families.json; the weights are the checkpoint's."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.weights import load_weights
+from tests.checkpoints.gguf_files import gguf_bytes
+
+CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
+
+IN_THE_CONFIGURATION = {"rope_factors_long.weight": 2.0, "rope_factors_short.weight": 1.0}
+LEFT_OUT_BY_LLAMACPP = {
+    "gemma2": {"scale"}, "gemma3": {"scale", "window", "rotary"},  # it knows those of the published sizes only
+    "phi3": {"window"},
+}  # fmt: skip
+"""Parts of layers that a file does not say, and our tiny checkpoints have in an unusual way."""
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_a_converted_file_describes_the_checkpoint(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config, stored = DecoderConfig.load(checkpoint(family)), CONVERTED[family]
+    weights, names = load_weights(checkpoint(family), config), stored["names"].split()
+    fused = [name.replace("*", str(i)) for name in names for i in range(config.layers)]
+    held = names_in_file(config, fused)
+    extra = {name: np.full(4, value) for name, value in IN_THE_CONFIGURATION.items() if name in names}
+    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in held} | set(extra) == set(names)
+    tensors: dict[str, np.ndarray] = {}
+    for name, parts in held.items():
+        values = [rotated(config, part, weights[part].numpy()) for part in parts]
+        tensors[name] = np.stack(values) if "_exps" in name else np.concatenate(values)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(gguf_bytes(stored["metadata"], tensors | extra))
+    read = DecoderConfig.load(file)
+    other = LEFT_OUT_BY_LLAMACPP.get(family, set())
+    for ours, theirs in zip(config.described, read.described, strict=True):
+        differing = {key for key, value in vars(ours).items() if vars(theirs)[key] != pytest.approx(value)}
+        assert differing <= other | {"scale"}, (ours, theirs)
+        assert ours.score_scale == pytest.approx(theirs.score_scale) or "scale" in other
+    for name in ("embedding_scale", "residual_scale", "logits_scale", "logits_cap", "activation", "norm", "growth"):
+        assert getattr(read, name) == pytest.approx(getattr(config, name)), name
+    assert read.experts == config.experts
+    if family not in ("phi4-mini", "gpt-oss"):  # llama.cpp rounds the limits of gpt-oss's YaRN
+        for number in range(len(config.rotaries)):
+            assert torch.allclose(read.rope(number)[0], config.rope(number)[0])
+            assert read.rope(number)[1] == pytest.approx(config.rope(number)[1])
+    same = load_weights(file, read)
+    assert set(same) == set(weights)
+    assert all(torch.equal(same[name], weights[name]) for name in weights)
