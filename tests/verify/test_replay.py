@@ -29,7 +29,7 @@ from slipstream.verify.verification import Checks, VerifyConfig
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 from tests.tiny_checkpoints import make_model
-from tests.verify.test_planted_faults import PROMPTS, VOCAB, NearbyDrafter
+from tests.verify.nearby_drafter import PROMPTS, VOCAB, NearbyDrafter
 
 FEW = VerifyConfig(checks=("distribution",), texts=1, reach=0)
 
