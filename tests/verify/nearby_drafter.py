@@ -9,7 +9,6 @@ from slipstream.measure.prompts import Prompt, PromptSet
 from tests.core.fake_drafters import depths
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
-from tests.verify.nearby_drafter import PROMPTS, VOCAB, NearbyDrafter
 
 VOCAB = 12
 # Different ones, so that a row of another sequence is detected.
