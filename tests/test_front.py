@@ -1,5 +1,5 @@
-"""What a stranger sees first: README is short, and the files that a code-hosting platform reads are valid and agree with
-the package."""
+"""What a stranger sees first: README is short, and the files that a code-hosting platform reads are valid and agree
+with the package."""
 
 import re
 from pathlib import Path
