@@ -131,12 +131,15 @@ def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float |
 
 
 def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
-    """Two strings that texts of this model hold: one within a token, one across two."""
+    """Strings that texts of this model often hold: one within a token, two that no token holds alone."""
     if llm.tokenizer is None:
         return ()
-    within = Counter(llm.text_of([token]).strip()[:2] for text in texts for token in text)
-    across = Counter(llm.text_of(pair).strip()[:4] for text in texts for pair in pairwise(text))
-    strings = [next((s for s, _ in each.most_common() if len(s) > 1), "") for each in (within, across)]
+    pieces = [[llm.text_of([token]) for token in text] for text in texts]
+    within = Counter(piece.strip()[:2] for text in pieces for piece in text)
+    across = Counter(one[-1:] + other[:1] for text in pieces for one, other in pairwise(text))
+    known = {piece for text in pieces for piece in text}
+    borders = [s for s, _ in across.most_common() if len(s) > 1 and not any(s in piece for piece in known)]
+    strings = [next((s for s, _ in within.most_common() if len(s) > 1), ""), *borders[:2]]
     return tuple(dict.fromkeys(string for string in strings if string))
 
 

@@ -8,7 +8,15 @@ import pytest
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.llm import LLM
-from slipstream.verify.panel_requests import END_CHANCE, PanelRequest, continued, panel, settings, together
+from slipstream.verify.panel_requests import (
+    END_CHANCE,
+    PanelRequest,
+    _frequent_strings,
+    continued,
+    panel,
+    settings,
+    together,
+)
 from slipstream.verify.reference import distribution, logits_of, wrong_end
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
@@ -85,3 +93,14 @@ def test_what_a_request_fails_with_is_raised(monkeypatch):
     monkeypatch.setattr(llm.target, "run", broken)
     with pytest.raises(RuntimeError, match="broken"):
         together(llm, llm.drafter, [PanelRequest("", [1], BASE)], None, 2)
+
+
+def test_stop_strings_cross_the_border_of_two_tokens():
+    """Faults of a search in the last token alone hide where every string lies in one."""
+    llm = toy()
+    llm.tokenizer, words = object(), ["ab", "cd", "ef", "ad"]
+    llm.text_of = lambda ids: "".join(words[token] for token in ids)
+    within, *across = _frequent_strings(llm, [[0, 1, 0, 1, 2], [3, 1, 2]])
+    assert within in words
+    assert "bc" in across
+    assert not any(string in word for string in across for word in words)
