@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: gpu-check test-cuda architectures support foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: bench-forced never-slower gpu-check test-cuda architectures support foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -129,6 +129,12 @@ $(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt
 	$(VLLM)/bin/pip install --quiet --no-deps --requirement $<
 	@touch $@
 
+# Which engine says the same when it speculates? Every cell without a record, and docs/lossless-board.md. Engines whose environment
+# is not made (`make peer-genai`, `make vllm`) are "not tested". BOARD="--engine transformers" for some.
+.PHONY: lossless-board
+lossless-board: $(READY)
+	$(BIN)/python -m benchmarks.board $(BOARD)
+
 # The animated picture at the top of README, recorded anew.
 .PHONY: recording
 recording: $(READY)
@@ -138,3 +144,11 @@ recording: $(READY)
 .PHONY: figures
 figures: $(READY)
 	$(BIN)/python -m benchmarks.tutorial $(FIGURES)
+
+# Drafts of forced text under schemas of real tools, ten minutes: make bench-forced FORCED="--bits 4".
+bench-forced: $(READY) $(VENV)/.smollm2
+	$(BIN)/python -m benchmarks.forced $(FORCED)
+
+# The worst cell of the default drafter against plain decoding. A run that is cut goes on: make never-slower SLOWER="--minutes 10".
+never-slower: $(READY) $(VENV)/.smollm2
+	$(BIN)/python -m benchmarks.never_slower $(SLOWER)

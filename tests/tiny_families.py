@@ -37,7 +37,7 @@ _DELTA = {
 }  # fmt: skip
 _MAMBA = {
     "layer_types": _MIXERS, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
-    "shared_intermediate_size": 48, "time_step_limit": (0.05, 0.8),
+    "shared_intermediate_size": 48,
 }  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
 

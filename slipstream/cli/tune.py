@@ -1,6 +1,7 @@
 """`slipstream tune`: chooses drafter and draft length for given prompts on this machine; what the counters of a running
 server say; settings of vLLM's server, a launch each."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -77,6 +78,8 @@ class RunningServer:
     base_url: str | None = option(None, "Watch the counters of this server instead of models.", metavar="URL")
     watch: float = option(10.0, "Seconds to watch; nothing is sent.", min=0)
     c: float = option(0.05, "Cost of a draft token, in decode steps.", "--c", min=0)
+    follow: bool = option(False, "Go on: say when speculation stops paying, and when it pays again.")
+    limit: float = option(0.0, "Seconds after which to stop following; 0: Ctrl-C.", "--for", min=0)
 
 
 @grouped
@@ -103,8 +106,10 @@ def tune(
     consider.
 
     With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that
-    it has, and recommend a draft length. API key: OPENAI_API_KEY. With --engine vllm, vLLM's server is started for each
-    drafter and length, beside one that decodes plainly.
+    it has, and recommend a draft length; --follow goes on, with a line for each change (--json: as JSON), and exit code
+    1 if speculation does not pay in the end. API key: OPENAI_API_KEY.
+
+    With --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
     """
     local = {"--batch": batch != 1, "--confirm": confirm != 3}
     if server.base_url is not None:
@@ -160,13 +165,32 @@ MOST_TOKENS = 64
 
 def examine(server: RunningServer, files: OutputOptions) -> None:
     files.check()
+    place = Endpoint(server.base_url or "")
+    if server.follow:
+        raise typer.Exit(asyncio.run(follow_changes(place, server, files)))
+    if server.limit:
+        raise ParameterError("--for is given without --follow", fix="give --watch: the seconds of one verdict")
     from slipstream.measure.diagnosis_served import watch
 
-    place = Endpoint(server.base_url or "")
     render.line(f"watching {place.base_url} for {server.watch:g} s; nothing is sent")
     result, code = keep_unfinished(lambda: watch(place, server.watch, server.c, files.out))
     finish(result, files)
     raise typer.Exit(code)
+
+
+async def follow_changes(place: Endpoint, server: RunningServer, files: OutputOptions) -> int:
+    """Print a line for each change. Return the exit code: 1 if speculation does not pay in the end."""
+    if files.out is not None or not server.watch:
+        given = "--out" if files.out is not None else "--watch 0"
+        raise ParameterError(f"{given} is given with --follow", fix="use --json, with seconds of each verdict")
+    from slipstream.measure.served_watch import COSTS, follow, line_of
+
+    render.line(f"following {place.base_url}, a verdict every {server.watch:g} s; nothing is sent")
+    state = ""
+    async for event in follow(place, server.watch, server.c, server.limit):
+        state = event["event"]
+        print(json.dumps(event) if files.as_json else line_of(event), flush=True)
+    return int(state == COSTS)
 
 
 def tune_vllm(

@@ -223,6 +223,8 @@ class Runtime:
     kv_dtype  of the KV cache.
     threads   CPU threads, None where the backend does not set them.
     checkpoint  its folder, None for a model from memory.
+    rollback  most tokens of a text that can be taken back, as a draft model does; None: all. Recurrent layers keep the
+              states of few.
     weights_only  whether weights alone are quantised, and rows are computed in `dtype`.
     """
 
@@ -233,6 +235,7 @@ class Runtime:
     threads: int | None = None
     checkpoint: Path | None = None
     weights_only: bool = False
+    rollback: int | None = None
 
     @property
     def weights(self) -> str:

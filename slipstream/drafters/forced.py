@@ -22,22 +22,35 @@ MOST_FORCED = 32
 
 
 class FormDrafter(Drafter):
-    """Proposes the beginning of what is forced. device: where the target wants its draft tokens."""
+    """Proposes the beginning of what is forced. After a draft that was not accepted as a whole, it proposes at most
+    half as many tokens: a model that writes a word in unusual tokens, or white space in an unusual way, does so for a
+    while.
+
+    device: where the target wants its draft tokens.
+    """
 
     name = "grammar"
     traits = DrafterTraits(chains_only=True)
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
+        self._last: dict[int, tuple[int, Seq[int]]] = {}  # by sequence: where its last draft began, and its tokens
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains = list[Seq[int]]()
         for seq, budget in zip(seqs, budgets, strict=True):
             began = perf_counter()
             forced = seq.constraint.forced(seq.output) if seq.constraint is not None and budget.depth > 0 else ()
-            chains.append(forced[: budget.depth])
+            at, last = self._last.get(seq.id, (0, ()))
+            right = seq.tokens[at : at + len(last)] == list(last)
+            chains.append(forced[: budget.depth if right else min(budget.depth, max(1, len(last) // 2))])
+            if forced:
+                self._last[seq.id] = len(seq.tokens), chains[-1]
             seq.stats.seconds["draft"] += perf_counter() - began
         return Draft.chains(chains, device=self.device)
+
+    def release(self, seq_id: int) -> None:
+        self._last.pop(seq_id, None)
 
 
 class ForcedFirst(Drafter):

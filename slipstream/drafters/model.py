@@ -45,8 +45,10 @@ class ModelDrafter(PrefixKeeper):
         self._pass = MaskedPass(self, self._run_masked) if parallel else None
         self._confident = None if parallel else ConfidentDrafts()
         self._chains = Chains(self._pass or self, vocab_size, self._confident)
+        runtime = model.capabilities.runtime
         self.traits = DrafterTraits(
             chains_only=True, reads_prompts=True, keeps_prefixes=True,
+            longest=None if runtime is None else runtime.rollback,
             prices_rows=not parallel,  # one pass draws all that are asked for
         )  # fmt: skip
         self._shadows: dict[int, Sequence] = {}
@@ -185,6 +187,13 @@ def make(
     encoder, of_draft = target.capabilities.encoder, model.capabilities.encoder
     if (fault := kind_fault(encoder is not None, of_draft is not None)) is not None:
         raise fault
+    runtime = model.capabilities.runtime
+    if runtime is not None and runtime.rollback == 0:
+        raise PairError(
+            "a target with recurrent layers was given as draft model",
+            why="it was loaded to keep the states of its whole text, and a draft model takes back what is rejected",
+            fix="give the folder or hub id of the draft model, which is then loaded as one",
+        )
     if encoder is not None and of_draft is not None and encoder.start != of_draft.start:
         raise PairError(
             f"texts of the target begin with the ids {encoder.start}, those of the draft model with {of_draft.start}",

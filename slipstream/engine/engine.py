@@ -442,6 +442,7 @@ class Engine:
             self.lengths.release(seq.id)
         self.target.release(seq.id)
         self.drafter.release(seq.id)
+        self._forms.release(seq.id)
 
 
 NO_DRAFTER = NoDrafter()

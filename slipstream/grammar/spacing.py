@@ -53,12 +53,19 @@ class Spacing:
             return b""
         closes = following is not None and following in CLOSE
         depth = self.depth - closes
-        key = self._mark, following
-        if key not in self.seen:
-            opening = next((mark for mark in OPEN if closes and (mark, None) in self.seen), self._mark)
-            key = opening, None
-        gap, stood = self.seen.get(key, (USUAL.get(self.last, b""), 0))
+        keys: list[tuple[int, int | None]] = [(self._mark, following)]
+        keys += [(mark, None) for mark in OPEN] if closes else [(self._mark, None)]
+        if self.last == ord(","):  # lines that were begun behind a bracket go on
+            keys += [(mark, None) for mark in OPEN if b"\n" in self.seen.get((mark, None), (b"", 0))[0]]
+        seen = next((self.seen[key] for key in keys if key in self.seen), None)
+        if seen is None and b"\n" in self.gap:
+            return b" " if self._indent % 2 else b""  # the last space of a line is written by the next token
+        gap, stood = seen or (USUAL.get(self.last, b""), 0)
         if b"\n" in gap and stood > 0:
             line, indent = gap[: gap.rindex(b"\n") + 1], gap[gap.rindex(b"\n") + 1 :]
             gap = line + indent[: len(indent) // stood] * depth
         return gap[len(self.gap) :] if gap.startswith(self.gap) else b""
+
+    @property
+    def _indent(self) -> int:
+        return len(self.gap) - 1 - self.gap.rindex(b"\n")

@@ -142,6 +142,30 @@ def test_the_advice_follows_the_counters(cli, scripted):
     assert data["diagnosis"]["fix"] == 'draft 1 token: "num_speculative_tokens": 1 in --speculative-config'
 
 
+def test_a_server_is_followed_and_the_exit_code_says_whether_speculation_pays(cli, scripted):
+    """Each look at the page finds 200 more tokens, of 2 % of which drafts are accepted."""
+
+    class Growing(Counting):
+        looks = 0
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            self.looks += 1
+            n = 100 * self.looks
+            counted = {"draft_tokens": 8 * n, "drafts": 2 * n, "accepted_tokens": n // 50}
+            lines = [f"vllm:spec_decode_num_{name}_total {each}" for name, each in counted.items()]
+            page = "\n".join([*lines, f"vllm:generation_tokens_total {2 * n}", "vllm:num_requests_running 3", ""])
+            self.metrics = lambda _: page
+            return await super().handle_async_request(request)
+
+    scripted(Growing())
+    follow = ["tune", "--base-url", PLACE, "--watch", "0.02", "--follow", "--for", "0.4"]
+    (line,) = cli(*follow, "--json", code=1).out.strip().splitlines()[-1:]
+    event = json.loads(line)
+    assert (event["event"], event["running"]) == ("speculation does not pay", 3.0)
+    assert "at most 1.0" in event["reason"]
+    assert "speculation does not pay, with 3 requests at once" in cli(*follow, code=1).out
+
+
 NOBODY = ["--base-url", "http://127.0.0.1:9/v1"]
 
 
@@ -156,6 +180,9 @@ NOBODY = ["--base-url", "http://127.0.0.1:9/v1"]
         ([*NOBODY, "--temperature", "1"], "temperature would be ignored"),
         (["code", *NOBODY], "prompts would be ignored"),
         ([*NOBODY, "--rounds", "2"], "--rounds would be ignored"),
+        ([*NOBODY, "--for", "3"], "--for is given without --follow"),
+        ([*NOBODY, "--follow", "--watch", "0"], "--watch 0 is given with --follow"),
+        ([*NOBODY, "--follow"], "reports no counters of Slipstream, vLLM"),
         (["--watch", "3"], "watch is given without a server. Fix: name one: --base-url URL"),
         ([*NOBODY, "--write", "x.json", "--confirm", "2"], "--confirm, --write would be ignored"),
     ],

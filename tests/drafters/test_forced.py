@@ -3,8 +3,10 @@
 import pytest
 
 from slipstream import LLM, SamplingParams, Structured
+from slipstream.core.drafter import Budget
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.forced import FormDrafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.draft_trials import State
 from slipstream.engine.engine import Engine
@@ -71,3 +73,21 @@ def test_a_seed_repeats_its_text_where_only_forced_tokens_are_drafted() -> None:
     among = llm.generate([[1, 1], [0, 1, 2], [3]], params[0])[1]
     assert alone.token_ids == again.token_ids == among.token_ids
     assert alone.stats.accepted
+
+
+def test_drafts_get_shorter_until_one_is_accepted() -> None:
+    class Guesses:
+        """Claims that a text is forced, which is not."""
+
+        def forced(self, output: list[int]) -> list[int]:
+            return [9, 9, 9, 9] if len(output) < 3 else [5, 6, 7, 8]
+
+    seq, drafter = Sequence([0]), FormDrafter()
+    seq.constraint = Guesses()  # type: ignore[assignment]
+    lengths = list[int]()
+    for token in (1, 2, 3, 5, 6):
+        lengths.append(len(drafter.propose([seq], [Budget(8)])))
+        seq.tokens.append(token)
+    assert lengths == [4, 2, 1, 1, 4]
+    drafter.release(seq.id)
+    assert not drafter._last

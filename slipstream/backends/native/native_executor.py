@@ -67,7 +67,8 @@ class NativeExecutor(NativePaged):
             give_back_freed()
             self._workspace = Workspace(settings.threads, self._layout.nbytes)
             kv_dtype, quantize = settings.kv_dtype or "float32", quantised.quantize if quantised else weights.quantised
-            self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most)
+            lag = None if self._states is None else self._states.lag
+            self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most, rollback=lag)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 
 from slipstream.checkpoints.config_keys import ReadKeys
-from slipstream.checkpoints.config_values import FULL, count_of, flag, partial_rope, positive, rope_parameters
+from slipstream.checkpoints.config_values import (
+    FULL,
+    count_of,
+    flag,
+    partial_rope,
+    positive,
+    rope_parameters,
+    unsupported,
+)
 from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
 from slipstream.checkpoints.families.family import Family, Fields, common, described
 from slipstream.checkpoints.families.llama import sparse_layers
@@ -90,14 +98,17 @@ def _granite_hybrid(config: ReadKeys) -> Fields:
     width = count_of(config, "mamba_expand", 2) * given["hidden_size"]
     if config.get("mamba_d_head") == "auto":
         config["mamba_d_head"] = width // heads
-    limits = config.get("time_step_limit") or (0.0, float("inf"))
-    limits = [float(each["__float__"] if isinstance(each, dict) else each) for each in limits]  # transformers' infinity
+    config.get("mamba_chunk_size")  # how prompts are cut, which changes rounding only
+    limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
+    if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
+        why = "transformers applies it to prompts, and not to the tokens that follow"
+        raise unsupported(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
     groups = count_of(config, "mamba_n_groups", 1)
     part = Recurrence(
         kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
         key=count_of(config, "mamba_d_state", 256), value=count_of(config, "mamba_d_head", width // heads),
         conv_bias=flag(config, "mamba_conv_bias", True), bias=flag(config, "mamba_proj_bias", False),
-        normed=width // groups, gate_first=True, time_steps=(limits[0], limits[1]),
+        normed=width // groups, gate_first=True,
     )  # fmt: skip
     given["rope_parameters"] = rope_parameters(config)
     shared, count = count_of(config, "shared_intermediate_size", 1024), count_of(config, "num_local_experts", 8, 0)

@@ -4,11 +4,14 @@ in a batch of several sequences, and on any number of threads."""
 import dataclasses
 import functools
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS
+from slipstream.checkpoints.layers import LayerDescription
+from slipstream.checkpoints.module_shape import Experts
 from tests.backends.native.models import (
     ALONE,
     EVERY_FORMAT,
@@ -65,6 +68,40 @@ def test_ragged_batches_of_trees_and_chains(shape: str, form: str) -> None:
             known = draw.choice([1, 1, 2, draw.randint(1, 40)])
             members.append((draw.randint(0, 80), ids(known + len(parents), draw.randrange(999)), parents))
         check(make(shape, form), members, seed)
+
+
+_HEADS: dict[str, Any] = {"heads": 6, "kv_heads": 2, "norm_after": True, "intermediate_size": 144}
+PARTS: dict[str, Any] = {
+    "each": (
+        LayerDescription(
+            **_HEADS, head_dim=16, window=5, cap=3.0, sinks=True, qk_norm="width", gate=True, growing=True
+        ),
+        LayerDescription(
+            **_HEADS, head_dim=32, rotary=1, qk_norm="head", late_norm=True, value_norm=True, key_is_value=True
+        ),
+        LayerDescription(**_HEADS, head_dim=16, rotary=None, scale=0.3, shared=0, norm_before=False, scaled=True),
+        LayerDescription(heads=4, kv_heads=4, head_dim=16, sparse=True, sinks=True),
+    ),
+    "layers": 4, "head_dim": 32, "growth": (0.3, 4), "embedding_scale": 3.0, "residual_scale": 0.5, "logits_cap": 5.0,
+    "side_width": 16, "side_vocab": 90, "activation": "gelu_tanh",
+    "ropes": ({"rope_theta": 10000.0, "head_dim": 16}, {"rope_theta": 10000.0, "dimensions": 16}),
+    "experts": Experts(
+        4, 2, 48, True, (False, False, False, True), sigmoid=True, corrected=True, groups=2, top_groups=1, scale=2.0,
+        shared=48, shared_gate=True,
+    ),
+}  # fmt: skip
+
+
+def test_layers_of_every_part() -> None:
+    """Heads of several sizes, keys and values of an earlier layer, sinks, caps, gates, experts beside a shared one."""
+    draw = random.Random(5)
+    model = executor(**PARTS)
+    for seed in range(3):
+        members = []
+        for _ in range(3):
+            parents = random_tree(draw, 12)
+            members.append((draw.randint(0, 40), ids(2 + len(parents), draw.randrange(999)), parents))
+        check(model, members, seed)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64])

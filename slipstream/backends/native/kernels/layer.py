@@ -101,8 +101,10 @@ def room(board, model, rows, arena, columns, bytes):
     mixed = qkv + 4 * count * qkv_stride
     inner = mixed + 4 * count * mixed_stride
     packed = inner + 4 * count * wide_stride
-    end = packed + (count * row_bytes + 63) // 64 * 64
+    side = packed + (count * row_bytes + 63) // 64 * 64
+    end = side + 4 * count * model.side_projection.outs
     space = board.room
+    space.side, space.side_stride = side, model.side_projection.outs
     space.x, space.stride, space.qkv, space.qkv_stride = x, stride, qkv, qkv_stride
     space.mixed, space.mixed_stride, space.wide, space.wide_stride = mixed, mixed_stride, inner, wide_stride
     space.packed, space.bytes = packed, end - address_of(arena)
@@ -327,13 +329,19 @@ def _add_attention(board, model, layer, count):
 
 
 @kernel()
+def _merge_array(board, model, norm, y, scale, factor):
+    """As `matrices.merge`, of rows of an array, which lives until this returns."""
+    matrices.merge(board, model, norm, address_of(y), y.shape[1], y.shape[0], scale, factor)
+
+
+@kernel()
 def _add_mlp(board, model, layer, count, factor):
     """x = factor * (x + the output of the MLP, or of the experts)."""
     room, scale = board.room, model.residual_scale
     if layer.experts > 0:
         sums = np.empty((count, model.width), np.float32)
         _mixture(board, model, layer, count, room, sums)
-        matrices.merge(board, model, layer.mlp_out_norm, address_of(sums), model.width, count, scale, factor)
+        _merge_array(board, model, layer.mlp_out_norm, sums, scale, factor)
         return
     _inner(board, model, layer, layer.up, count, NOTHING)
     if layer.mlp_out_norm == 0 and scale == 1 and factor == 1:
@@ -361,10 +369,16 @@ def _add_side(board, model, layer, number, active, count):
 
 
 @kernel()
-def side_embeddings(board, model, tokens, side):
-    """side [R, padded L * side_width] = each token's embeddings for all layers (Gemma 4): a table's, and a projection
-    of the token's own embedding, normalised. Returns whether all tokens are in the tables."""
-    count, width, every = tokens.shape[0], model.side_width, model.count * model.side_width
+def _project_array(board, matrix, x, y, stride):
+    """Rows at address y = an array of rows, which lives until this returns, times a matrix."""
+    matrices.linear(board, matrix, address_of(x), x.shape[1], x.shape[0], y, stride, NOTHING)
+
+
+@kernel()
+def side_embeddings(board, model, tokens):
+    """Fill `room.side` with each token's embeddings for all layers (Gemma 4): a table's, and a projection of the
+    token's own embedding, normalised. Returns whether all tokens are in the tables."""
+    room, count, width, every = board.room, tokens.shape[0], model.side_width, model.count * model.side_width
     embedded, listed = np.empty((count, model.width), np.float32), np.empty((count, every), np.float32)
     if not embed(model.embed, tokens, address_of(embedded), model.width, NOTHING):
         return False
@@ -373,18 +387,17 @@ def side_embeddings(board, model, tokens, side):
     for r in range(count):
         for i in range(model.width):
             embedded[r, i] *= model.embedding_scale
-    matrices.linear(
-        board, model.side_projection, address_of(embedded), model.width, count, address_of(side), side.shape[1], NOTHING
-    )  # fmt: skip
+    _project_array(board, model.side_projection, embedded, room.side, room.side_stride)
     shrink, grow = np.float32(model.width) ** np.float32(-0.5), np.float32(width) ** np.float32(0.5)
     for r in range(count):
+        side = floats(room.side + 4 * room.side_stride * r, every)
         for i in range(every):
-            side[r, i] *= shrink
+            side[i] *= shrink
         for number in range(model.count):
-            part = side[r, number * width : (number + 1) * width]
+            part = side[number * width : (number + 1) * width]
             rms_norm(part, floats(model.side_norm, width), model.eps, part)
         for i in range(every):
-            side[r, i] = (side[r, i] + grow * listed[r, i]) * np.float32(0.70710678118)
+            side[i] = (side[i] + grow * listed[r, i]) * np.float32(0.70710678118)
     return True
 
 

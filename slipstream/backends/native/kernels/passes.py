@@ -73,11 +73,8 @@ def _forward(
     else:
         for r in range(count):
             copy(given[r], floats(space.x + 4 * space.stride * r, model.width))
-    side = np.empty((count if model.side_width > 0 else 0, model.side_projection.outs), np.float32)
-    if model.side_width > 0:
-        if not side_embeddings(board, model, tokens, side):
-            return NO_SUCH_TOKEN
-        space.side, space.side_stride = address_of(side), side.shape[1]
+    if model.side_width > 0 and not side_embeddings(board, model, tokens):
+        return NO_SUCH_TOKEN
     everyone = np.arange(count)
     _copy_tap(model, space, count, taps, first, tapped)
     for number in range(first, last):

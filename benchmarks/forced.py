@@ -1,0 +1,171 @@
+"""`python -m benchmarks.forced`: what drafts of forced text gain under schemas of real tools.
+
+SmolLM2 in 16, 8 and 4 bits fills in eight schemas, alone and four requests at a time. Each cell compares the default
+drafter with the drafter `grammar` before it and without, in turns. It also tells which share of the bytes that the form
+forces was drafted, and how long the drafter takes a step under a schema of 4 kB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+from time import monotonic, process_time
+from typing import Any
+
+from benchmarks.forced_schemas import TOOLS, Tool
+from benchmarks.gguf.files import file_of
+from benchmarks.markdown import beside
+from benchmarks.paired_cells import Cells, compare
+from benchmarks.protocol import ROOT, THREADS
+from slipstream import LLM, SamplingParams, Structured, zoo
+from slipstream.core.sequence import Sequence
+from slipstream.measure.provenance import commit, machine, now
+
+BITS: dict[int, tuple[str, str | None]] = {16: ("F16", None), 8: ("F16", "w8a8"), 4: ("Q4_1", None)}
+"""Kind of the file of SmolLM2, and `quantize`, by the bits of the weights."""
+LEAST = {16: 1.4, 8: 1.3, 4: 1.3}
+SHARE, MICROSECONDS = 0.9, 50.0
+
+
+class WithoutForced(LLM):
+    """Decodes without drafts of forced text."""
+
+    _forced_tokens = 0  # type: ignore[assignment]
+
+
+def smollm2(bits: int, drafts: bool, streams: int) -> LLM:
+    """SmolLM2 in this format, with the drafters that `slipstream serve smollm2` takes, or without."""
+    kind, quantize = BITS[bits]
+    head = zoo.head_dir("eagle3", zoo.smollm2_file())
+    stack = ["suffix", ("eagle3", {"head": head})] if drafts else None
+    file = file_of("smollm2", kind, ROOT / "build" / "gguf")
+    return LLM(file, stack, threads=THREADS, quantize=quantize, max_batch=streams)
+
+
+def batches(llm: LLM, tool: Tool, streams: int, tokens: int) -> list[tuple[list[list[int]], SamplingParams]]:
+    """The requests of one tool, `streams` at a time."""
+    params = SamplingParams(max_tokens=tokens, structured=Structured(json_schema=tool.schema))
+    prompts = [llm.chat_prompt(tool.messages(request)) for request in tool.requests]
+    return [(prompts[at : at + streams], params) for at in range(0, len(prompts), streams)]
+
+
+def forced_share(llm: LLM, tool: Tool, seq: Sequence) -> tuple[int, int]:
+    """Bytes of an output that its form forced, white space aside, and how many of them were drafted as such."""
+    structured = Structured(json_schema=tool.schema)
+    _, _, spelled = llm._grammars._compiled(structured)
+    symbols, matcher = spelled.symbols, spelled.grammar.deep_copy()
+    forced = drafted = 0
+    for token, proposer in zip(seq.output, seq.proposers, strict=True):
+        for symbol in symbols.of(token):
+            only = symbols.only(symbols.allowed(matcher.compute_bitmask()))
+            forced += only == symbol
+            drafted += only == symbol and proposer == "grammar"
+            if not matcher.try_consume_tokens([symbol]):
+                return forced, drafted
+    return forced, drafted
+
+
+def microseconds(llm: LLM) -> float:
+    """Mean time of the drafter a step, along texts under a schema of 4 kB that were read before."""
+    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    for tool in TOOLS:
+        schema["properties"][tool.name] = tool.schema
+    schema["required"] = list(schema["properties"])
+    form, stops = Structured(json_schema=schema), frozenset(llm.target.capabilities.eos_ids)
+    text = json.dumps({tool.name: tool.example for tool in TOOLS})
+    ids, took, steps = llm.tokenizer.encode(text), 0.0, 0
+    for timed in (False, True):
+        constraint, at = llm._grammars.make_constraint(form, stops), 0
+        while at < len(ids):
+            constraint.allowed(ids[:at], [()])
+            began = process_time()
+            draft = constraint.forced(ids[:at])
+            took += (process_time() - began) * timed
+            steps += timed
+            same = 0
+            while same < len(draft) and at + same < len(ids) and draft[same] == ids[at + same]:
+                same += 1
+            at += same + 1
+    return 1e6 * took / steps
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    fixed = {"passes": options.passes, "tokens": options.tokens, "draft": options.draft, "commit": commit()}
+    cells = Cells(options.out / "forced.json", monotonic() + 60 * options.minutes, fixed)
+    host = 0.0
+    for bits in options.bits:
+        llm = smollm2(bits, options.draft == "default", max(options.streams))
+        without = WithoutForced(llm.target, llm.drafter, tokenizer=llm.tokenizer, max_batch=llm.max_batch)
+        host = microseconds(llm)
+        for streams in options.streams:
+            for tool in TOOLS[: options.tools]:
+
+                def measure(tool: Tool = tool, streams: int = streams, llm: LLM = llm, base: LLM = without) -> Any:
+                    cell = compare(base, llm, batches(llm, tool, streams, options.tokens), options.passes)
+                    seqs = [llm.sequence(p, q) for ps, q in batches(llm, tool, 1, options.tokens) for p in ps]
+                    for _ in llm.decode(seqs):
+                        pass
+                    shares = [forced_share(llm, tool, seq) for seq in seqs]
+                    done = cell.pop("done")
+                    cell["forced"], cell["drafted"] = (sum(each) for each in zip(*shares, strict=True))
+                    cell["tokens"] = sum(len(each.token_ids) for each in done)
+                    return cell
+
+                cell = cells.add(f"{bits} bits, {streams} streams, {tool.name}", measure)
+                if cell:
+                    print(bits, streams, tool.name, f"{cell['gain']['value']:.2f}", file=sys.stderr, flush=True)
+    results = {"cells": cells.cells, "left_out": cells.left_out, "microseconds": host}
+    cells.write(date=now(), machine=machine(), microseconds=host, left_out=cells.left_out)
+    return results
+
+
+def figures(results: dict[str, Any]) -> list[tuple[str, float, float, bool]]:
+    """What must be reached: name, bound, measured, whether it is an upper bound."""
+    rows, cells = [], results["cells"]
+    for bits, least in LEAST.items():
+        gains = [cell["gain"]["value"] for key, cell in cells.items() if key.startswith(f"{bits} bits")]
+        if gains:
+            rows += [(f"{bits} bits, mean", least, mean(gains), False), (f"{bits} bits, worst", 1.0, min(gains), False)]
+    forced, drafted = (sum(cell[name] for cell in cells.values()) for name in ("forced", "drafted"))
+    rows.append(("share of forced bytes that are drafted", SHARE, drafted / max(1, forced), False))
+    rows.append(("microseconds of the drafter a step, schema of 4 kB", MICROSECONDS, results["microseconds"], True))
+    return rows
+
+
+def markdown(results: dict[str, Any]) -> str:
+    lines = ["| figure | must reach | measured |", "|---|---|---|"]
+    lines += [f"| {name} | {bound:g} | {beside(value, bound)} |" for name, bound, value, _ in figures(results)]
+    lines += ["", "| cell | speed-up | 95 % | texts that differ |", "|---|---|---|---|"]
+    for key, cell in results["cells"].items():
+        gain = cell["gain"]
+        ends = "" if gain["low"] is None else f"{gain['low']:.2f} to {gain['high']:.2f}"
+        lines.append(f"| {key} | {gain['value']:.2f} | {ends} | {cell['differing']} |")
+    return "\n".join(
+        [*lines, *(["", f"Not measured: {', '.join(results['left_out'])}."] if results["left_out"] else [])]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forced", description=__doc__)
+    parser.add_argument("--bits", type=int, nargs="+", choices=BITS, default=list(BITS))
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--passes", type=int, default=3, help="timed passes; one more warms up")
+    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an output")
+    parser.add_argument("--tools", type=int, default=len(TOOLS), help="how many of the schemas")
+    parser.add_argument("--minutes", type=float, default=10, help="no cell begins after it; run again to go on")
+    parser.add_argument("--draft", choices=("default", "none"), default="default", help="the drafter after `grammar`")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    results = run(options)
+    text = markdown(results)
+    (options.out / "forced.md").write_text(text + "\n")
+    print(text)
+    missed = [value > bound if most else value < bound for _, bound, value, most in figures(results)]
+    return 1 if any(missed) or results["left_out"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""`slipstream tune --base-url URL --follow`: when speculation stops paying on a running server, and when it pays again.
+
+The counters are read again and again. Each window of them is judged as by `tune --base-url` (see `diagnosis_served`); a
+change is said when two windows in a row agree. A window that decides nothing alone is compared with earlier ones:
+
+    pays      it paid under at least this load, with no more tokens a step than now
+    does not  it did not pay under at most this load, with at least as many tokens a step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from slipstream.errors import ServedError
+from slipstream.measure.counters import SERVERS, Counters
+from slipstream.measure.diagnosis import ACCEPTANCE, NOTHING
+from slipstream.measure.diagnosis_served import COSTLY, OFF, PARTS, SELDOM, ServedDiagnosis, judge
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.tables import counted
+from slipstream.measure.traffic_client import TrafficClient
+
+PAYS, COSTS, UNDECIDED = "speculation pays", "speculation does not pay", "whether speculation pays cannot be told"
+RESTARTED, LOST = "the server was restarted: its counters went backwards", "the server reports no counters"
+VERDICTS = {NOTHING: PAYS, ACCEPTANCE: COSTS, SELDOM: COSTS, COSTLY: COSTS}
+LIKE = 1.02
+"""Windows whose tokens a step differ by less than this factor have as many: they are estimates."""
+
+Event = dict[str, Any]
+"""What is said, under "event", and of a verdict the figures behind it."""
+
+
+@dataclass
+class PayWatch:
+    """Turns samples of counters into events. c: see `diagnose_served`. state: what was said last."""
+
+    c: float
+    state: str | None = None
+    _samples: list[Counters] = field(default_factory=list)
+    _last: str | None = None  # verdict of the last window that had one
+    _known: list[Event] = field(default_factory=list)  # verdicts of windows that decided something by themselves
+
+    def add(self, sample: Counters | None) -> Event | None:
+        """Add what the server reports now, None if nothing. Return the event that this is, if it is one."""
+        if sample is None or (self._samples and sample.restarted(self._samples[-1])):
+            said, self.state = self.state, LOST if sample is None else RESTARTED  # another setting may run from now on
+            self._samples, self._last, self._known = [sample] if sample else [], None, []
+            return None if said == self.state else {"event": self.state}
+        self._samples.append(sample)
+        if len(self._samples) <= PARTS:
+            return None
+        judged, self._samples = judge(self._samples, self.c), self._samples[-1:]
+        counters, diagnosis = judged.counters or {}, judged.diagnosis or ServedDiagnosis()
+        if not counters["output_tokens"] and not counters["running"]:
+            return None  # nobody asks: nothing changes
+        event, decided = self._verdict(counters, diagnosis), self.state in (PAYS, COSTS)
+        if event["event"] == UNDECIDED:
+            is_said = self.state != UNDECIDED and not decided
+        else:
+            is_said = event["event"] != self.state and (not decided or event["event"] == self._last)
+            self._last = event["event"]
+        if is_said:
+            self.state = event["event"]
+        return event if is_said else None
+
+    def _verdict(self, counters: dict[str, Any], diagnosis: ServedDiagnosis) -> Event:
+        known = {} if diagnosis.forecast is None else asdict(diagnosis.forecast)
+        event = {
+            "event": VERDICTS.get(diagnosis.cause, UNDECIDED),
+            "running": round(counters["running"] or 0, 1),
+            "tokens_per_step": round(counters["tokens_per_step"] or 1, 3),
+            "at_most": known.get("most"),
+            "measured": known.get("measured"),
+            "reason": diagnosis.reason,
+            "fix": diagnosis.fix,
+        }
+        if event["event"] != UNDECIDED:
+            self._known.append(event)
+        elif diagnosis.cause != OFF:
+            event["event"] = next((each["event"] for each in self._known[::-1] if _decides(each, event)), UNDECIDED)
+        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # its requests say how much is drafted
+            event["send"] = {"speculative.n_max": 0 if event["event"] == COSTS else known.get("best_length")}
+        return event
+
+
+def _decides(known: Event, now: Event) -> bool:
+    """Return whether a window with a verdict decides another one: a step gains less the more requests share it, and the
+    fewer tokens it gives."""
+    less, more = (known, now) if known["event"] == COSTS else (now, known)
+    return less["running"] <= more["running"] and more["tokens_per_step"] <= LIKE * less["tokens_per_step"]
+
+
+def line_of(event: Event) -> str:
+    """Write an event for people."""
+    said = f"{event['at']} {event['event']}"
+    if "running" in event:
+        load = f"{counted(max(1, round(event['running'])), 'request')} at once"
+        said += f", with {load}, {event['tokens_per_step']:.2f} tokens a step: {event['reason']}"
+    if "send" in event:
+        return f'{said}. Send "speculative.n_max": {event["send"]["speculative.n_max"]}'
+    return f"{said}. Fix: {event['fix']}" if event.get("fix") else said
+
+
+async def follow(place: Endpoint, window: float, c: float, limit: float) -> AsyncIterator[Event]:
+    """Yield the events of a server, each with the time "at". window: seconds of each judgement; limit: seconds after
+    which to stop; 0: never. Raises ServedError if there are no counters at the beginning."""
+    watched, began = PayWatch(c), time.monotonic()
+    async with TrafficClient(place, place.timeout) as client:
+        while True:
+            sample = await client.counters()
+            if sample is None and watched.state is None:
+                what = f"{place.base_url} reports no counters of {', '.join(SERVERS.values())}"
+                raise ServedError(what, fix="give the URL of a server, and start it with its metrics")
+            if (event := watched.add(sample)) is not None:
+                yield {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **event}
+            if limit and time.monotonic() - began >= limit:
+                return
+            await asyncio.sleep(window / PARTS)

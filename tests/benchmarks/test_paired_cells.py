@@ -1,0 +1,82 @@
+"""Runs of paired cells go on where they were cut, and fail where the worst cell is too slow."""
+
+import json
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from benchmarks import forced, never_slower
+from benchmarks.forced_schemas import TOOLS
+from benchmarks.paired_cells import Cells, compare
+from slipstream import LLM, SamplingParams, Structured
+from slipstream.grammar.compiler import check_structured
+from tests.targets.toy import ToyTarget
+
+
+def test_a_run_that_is_cut_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> None:
+    file, measured = tmp_path / "cells.json", list[str]()
+
+    def cell(name: str) -> dict[str, Any]:
+        measured.append(name)
+        return {"value": len(measured)}
+
+    first = Cells(file, monotonic() + 60, {"passes": 3})
+    first.add("a", lambda: cell("a"))
+    late = Cells(file, monotonic() - 1, {"passes": 3})
+    assert late.add("a", lambda: cell("a")) == {"value": 1}
+    assert late.add("b", lambda: cell("b")) is None
+    assert late.left_out == ["b"]
+    assert Cells(file, monotonic() + 60, {"passes": 3}).add("b", lambda: cell("b")) == {"value": 2}
+    assert json.loads(file.read_text())["cells"].keys() == {"a", "b"}
+    assert Cells(file, monotonic() + 60, {"passes": 4}).add("a", lambda: cell("a")) == {"value": 3}, "other settings"
+    assert measured == ["a", "b", "a"]
+
+
+def test_both_ways_decode_the_same_requests_in_turns() -> None:
+    one, other = LLM(ToyTarget(5), draft_tokens=0), LLM(ToyTarget(5), "suffix")
+    batches = [([[1, 2, n]], SamplingParams(max_tokens=4)) for n in range(3)]
+    cell = compare(one, other, batches, passes=3)
+    assert [len(each) for each in cell["base"]] == [len(each) for each in cell["other"]] == [3, 3, 3]
+    assert cell["differing"] == 0
+    assert cell["gain"]["low"] < cell["gain"]["value"] < cell["gain"]["high"]
+    alone = compare(one, other, batches[:1], passes=3)
+    assert alone["gain"]["low"] is not None, "of one batch: for further passes"
+
+
+def gain(value: float, low: float, high: float) -> dict[str, Any]:
+    return {"gain": {"value": value, "low": low, "high": high}, "predicted": value, "differing": 0, "forced": 10,
+            "drafted": 9}  # fmt: skip
+
+
+def test_the_worst_upper_bound_decides_whether_it_is_slower() -> None:
+    cells = {"smollm2, 4 bits, idle, 1 streams, code": gain(1.3, 1.2, 1.4),
+             "smollm2, 4 bits, busy, 1 streams, chat": gain(0.97, 0.95, 0.985),
+             "rows of smollm2, 4 bits, idle": {"rows": {"100": {"1": 0.01, "2": 0.011}}}}  # fmt: skip
+    results = {"cells": cells, "left_out": []}
+    rows = {name: value for name, _, value in never_slower.figures(results)}
+    assert rows["worst upper bound (smollm2, 4 bits, busy, 1 streams, chat)"] == 0.985
+    assert rows["mean, 4 bits, idle"] == 1.3
+    shown = never_slower.markdown(results)
+    assert shown.index("busy, 1 streams, chat | 0.970") < shown.index("idle, 1 streams, code | 1.300"), (
+        "the worst first"
+    )
+    assert "| rows of smollm2, 4 bits, idle | 100 | 0.0100 | 0.0110 |" in shown
+
+
+def test_the_figures_of_forced_drafts_have_means_and_worst_cells() -> None:
+    cells = {"4 bits, 1 streams, get_weather": gain(1.5, 1.4, 1.6), "4 bits, 4 streams, edit_file": gain(0.9, 0.8, 1.0)}
+    results = {"cells": cells, "left_out": ["x"], "microseconds": 30.0}
+    rows = {name: value for name, _, value, _ in forced.figures(results)}
+    assert (rows["4 bits, mean"], rows["4 bits, worst"]) == (pytest.approx(1.2), 0.9)
+    assert rows["share of forced bytes that are drafted"] == 0.9
+    assert "Not measured: x." in forced.markdown(results)
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_the_schemas_of_tools_compile_and_their_examples_meet_them(tool: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    check_structured(Structured(json_schema=tool.schema))
+    jsonschema.validate(tool.example, tool.schema)
+    assert len(tool.requests) == 4

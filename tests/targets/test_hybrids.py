@@ -1,0 +1,115 @@
+"""Decoders with recurrent layers, through an `LLM`: nothing but the accepted tokens decides a text."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.engine.engine import Engine
+from slipstream.errors import PairError
+from slipstream.targets.decoder import Decoder
+from tests.enumeration import enumerate_texts
+from tests.oracle import Oracle
+
+HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid")
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="session")
+def load(checkpoint: Callable[[str], Path]) -> Callable[[str], Decoder]:
+    return cache(lambda family, **how: Decoder.load(checkpoint(family), "native", torch.float32, **how))
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    return [(i * i * 7 + i * seed + seed) % 61 + 3 for i in range(count)]
+
+
+def drain(engine: Engine, *texts: list[int]) -> list[Sequence]:
+    """Requests for these prompts, which run together until all have ended."""
+    seqs = [Sequence(list(text), GREEDY) for text in texts]
+    for seq in seqs:
+        engine.add(seq)
+    while engine.unfinished:
+        engine.step()
+    return seqs
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_what_is_sampled_has_the_distribution_of_the_target(family: str, load: Callable[..., Decoder]) -> None:
+    """All outputs of a request with a draft model and with a lookup, enumerated."""
+    of, draft_model, params = (
+        load(family),
+        load(family, role="draft"),
+        SamplingParams(0.7, top_k=3, max_tokens=4, ignore_eos=True),
+    )
+    for draft in (draft_model, "ngram"):
+        make = lambda draft=draft: LLM(of, draft, draft_tokens=2)  # type: ignore[misc]  # noqa: E731
+        (texts,) = enumerate_texts(make, [5, 9, 33, 5, 9], params, after=1, steps=1, rounding=1e-5)
+        texts.check(Oracle(of), [5, 9, 33, 5, 9], params)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_text_that_begins_like_an_earlier_one_is_that_of_the_request_alone(
+    family: str, load: Callable[..., Decoder]
+) -> None:
+    """The states of a prompt are kept at its end, and where another prompt has parted from it."""
+    llm, shared = LLM(load(family), "suffix"), prompt(70)
+    texts = [shared + prompt(60, seed) for seed in (1, 2, 3)]
+    alone = [llm.generate([text], GREEDY)[0].token_ids for text in texts]
+    engine = llm.engine()
+    for i, (text, wanted) in enumerate(zip([*texts, texts[0]], [*alone, alone[0]], strict=True)):
+        (seq,) = drain(engine, text)
+        assert seq.tokens[len(text) :] == wanted
+        assert seq.cached == (0, 0, 64, 128)[i]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_requests_that_are_preempted_decode_what_they_decode_alone(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    llm = LLM(checkpoint(family), "ngram", executor="native", kv_tokens=128, max_batch=4)
+    texts = [prompt(30, seed) for seed in range(4)]
+    alone = [llm.generate([text], SamplingParams(max_tokens=40, ignore_eos=True))[0].token_ids for text in texts]
+    together = llm.generate(texts, SamplingParams(max_tokens=40, ignore_eos=True))
+    assert [one.token_ids for one in together] == alone
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_beams_fork_the_states(family: str, load: Callable[..., Decoder], checkpoint: Callable[[str], Path]) -> None:
+    params = BeamParams(beams=3, max_tokens=8, ignore_eos=True)
+    other = LLM(checkpoint(family), executor="transformers", dtype="float64")
+    (ours,), (theirs,) = (llm.beam_search([prompt(9)], params) for llm in (LLM(load(family)), other))
+    assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_draft_model_with_recurrent_layers_takes_back_what_is_rejected(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    """Drafts of nine tokens of a model with other weights, most of which are rejected."""
+    target, draft = checkpoint(family), checkpoint("granite-hybrid" if family == "lfm2" else "lfm2")
+    llm, plain = (LLM(target, each, executor="native", draft_tokens=9) for each in (draft, None))
+    texts, params = [prompt(20, seed) for seed in range(3)], SamplingParams(0.0, max_tokens=20, ignore_eos=True)
+    done = llm.generate(texts, params)
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain.generate(texts, params)]
+    assert all(one.stats.proposed > one.stats.accepted and not one.stats.drafter_faults for one in done)
+
+
+def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder]) -> None:
+    with pytest.raises(PairError, match="recurrent layers was given as draft model"):
+        LLM(load("lfm2"), load("lfm2"))
+
+
+def test_layers_that_predict_further_tokens_need_transformers(load: Callable[..., Decoder]) -> None:
+    with pytest.raises(PairError, match="executor='transformers'"):
+        LLM(load("qwen3-next"), "mtp")
+
+
+def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> None:
+    can = load("qwen3.5").capabilities
+    assert not can.trees
+    assert can.early_exit is None
