@@ -88,9 +88,14 @@ wheel-check: $(READY)
 	$(WHEEL)/venv/bin/pip install --quiet --constraint constraints.txt $(WHEEL)/dist/*.whl
 	cd $(WHEEL) && venv/bin/slipstream demo
 
-# torch comes first and alone, pinned, so that no looser range can bring a CUDA build along.
+# torch comes first and alone, pinned, so that no looser range brings another build along. On Linux PyPI's build needs
+# some 3 GB of CUDA: without a GPU the CPU build is asked for first. Where its index cannot be reached, pip's own follow.
+CPU_TORCH := $(BIN)/pip install --quiet --no-deps --retries 0 --timeout 20 --index-url https://download.pytorch.org/whl/cpu $(TORCH)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+ifeq ($(shell uname -s)$(shell command -v nvidia-smi),Linux)
+	@$(CPU_TORCH) 2> $(VENV)/cpu-torch.log || echo "no CPU build of PyTorch from download.pytorch.org; taking pip's"
+endif
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@

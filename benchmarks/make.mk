@@ -134,6 +134,12 @@ $(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt
 	$(VLLM)/bin/pip install --quiet --no-deps --requirement $<
 	@touch $@
 
+# Which engine says the same when it speculates? Every cell without a record, and docs/lossless-board.md. Engines whose environment
+# is not made (`make peer-genai`, `make vllm`) are "not tested". BOARD="--engine transformers" for some.
+.PHONY: lossless-board
+lossless-board: $(READY)
+	$(BIN)/python -m benchmarks.board $(BOARD)
+
 # The animated picture at the top of README, recorded anew.
 .PHONY: recording
 recording: $(READY)

@@ -26,7 +26,7 @@ README = ROOT / "README.md"
 SHOWN = README.read_text() + (ROOT / "docs" / "commands.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
 SHORTER = {
-    "verify": ["-m", str(draft_dir()), "--prompts", "1", "--seed", "1", "--texts", "1", "--reach", "0", "-n", "12"],
+    "verify": ["-m", str(draft_dir()), "--prompts", "1", "--seed", "1", "--texts", "2", "--reach", "0", "-n", "12"],
 }
 """Options that make a command faster without changing the form of its output, with the smaller of the embedded models
 as its target. Of its numbers, draft lengths are compared here, others below."""
@@ -85,6 +85,7 @@ def test_the_transcript_of_verify_has_the_numbers_of_todays_checks(monkeypatch: 
     monkeypatch.setattr(checks, "_decoded", lambda drafter, requests, how=None: full(requests))
     monkeypatch.setattr(checks, "_row", lambda *_: {})
     monkeypatch.setattr(Positions, "decode", counted)
+    monkeypatch.setattr(Positions, "decode_at_ends", lambda *_: None)
     checks.greedy()
     checks.coupled()
     checks._look(0, 1)

@@ -109,6 +109,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3-next": lambda: config_of(
         "Qwen3Next", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
     ),
+    "qwen3.5-moe": lambda: config_of(
+        "Qwen3_5MoeText", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
+    ),
     "granite-hybrid": lambda: config_of(
         "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0
     ),

@@ -38,8 +38,8 @@ from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
 
 KINDS = {
-    "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,
-    "Q2_K": 10, "Q3_K": 12, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
+    "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q2_K": 21, "Q3_K": 11, "Q4_K": 14,
+    "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
 }  # fmt: skip
 """Kind of weights -> llama.cpp's number for a file of them (`llama_ftype`)."""
 Score = Callable[[list[int]], Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.checkpoints.families import FAMILIES
+from slipstream.checkpoints.families import FAMILIES, hybrids
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
 from slipstream.core.strict import JsonObject
@@ -20,6 +20,9 @@ which has experts."""
 STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2")
 """Architectures whose heads llama.cpp rotates as a whole."""
 
+HYBRIDS = tuple(family.gguf for family in hybrids.FAMILIES.values())
+"""Architectures with recurrent layers, which have no heads of keys and values."""
+
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 """Names of tensors with what divides each frequency of the rotary embedding (Llama 3.1), of short and long texts."""
 _SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
@@ -29,24 +32,28 @@ def refusal(header: GgufHeader) -> str | None:
     """Why our decoder does not run a GGUF file; None if it does."""
     if header.architecture not in MODEL_TYPES:
         return f"its architecture is {header.architecture!r}, not one of {', '.join(MODEL_TYPES)}"
+    family = FAMILIES[MODEL_TYPES[header.architecture]]
     for tensor in header.tensors:
         if tensor.type not in READERS and tensor.type not in FLOATS:
             return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
-        if not tensor.name.endswith((".weight", ".bias")) or tensor.name == "output.bias":
+        known = tensor.name.endswith((".weight", ".bias")) or tensor.name.split(".")[-1] in family.gguf_names.values()
+        if not known or tensor.name == "output.bias":
             return f"it has a tensor {tensor.name!r}"
     names = {tensor.name for tensor in header.tensors}
     for layer in (name.removesuffix(".attn_qkv.weight") for name in names if name.endswith(".attn_qkv.weight")):
         if 0 < sum(f"{layer}.attn_{part}.bias" in names for part in "qkv") < 3:
             return f"it has some biases of {layer}.attn_qkv only"  # which llama.cpp leaves out
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
-        if isinstance(value := header.setting(key, 0), list) and len(set(value)) > 1:
+        value = header.setting(key, 0)
+        none = {0} if key == "attention.head_count_kv" and header.architecture in HYBRIDS else set[int]()
+        if isinstance(value, list) and len(set(value) - none) > 1:
             return f"its {key} differs between layers"
     plain: dict[str, tuple[Any, ...]] = {
         "rope.scaling.type": ("linear", "yarn", "none"), "attention.causal": (True,), "nextn_predict_layers": (0,)
     }  # fmt: skip
     if header.architecture in STRICT:
         plain["expert_group_count"] = (0, 1)
-    if FAMILIES[MODEL_TYPES[header.architecture]].further:
+    if family.further:
         del plain["nextn_predict_layers"]
     for key, values in plain.items():
         if key.startswith("rope") and any(tensor.name == SHORT for tensor in header.tensors):

@@ -64,7 +64,7 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"quantized_by|size_label|license|doi|uuid|repo_url|tags|languages|datasets|(license|source|base_model|dataset)\..+)|"
      r"split\..+|quantize\.imatrix\..+|tokenizer\.rwkv\.world|tokenizer\.ggml\.(scores|token_type_count|"
      r"remove_extra_whitespaces|precompiled_charsmap|normalizer\..+)|"
-     r"\*\.(tensor_data_layout|pooling_type|rope\.scaling\.finetuned)", lambda value: True),
+     r"\*\.(tensor_data_layout|pooling_type|rope\.(scaling\.finetuned|dimension_sections))", lambda value: True),
 )  # fmt: skip
 """Known keys, * for the name of the architecture, and what their values are. The last ones describe a file, or are
 for tokenizers."""
@@ -72,7 +72,11 @@ for tokenizers."""
 
 _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     (r"\*\.(leading_dense_block_count|expert_shared_(count|feed_forward_length)|expert_gating_func|"
-     r"attention\.sliding_window)", _is_size),
+     r"attention\.sliding_window|ssm\.(conv_kernel|state_size|group_count|time_step_rank|inner_size)|"
+     r"shortconv\.l_cache|full_attention_interval)", _is_size),
+    (r"\*\.attention\.recurrent_layers",
+     lambda value: isinstance(value, list) and all(each in (0, 1) for each in value)),
+    (r"\*\.rope\.scaling\.finetuned", lambda value: isinstance(value, bool)),
     (r"\*\.attention\.sliding_window_pattern",
      lambda value: _is_size(value) or (isinstance(value, list) and all(each in (0, 1) for each in value))),
     (r"\*\.(expert_weights_norm|use_parallel_residual)", lambda value: isinstance(value, bool)),

@@ -4,6 +4,7 @@ Blocks of integers stay what they are in the file (`Blocks`); everything else is
 file is mapped, and each tensor is read when it is asked for.
 """
 
+import math
 import re
 from collections.abc import Callable, Container
 from functools import partial
@@ -18,7 +19,7 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_config import DIVISORS, LONG, SHORT, in_blocks, read_tensor
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor
-from slipstream.checkpoints.head_rows import rows_of_halves
+from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -31,10 +32,10 @@ _PARTS = {
     "mlp_out_norm": "post_ffw_norm", "mlp.gate_correction": "exp_probs_b",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output",
 }  # fmt: skip
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
-_TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in FLOATS.items()}
 
@@ -67,14 +68,14 @@ class GgufTensors:
                 else:
                     lost.append(name)
                 continue
-            first = 0
+            first, outs = 0, sum(self._shapes[part][0] for part in parts)
             for part in parts:
-                self._stored[part] = tensor, _rows(config, part, first, self._shapes[part])
+                self._stored[part] = tensor, _rows(config, part, first, self._shapes[part], outs)
                 first += self._shapes[part][0]
             expected: tuple[int, ...] = (first, *self._shapes[parts[0]][1:])
             if ".experts." in parts[0]:
                 expected = (len(parts), *self._shapes[parts[0]])
-            if tensor.shape != expected:
+            if _plain(tensor.shape, expected) != _plain(expected, expected):
                 raise CheckpointError(
                     f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
                     why="weights and metadata belong to different models",
@@ -109,19 +110,28 @@ class GgufTensors:
         tensor, rows_of = self._stored[name]
         raw = rows_of(read_tensor(self._header, tensor)).reshape(*self._shapes[name], -1)[rows]
         kind = np.float32 if tensor.type == "F32" else np.int16
-        return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(_DTYPES[tensor.type])
+        values = torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(_DTYPES[tensor.type])
+        return values.double().neg().log() if name.endswith(".A_log") else values
 
 
 def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
     """Name in the file -> canonical names of the tensors in it, one after another. held: names that the file has."""
     names: dict[str, list[str]] = {}
-    parts = _PARTS | dict(FAMILIES[config.model_type].gguf_names)
-    for name in config.shapes():
+    family, shapes = FAMILIES[config.model_type], config.shapes()
+    parts = _PARTS | dict(family.gguf_names)
+    for name in shapes:
         stem, _, kind = name.rpartition(".")
         if not stem.startswith("layers."):
-            names[f"{_TOP[stem]}.{kind}"] = [name]
+            names[f"{parts[stem]}.{kind}"] = [name]
             continue
         _, layer, part = stem.split(".", 2)
+        if (whole := _fused(config, part)) is not None:
+            each = [f"layers.{layer}.{one}.{kind}" for one in family.fused[whole]]
+            names[f"blk.{layer}.{parts[whole]}.{kind}"] = [one for one in each if one in shapes]
+            continue
+        if f"{part}.{kind}" in parts:  # such as ssm_a, which is no weight of a linear layer
+            names[f"blk.{layer}.{parts[f'{part}.{kind}']}"] = [name]
+            continue
         expert = _EXPERT.fullmatch(part)
         stored = f"ffn_{expert[1]}_exps" if expert else parts[part]
         fused = config.model_type == "gpt2" or f"blk.{layer}.attn_qkv.{kind}" in held
@@ -133,18 +143,35 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
     return names
 
 
+def _fused(config: DecoderConfig, part: str) -> str | None:
+    """The tensor of several parts, a key of `Family.fused`, in which a GGUF file has this one."""
+    family = FAMILIES[config.model_type]
+    return next((name for name, parts in family.fused.items() if part in parts and name in family.gguf_names), None)
+
+
+def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without dimensions of 1, and of a vector its length: llama.cpp stores some of them as matrices."""
+    return (math.prod(shape),) if len(wanted) == 1 else tuple(size for size in shape if size > 1)
+
+
 def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     return values if order is None else values[np.argsort(order)]
 
 
-def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first`."""
+def _rows(
+    config: DecoderConfig, name: str, first: int, shape: tuple[int, ...], outs: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first` of `outs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
+    fused = _fused(config, name.rpartition(".")[0].split(".", 2)[-1])
+    if fused is not None and (groups := groups_of(config, fused)) > 1:
+        order = np.arange(outs).reshape(groups, -1)
+        chosen = order[:, first // groups : (first + shape[0]) // groups].ravel()
     if len(shape) == 1 and ".experts." in name:
         return lambda raw: raw[first // shape[0] :][:1]  # a row for each expert
     if len(shape) == 1:
-        return lambda raw: raw[:, chosen]
+        return lambda raw: raw.reshape(1, -1, raw.shape[-1])[:, chosen]
     return lambda raw: raw[chosen]

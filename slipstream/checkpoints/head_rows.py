@@ -5,6 +5,15 @@ import re
 import numpy as np
 
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.families import FAMILIES
+
+
+def groups_of(config: DecoderConfig, fused: str) -> int:
+    """Return how many groups of rows a fused tensor has: see `Family.grouped`."""
+    kind = FAMILIES[config.model_type].grouped.get(fused)
+    recurrent = config.recurrences[0].groups if config.recurrences else 1
+    return {None: 1, "heads": config.heads, "groups": recurrent}[kind]
+
 
 _TURNED = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
 

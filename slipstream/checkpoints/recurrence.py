@@ -20,6 +20,7 @@ class Recurrence:
     normed     outputs that are normed together by an RMS norm: of a head, or of several; 0: none.
     gate_first whether outputs are gated before they are normed.
     time_steps the bounds of the time step of Mamba-2.
+    tiled      whether head i is of group i % groups, as in GGUF files of Qwen3.5; else heads of a group are neighbours.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Recurrence:
     normed: int = 0
     gate_first: bool = False
     time_steps: tuple[float, float] = (0.0, float("inf"))
+    tiled: bool = False
 
     @property
     def width(self) -> int:
@@ -70,6 +72,12 @@ class Recurrence:
         """All projections of the input, in the order of the kernels -> their outputs."""
         factors = {"factors": self.width} if self.kind == CONVOLUTION else {}
         return self.mixed | factors | dict.fromkeys(self.per_head, self.heads) | {"gates": self.width}
+
+    def products(self, at: str) -> tuple[list[str], list[str], list[str]]:
+        """Names of `projections`: those before the numbers of each head, these, and the gates."""
+        names = [f"{at}.{name}" for name in self.projections]
+        each = len(self.per_head)
+        return names[: -1 - each], names[-1 - each : -1], names[-1:]
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Canonical part -> shape of every weight."""

@@ -34,7 +34,7 @@ from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.gguf_weights import GgufTensors
-from slipstream.checkpoints.head_rows import rows_of_halves
+from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.lora import Adapter
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
@@ -312,10 +312,7 @@ def _canonical(
     stem, _, kind = name.rpartition(".")
     found = _OF_LAYER.fullmatch(stem)
     at, part = found.groups() if found else ("", "")
-    groups = {"": 1, "heads": config.heads, "groups": config.recurrences[0].groups if config.recurrences else 1}[
-        family.grouped.get(part, "")
-    ]
-    spans, first = [], 0
+    groups, spans, first = groups_of(config, part), [], 0
     for each in family.fused.get(part, ()):
         whole = _of_mlp(f"{at}.{each}.{kind}", config)
         if whole not in expected:

@@ -1,7 +1,10 @@
 """`slipstream verify`: checks that speculation does not change the target's output."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -12,8 +15,9 @@ from slipstream.cli.measuring import OutputOptions, PromptOptions, run
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.core.strict import JsonObject
-from slipstream.errors import ParameterError
+from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.results import Result, check_writable
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ def verify(
     samples: int = option(200, "Samples per prompt at each server.", min=1),
     level: float = option(1e-3, "Probability that a correct run is called a bug."),
     files: OutputOptions,
+    junit: Path | None = option(None, "Write the verdicts to this JUnit file, for CI.", metavar="FILE"),
     base_url: str | None = option(
         None, "Check a server that speculates, as in http://localhost:8000/v1.", metavar="URL"
     ),
@@ -49,7 +54,10 @@ def verify(
     without the drafter, with 1, 2 and K draft tokens; differences within the measured rounding of this model's logits
     are not bugs. Samples are tested against the target's exact distribution (at the given temperature, else 1), which
     is computed by code of its own. Beside your parameters, requests with filters, penalties, stops and biases run side
-    by side, join and are preempted. Exit code 1 if there is a bug, or if too little was drafted to test anything.
+    by side, join and are preempted. Each step of sampled texts is replayed from its logits and random numbers.
+
+    Exit code 0: no difference; 1: there is one; 2: it could not be tested, because a server failed or too little was
+    drafted.
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
     the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, servers are asked the
@@ -58,6 +66,8 @@ def verify(
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()
     files.check()
+    if junit is not None:
+        check_writable(junit)
     if is_about_servers(base_url or against, "--base-url", models, engine):
         params = sampling.params()
         served = {
@@ -70,17 +80,18 @@ def verify(
                 "plain": make_vllm_server(models, engine, plain=True),
             }
             with start_servers(servers, engine) as places:
-                return compare_servers(places["speculation"], places["plain"], served_model, served, prompts, files)
+                urls = places["speculation"], places["plain"]
+                compare_servers(*urls, served_model, served, prompts, files, junit)
         if base_url is None or against is None:
             raise ParameterError(
                 "one of --base-url and --against is missing",
                 why="texts of a server that speculates are compared with those of one that does not",
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
-        return compare_servers(base_url, against, served_model, served, prompts, files)
+        compare_servers(base_url, against, served_model, served, prompts, files, junit)
     from slipstream.core.rules import find_rule
     from slipstream.templates.sizes import duration
-    from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, seconds, steps, verify as verified
+    from slipstream.verify.verification import CHECKS, VerifyConfig, seconds, steps, verify as verified
 
     possible = ("greedy",) if find_rule(models.rule).greedy_only else CHECKS
     config = VerifyConfig(
@@ -91,26 +102,43 @@ def verify(
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
     render.line(f"this takes about {duration(seconds(llm, chosen, config))}, by the speed of its first text")
-    result, code = run(
-        files, "checking", steps(chosen, config, llm.most_draft_tokens),
+    report(
+        files, junit, "checking", steps(chosen, config, llm.most_draft_tokens),
         lambda advance: verified(llm, chosen, config, files.out, advance, models.method),
     )  # fmt: skip
-    raise typer.Exit(code or (1 if result.data.verdict in ("BUG", UNTESTED) else 0))
+
+
+def report(
+    files: OutputOptions, junit: Path | None, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
+) -> NoReturn:
+    """Run the checks as `run` does, write the JUnit file, and end with the exit code of the verdict."""
+    from slipstream.verify.junit import write_junit
+    from slipstream.verify.verification import UNTESTED
+
+    try:
+        result, code = run(files, what, total, measure)
+    except ServedError as fault:
+        if junit is not None:
+            write_junit(junit, None, str(fault))
+        raise
+    if junit is not None:
+        write_junit(junit, result)
+    raise typer.Exit({"BUG": 1, UNTESTED: 2}.get(result.data.verdict, code) if code != 130 else code)
 
 
 def compare_servers(
-    base_url: str, against: str, name: str, fields: JsonObject, prompts: PromptOptions, files: OutputOptions
-) -> None:
+    base_url: str, against: str, name: str, fields: JsonObject, prompts: PromptOptions, files: OutputOptions,
+    junit: Path | None,
+) -> NoReturn:  # fmt: skip
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
     `ServedConfig`."""
-    from slipstream.verify.served import UNTESTED, ServedConfig, count_requests, verify_served
+    from slipstream.verify.served import ServedConfig, count_requests, verify_served
 
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
-    result, code = run(
-        files, "asking", count_requests(len(chosen), config),
+    report(
+        files, junit, "asking", count_requests(len(chosen), config),
         lambda advance: verify_served(served, reference, chosen, config, files.out, advance),
     )  # fmt: skip
-    raise typer.Exit(code or (1 if result.data.verdict in ("BUG", UNTESTED) else 0))

@@ -84,7 +84,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
         "top-k": {"top_k": 4},
         "top-p": {"top_p": 0.6},
         "min-p": {"min_p": 0.08},
-        "all filters": {"top_k": 12, "top_p": 0.9, "min_p": 0.02},
+        "all filters": {"top_k": 12, "top_p": 0.9, "min_p": 0.02, "temperature": min(100.0, 1.5 * base.temperature)},
         "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": 0.5, "logprobs": 1},
         "repeats": {"frequency_penalty": 0.8, "presence_penalty": -2.0},
         "stop ids": {"stop_token_ids": tuple(frequent[:3]), "min_tokens": 3},
@@ -131,12 +131,15 @@ def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float |
 
 
 def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
-    """Two strings that texts of this model hold: one within a token, one across two."""
+    """Strings that texts of this model often hold: one within a token, two that no token holds alone."""
     if llm.tokenizer is None:
         return ()
-    within = Counter(llm.text_of([token]).strip()[:2] for text in texts for token in text)
-    across = Counter(llm.text_of(pair).strip()[:4] for text in texts for pair in pairwise(text))
-    strings = [next((s for s, _ in each.most_common() if len(s) > 1), "") for each in (within, across)]
+    pieces = [[llm.text_of([token]) for token in text] for text in texts]
+    within = Counter(piece.strip()[:2] for text in pieces for piece in text)
+    across = Counter(one[-1:] + other[:1] for text in pieces for one, other in pairwise(text))
+    known = {piece for text in pieces for piece in text}
+    borders = [s for s, _ in across.most_common() if len(s) > 1 and not any(s in piece for piece in known)]
+    strings = [next((s for s, _ in within.most_common() if len(s) > 1), ""), *borders[:2]]
     return tuple(dict.fromkeys(string for string in strings if string))
 
 
@@ -171,19 +174,30 @@ def continued(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int)
     ]
 
 
+def crossed(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
+    """Requests that go on like one earlier text behind the beginning of another, as prompts made of common parts do. A
+    prefix cache holds blocks of both, of `block` tokens, and must not join them."""
+    texts = [[*one.ids, *output] for one, output in zip(requests, outputs, strict=True)]
+    crossed = []
+    for one, own, other in zip(requests, texts, [*texts[-2:], *texts], strict=False):  # two after each other are alike
+        if len(own) >= 2 * block and len(other) > block and own[:block] != other[:block]:
+            crossed.append(replace(one, name=f"{one.name}, crossed", ids=[*other[:block], *own[block:]]))
+    return crossed
+
+
 def together(
-    llm: LLM, drafter: Drafter | None, requests: Seq[PanelRequest], seeds: Iterator[int] | None, batch: int
+    llm: LLM, drafter: Drafter | None, requests: Seq[PanelRequest], streams: Iterator[Stream] | None, batch: int
 ) -> list[Sequence]:
     """Decodes requests as a busy server does: they join one by one, begin where earlier texts with the same beginning
-    ended, and some are preempted. seeds: one for each request; None: those of their parameters. Raises what a request
-    failed with."""
+    ended, and some are preempted. streams: random numbers of each request; None: those of its parameters.
+    Raises what a request failed with."""
     llm.use(drafter)
     before, llm.max_batch = llm.max_batch, batch
     engine = llm.engine()
     llm.max_batch = before
     seqs = [llm.sequence(list(request.ids), request.params) for request in requests]
-    for seq, seed in zip(seqs, seeds or (), strict=False):
-        seq.random = Stream(seed)
+    for seq, stream in zip(seqs, streams or (), strict=False):
+        seq.random = stream
     coming = iter(seqs)
     try:
         for seq in islice(coming, 2):

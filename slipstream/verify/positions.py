@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence, is_coupled, request_ids
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
@@ -18,6 +19,8 @@ from slipstream.verify import outcomes
 from slipstream.verify.outcomes import Evidence
 from slipstream.verify.panel_requests import PanelRequest, together
 from slipstream.verify.reference import Context, distribution, impossible, logits_of, wrong_end, wrong_logprob
+from slipstream.verify.replay import EndStream, Probe, wrong_step
+from slipstream.verify.report_verify import Control
 
 Ranks = tuple[float, float]
 """u_t and v_t of a token (see `outcomes`)."""
@@ -33,12 +36,14 @@ class Proposal:
     ids, q   tokens that it may propose with their probabilities, or the proposed tokens and None if they were chosen
              deterministically. None for no draft token, or where they depend on the random numbers of verification, as
              under `coupled`.
+    probe    logits of the pass that decided the token; None where several tokens were decoded in one call.
     """
 
     place: str
     behind: bool = False
     ids: np.ndarray | None = None
     q: np.ndarray | None = None
+    probe: Probe | None = None
 
     def favoured(self, p: np.ndarray) -> np.ndarray | None:
         """The tokens that the draft makes more likely than the target does (without q: all that were proposed)."""
@@ -51,7 +56,7 @@ class Proposal:
 class Positions:
     """Collects the evidence of a run.
 
-    noise     largest change of a logit by rounding.
+    control   how much rounding changes logits.
     seed      of the random shares of the ranks.
     proposed  what was proposed at each output position of each sequence.
     faults    what is wrong with single texts, whatever was drawn.
@@ -62,7 +67,7 @@ class Positions:
 
     llm: LLM
     drafter: Any
-    noise: float = 0.0
+    control: Control
     seed: int = 0
     evidence: dict[str, Evidence] = field(default_factory=lambda: defaultdict(Evidence))
     proposed: dict[int, dict[int, Proposal]] = field(default_factory=lambda: defaultdict(dict))
@@ -81,7 +86,7 @@ class Positions:
 
         def noting(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
             for b, seq in enumerate(seqs):
-                self._note(seq, draft, b, verdict)
+                self._note(seq, draft, b, out, verdict)
             observe(seqs, draft, out, verdict)
 
         self.drafter.observe = noting
@@ -90,8 +95,14 @@ class Positions:
         finally:
             del self.drafter.observe
 
-    def _note(self, seq: Sequence, draft: Draft, b: int, verdict: Verdict) -> None:
+    def _note(self, seq: Sequence, draft: Draft, b: int, out: TargetOut, verdict: Verdict) -> None:
         run, children, start = verdict.run(draft, b), draft.children(b), draft.splits[b]
+
+        def row_of(node: int) -> np.ndarray:
+            return out.logits[start + b + 1 + node, : self.llm.target.vocab_size].double().cpu().numpy()  # [V]
+
+        wrong = wrong_step(seq, draft, b, verdict, row_of, (seq.rule or self.llm.rule).name == "rejection")
+        self.faults += [wrong] if wrong else []
         first = len(seq.output) - len(run)
         for depth, parent in enumerate((-1, *verdict.path[b])[: len(run)], 1):
             nodes = [start + node for node in children.get(parent, [])]
@@ -103,7 +114,8 @@ class Positions:
                     row = draft.q[nodes[0]].cpu().numpy()  # [V]
                     ids = np.argpartition(-row, min(KEPT, len(row) - 1))[:KEPT]
                     q = row[ids]
-            self.proposed[seq.id][first + depth - 1] = Proposal(place, depth > 1 and self._by_place, ids, q)
+            probe = Probe.of(row_of(parent), run[depth - 1])
+            self.proposed[seq.id][first + depth - 1] = Proposal(place, depth > 1 and self._by_place, ids, q, probe)
 
     def _place(self, depth: int, proposed: bool, drafted: bool) -> str:
         if not self._by_place:
@@ -118,7 +130,7 @@ class Positions:
         """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
         outputs."""
         with self._noted():
-            seqs = together(self.llm, self.drafter, requests, seeds, batch)
+            seqs = together(self.llm, self.drafter, requests, map(Stream, seeds), batch)
         beside: list[float] = []  # v_t of the request before
         for request, seq in zip(requests, seqs, strict=True):
             self.stats += seq.stats
@@ -134,15 +146,25 @@ class Positions:
             advance()
         return [seq.output for seq in seqs]
 
+    def decode_at_ends(self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int) -> None:
+        """Decode with the ends of the random numbers, and replay each step. The tokens are no samples."""
+        with self._noted():
+            together(self.llm, self.drafter, requests, map(EndStream, seeds), batch)
+        self.proposed.clear()
+
     def _text(self, request: PanelRequest, seq: Sequence) -> list[Ranks]:
         text, placed = seq.output, list[Ranks]()
         proposed, undrafted = self.proposed.pop(seq.id, {}), Proposal(self._place(1, False, False))
         for t, logits in enumerate(logits_of(self.llm.target, request_ids(seq), text, seq.params)):
             if seq.params.logprobs is not None:
-                wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.noise)
+                wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.control.noise)
                 self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []
             context = (seq.params, seq.tokens[: seq.prompt], text[:t], seq.stop_ids)
-            placed += self._token(logits, context, text[t], proposed.get(t, undrafted), placed[-1:])
+            proposal = proposed.get(t, undrafted)
+            moved = 0.0 if proposal.probe is None else proposal.probe.moved(logits)
+            if moved > self.control.limit:
+                self.faults.append(f"{request.name}: logits before token {t} are off by {moved:.2g}")
+            placed += self._token(logits, context, text[t], proposal, placed[-1:])
         return placed
 
     def _token(
@@ -153,7 +175,7 @@ class Positions:
         params, prompt, output, _ = context
         never = None
         if p[token] == 0 or params.top_k or params.top_p < 1 or params.min_p:
-            never = impossible(p, logits, context, self.noise)
+            never = impossible(p, logits, context, self.control.noise)
         if p[token] == 0:
             # Where rounding decides at the border of a filter, a token may be kept that is dropped here.
             self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]

@@ -118,10 +118,12 @@ def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
 
 
 def wrong_logprob(logits: np.ndarray, token: int, said: TokenLogprob, noise: float) -> str | None:
-    """What is wrong with the log-probability of a token under these logits [V]; None if nothing is. noise: largest
-    change of a logit by rounding."""
-    x = logits - logits.max()
-    right = float(x[token] - np.log(np.exp(x).sum()))
-    if said.id == token and abs(said.logprob - right) <= 2 * noise + 1e-6:
-        return None
-    return f"log-probability {said.logprob:.6g} of id {said.id}, it is {right:.6g} of id {token}"
+    """What is wrong with the log-probability of a token under these logits [V], or with those of its alternatives; None
+    if nothing is. noise: largest change of a logit by rounding."""
+    right = logits - logits.max()
+    right -= np.log(np.exp(right).sum())
+    best = np.sort(right)[::-1]  # the alternatives have these, in this order
+    for (given, logprob), due in zip([(token, said.logprob), *said.top], [right[token], *best], strict=False):
+        if max(abs(logprob - right[given]), abs(logprob - due)) > 2 * noise + 1e-6:
+            return f"log-probability {logprob:.6g} of id {given}, it is {right[given]:.6g}"
+    return None if said.id == token else f"log-probability of id {said.id} in place of id {token}"

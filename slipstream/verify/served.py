@@ -8,7 +8,9 @@ sampling parameters, and the comparison is between two samples:
               margin between the two tokens at the reference, against that noise, tells a near-tie from a bug.
     sampled   texts with seeds of their own at each server. For each prompt, a permutation test of the counts of all
               n-grams of up to three tokens, in which whole texts change sides (exact, whatever the dependence within
-              a text).
+              a text). Over all prompts together, the same test of how often a token is the most frequent one after
+              the token before it, the second, ... (`count_choices`). It has few degrees of freedom, so the smallest
+              shift that it finds is known: `smallest_shift`.
 
 A server that drafts nothing passes every comparison, so its counters are read before and after each check; with fewer
 draft tokens than in `verification` the check is "not tested".
@@ -18,9 +20,13 @@ p-value decides, at a level that keeps the probability of a false alarm over all
 """
 
 import asyncio
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +42,10 @@ from slipstream.measure.provenance import note_conditions, text_digest
 from slipstream.measure.results import Result, recording
 from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
 from slipstream.measure.traffic_client import TrafficClient
-from slipstream.verify.outcomes import SCREEN, decisive_level
+from slipstream.verify.outcomes import SCREEN, decisive_level, shift_seen
 from slipstream.verify.report_verify import mark, shorten
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
-from slipstream.verify.verification import FEWEST_DRAFTED, SAME, UNTESTED
+from slipstream.verify.verification import FEWEST_DRAFTED, POWER, SAME, UNTESTED
 
 BLIND_TO = (
     "What this comparison cannot see: whose tokens were drafted, if others use the server, too; faults of both; "
@@ -73,6 +79,28 @@ class ServedConfig(Strict):
     more: JsonMapping = field(default_factory=dict)
 
 
+PLACES = 6
+"""Places of a token among those that follow the token before it; the last one is of all that are less frequent."""
+ALL_PROMPTS = "all prompts"
+
+
+def smallest_shift(tokens: float, level: float, prompts: int) -> float:
+    """The total variation between the shares of the `PLACES` at two servers that is found with probability `POWER`, if
+    each gave so many tokens that have a place. A shift x adds at least 2 x^2 for each token to the noncentrality: as
+    much as it adds if two places have half of the tokens each."""
+    return min(1.0, math.sqrt(_noncentrality(level, prompts) / (2 * max(1.0, tokens))))
+
+
+def requests_for(shift: float, length: int = 16, level: float = 1e-3, prompts: int = 9) -> int:
+    """Sampled requests, to both servers together, in which a shift of this total variation is found with probability
+    `POWER`, if all their tokens have a place. It is at most 1, and above 0."""
+    return math.ceil(_noncentrality(level, prompts) / shift**2 / length)
+
+
+def _noncentrality(level: float, prompts: int) -> float:
+    return shift_seen(PLACES - 1, decisive_level(level, prompts + 1), math.sqrt(POWER))
+
+
 @dataclass(frozen=True)
 class ServedText:
     """A greedy text. repeats: whether the reference gave the same one twice. noise: of log-probabilities, in nats.
@@ -89,7 +117,8 @@ class ServedText:
 
 @dataclass(frozen=True)
 class SampledPrompt:
-    """p, second_p: of the permutation test, and of the one on new samples, which decides at `level`."""
+    """p, second_p: of the permutation test, and of the one on new samples, which decides at `level`.
+    smallest_shift: see the function of this name; None: not known."""
 
     prompt: str
     samples: int
@@ -97,6 +126,7 @@ class SampledPrompt:
     second_p: float | None
     level: float
     verdict: str
+    smallest_shift: float | None = None
 
 
 @dataclass(frozen=True)
@@ -228,7 +258,7 @@ def _sampled(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
 ) -> list[SampledPrompt]:  # fmt: skip
-    decisive = decisive_level(config.level, len(prompts))
+    decisive = decisive_level(config.level, len(prompts) + 1)
 
     def draw(place: Endpoint, i: int, side: int, look: int) -> list[tuple[str, ...]]:
         """The tokens of each text, or its characters if the server does not tell tokens."""
@@ -242,29 +272,61 @@ def _sampled(
 
         return [tuple(answer.tokens or answer.text) for answer in pool.map(ask, seeds)]
 
-    rows = []
-    for i, (name, _) in enumerate(prompts):
-        looks: list[float] = []
-        for look in (0, 1):
-            texts, other = (draw(place, i, side, look) for side, place in enumerate((served, reference)))
-            looks.append(compare_ngrams(texts, other, np.random.default_rng([config.seed, i, look])))
-            if looks[0] >= SCREEN:
-                break
-        second = looks[1] if len(looks) > 1 else None
+    @cache
+    def samples(look: int, i: int) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        return draw(served, i, 0, look), draw(reference, i, 1, look)
+
+    def look_at(name: str, texts: int, test: Callable[[int], float]) -> SampledPrompt:
+        """The row of a test of new samples at each look, of which there is a second if the first one fails."""
+        p = test(0)
+        second = test(1) if p < SCREEN else None
         said = BUG if second is not None and second < decisive else SAME
-        rows.append(SampledPrompt(name, config.samples, looks[0], second, decisive, said))
-    return rows
+        return SampledPrompt(name, texts, p, second, decisive, said)
+
+    def of_prompt(i: int, look: int) -> float:
+        return compare_ngrams(*samples(look, i), np.random.default_rng([config.seed, i, look]))
+
+    def of_all(look: int) -> float:
+        each = [count_choices(*samples(look, i)) for i in range(len(prompts))]
+        tokens[look] = sum(float(one.sum() + other.sum()) for one, other in each) / 2
+        return permute(each, np.random.default_rng([config.seed, len(prompts), look]), PERMUTATIONS)
+
+    tokens = dict[int, float]()
+    rows = [look_at(name, config.samples, partial(of_prompt, i)) for i, (name, _) in enumerate(prompts)]
+    together = look_at(ALL_PROMPTS, config.samples * len(prompts), of_all)
+    return [*rows, replace(together, smallest_shift=smallest_shift(tokens[0], config.level, len(prompts)))]
+
+
+def count_choices(one: Seq[Seq[str]], other: Seq[Seq[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """For each text of two samples, how many of its tokens have each of the `PLACES`, float32 [texts, places].
+
+    A token's place is that of its frequency after the token before it, or at the beginning of the text, in both samples
+    together: so it says nothing of the sample that the text is from. A token that nothing else follows has no place.
+    """
+    after: dict[str, Counter[str]] = defaultdict(Counter)  # by the token before; "" at the beginning
+    for text in (*one, *other):
+        for before, token in pairwise(("", *text)):
+            after[before][token] += 1
+    place = {
+        (before, token): min(at, PLACES - 1)
+        for before, counts in after.items() if len(counts) > 1
+        for at, (token, _) in enumerate(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+    }  # fmt: skip
+    sides = []
+    for texts in (one, other):
+        counts = np.zeros((len(texts), PLACES), dtype=np.float32)
+        for row, text in zip(counts, texts, strict=True):
+            for pair in pairwise(("", *text)):
+                if pair in place:
+                    row[place[pair]] += 1
+        sides.append(counts)
+    return sides[0], sides[1]
 
 
 def compare_ngrams(
     one: Seq[Seq[str]], other: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> float:
-    """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3).
-
-    Statistic: sum over n-grams of (a - b)^2 / (a + b), a and b the counts per text. Texts, not n-grams, are permuted,
-    so the test is exact however the tokens of a text depend on each other. The smallest p-value is
-    1 / (permutations + 1).
-    """
+    """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3)."""
     texts = [*one, *other]
     index: dict[tuple[str, ...], int] = {}
     places = [
@@ -279,21 +341,32 @@ def compare_ngrams(
     for row, place in zip(counts, places, strict=True):
         np.add.at(row, place, 1.0)
     counts = counts[:, counts.sum(0) > 1]  # an n-gram that occurs once moves no statistic when texts change sides
-    total, n = counts.sum(0), len(one)
+    return permute([(counts[: len(one)], counts[len(one) :])], rng, permutations)
+
+
+def permute(groups: Seq[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator, permutations: int) -> float:
+    """p-value that both samples of each group have one distribution. A sample: counts of the same kinds of things in
+    each of its texts, float32 [texts, kinds].
+
+    Statistic: sum over kinds of (a - b)^2 / (a + b), a and b the counts of all groups together. Texts change sides
+    within their group, so the test is exact however the things in a text depend on each other. The smallest p-value is
+    1 / (permutations + 1).
+    """
+    total = sum(one.sum(0) + other.sum(0) for one, other in groups)
     weights = 1 / np.maximum(total, 1)
-
-    def statistic(a: np.ndarray) -> np.ndarray:
-        """a: counts of the first group, float32 [..., n-grams]."""
-        difference = a / n - (total - a) / len(other)
-        return (difference**2 * weights).sum(-1)
-
-    seen = float(statistic(counts[:n].sum(0)))
+    apart = sum(one.sum(0) / max(1, len(one)) - other.sum(0) / max(1, len(other)) for one, other in groups)
+    seen = float((apart**2 * weights).sum())
     above = 0
     for start in range(0, permutations, 100):
-        chosen = np.zeros((min(100, permutations - start), len(texts)), dtype=np.float32)
-        for row in chosen:
-            row[rng.permutation(len(texts))[:n]] = 1.0
-        above += int((statistic(chosen @ counts) >= seen * (1 - 1e-6)).sum())
+        times = min(100, permutations - start)
+        difference = np.zeros((times, len(total)), dtype=np.float32)
+        for one, other in groups:
+            counts = np.concatenate([one, other])
+            shares = np.full((times, len(counts)), 1 / max(1, len(one)), dtype=np.float32)
+            for row in shares:
+                row[rng.permutation(len(counts))[: len(other)]] = -1 / max(1, len(other))
+            difference += shares @ counts
+        above += int(((difference**2 * weights).sum(-1) >= seen * (1 - 1e-6)).sum())
     return (1 + above) / (1 + permutations)
 
 
@@ -316,10 +389,12 @@ def _lead(data: ServedData, settings: JsonObject) -> str:
     known = [row.drafted for row in data.coverage.values() if row.drafted is not None]
     drafts = f"{sum(known):.0f} tokens were drafted" if known else "whether anything was drafted is not known"
     same = sum(row.verdict == IDENTICAL for row in data.greedy)
+    shift = data.sampled[-1].smallest_shift if data.sampled else None
+    power = f", a shift of total variation {shift:.3f} is found with probability {POWER:g}" if shift else ""
     return (
         f"No difference found between {what} that rounding does not explain: {same} of {len(data.greedy)} greedy "
-        f"texts identical, {len(data.sampled)} prompts sampled {settings['samples']} times each (false-alarm "
-        f"probability {settings['level']:g}); {drafts}."
+        f"texts identical, {sum(row.prompt != ALL_PROMPTS for row in data.sampled)} prompts sampled "
+        f"{settings['samples']} times each (false-alarm probability {settings['level']:g}{power}); {drafts}."
     )
 
 
@@ -350,5 +425,6 @@ def _sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
     return tabulate(
         f"Sampled texts of {settings['length']} tokens", rows, columns,
         f"p: permutation test over whole texts, by their n-grams. Again: p-value on new samples, where the first was "
-        f"below {SCREEN:g}; only it decides.",
+        f"below {SCREEN:g}; only it decides. {ALL_PROMPTS.capitalize()}: how often a token is the most frequent one "
+        "after the token before it, the second, and so on; a total variation is one between these shares.",
     )  # fmt: skip

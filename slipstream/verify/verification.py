@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.params import SamplingParams, Strict, integer, number, option
+from slipstream.core.random import VERIFY
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -43,7 +44,7 @@ from slipstream.measure.provenance import note_provenance
 from slipstream.measure.results import Result, recording
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
-from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continued, panel
+from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continued, crossed, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.report_verify import UNTESTED as UNTESTED, ComparedText, Coverage, TestedPlace, VerifyData
@@ -107,7 +108,7 @@ def seconds(llm: LLM, prompts: PromptSet, config: VerifyConfig) -> float:
     took = (perf_counter() - began) / len(seq.output) * tokens
     llm.use(drafter)
     short = min(1.0, panel_requests.SHORT / tokens)  # requests of a panel; see `_compare` and `_look`
-    pair, sampled = 11 * n + 232 * short, config.texts * (6 + 26 * short) + config.reach / tokens
+    pair, sampled = 11 * n + 100 * short, config.texts * (6 + 17 * short) + 24 * short + config.reach / tokens
     each = {"greedy": pair, "coupled": pair, "distribution": sampled}
     return took * (3 * n + sum(each[name] for name in set(config.checks)))
 
@@ -195,8 +196,8 @@ class Checks:
         before, n = self.stats, len(self.ids)
         unmixed = [PanelRequest(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
         mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mixed_lengths(self.most))
-        mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 6, [self.most])
-        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 2, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 3, [self.most])
         mixed += continued(unmixed, self.plain, self.llm.checks.longest)
         mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
         plain = [seq.output for seq in self._decoded(None, mixed)]
@@ -236,6 +237,10 @@ class Checks:
         self.data.coverage[check] = Coverage(drafted, accepted, verdict)
 
     def distribution(self) -> None:
+        unseeded = replace(self.config.sampled, seed=None)
+        one, other = (self.llm.sequence(self.ids[0], unseeded).random.uniforms(VERIFY, 0, 4) for _ in range(2))
+        if (one == other).all():
+            self.data.faults.append("two requests without a seed have the same random numbers")
         decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
         first = self._look(0, 1)
         tests = [tested(place, first.evidence[place]) for place in PLACES if place in first.evidence]
@@ -260,7 +265,7 @@ class Checks:
         then of all settings side by side; then of texts that continue others; then with lengths that are chosen."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
-        positions = Positions(llm, self.drafter, self.noise.noise, next(seeds))
+        positions = Positions(llm, self.drafter, self.noise, next(seeds))
         base, longest = replace(config.sampled, seed=None), llm.checks.longest
         requests = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, panel_requests.lengths(self.most))
         further = min(config.reach, longest) - len(requests[0].ids)
@@ -269,7 +274,7 @@ class Checks:
         )
         settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
         beside = panel(self.names, self.ids, settings, times * config.texts, panel_requests.mixed_lengths(self.most))
-        beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
+        beside += panel(self.names, self.ids, among(settings, ENDS), times * config.texts, [self.most])
         alike = {"": base} | among(settings, panel_requests.HISTORY)
         chosen = panel(self.names, self.ids, alike, 2 * times * config.texts, [self.most])
         before, llm.draft_tokens = llm.draft_tokens, self.most
@@ -277,14 +282,22 @@ class Checks:
         try:
             outputs = positions.decode(requests, seeds, panel_requests.BATCH, self.advance)
             positions.decode(beside, seeds, panel_requests.TOGETHER, self._at_most(len(requests)))
-            further_on = continued(requests, outputs, longest)[: config.texts]
+            further_on = continued(requests, outputs, longest)[: config.texts] + self._crossed(requests, outputs)
             positions.decode(further_on, seeds, panel_requests.TOGETHER, unseen)
+            positions.decode_at_ends(
+                panel(self.names, self.ids, settings, 2, [self.most]), seeds, panel_requests.TOGETHER
+            )
             llm.draft_tokens, positions.further = SeededLengths(self.most, next(seeds)), [CHOSEN]
             positions.decode(chosen, seeds, panel_requests.TOGETHER, unseen)
         finally:
             llm.draft_tokens = before
         self.data.faults += positions.faults
         return positions
+
+    def _crossed(self, requests: Seq[PanelRequest], outputs: Seq[Seq[int]]) -> list[PanelRequest]:
+        memory, longest = self.llm.target.capabilities.memory, self.llm.checks.longest
+        each = [] if memory is None else crossed(requests, outputs, memory.block)
+        return [one for one in each if len(one.ids) + one.params.max_tokens <= longest][: self.config.texts]
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
         """Seeds of requests that no other purpose, look or run has."""

@@ -117,8 +117,8 @@ def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int,
 @pytest.mark.parametrize(
     ("owner", "name", "number"),
     [
-        (run_module, "prepare_data", signal.SIGINT), (run_module, "held_out_text", signal.SIGTERM),
-        (acceptance, "write_masked", signal.SIGINT), (run_module, "held_out", signal.SIGTERM),
+        (run_module, "prepare_data", signal.SIGINT), (run_module, "write_held_out_text", signal.SIGTERM),
+        (acceptance, "write_masked", signal.SIGINT), (run_module, "read_held_out", signal.SIGTERM),
         (run_report, "estimate", signal.SIGTERM), (Loop, "evaluate", signal.SIGINT),
     ],
 )  # fmt: skip

@@ -2,11 +2,12 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 from slipstream.core import step
 from slipstream.core.rules import follow
 
-QUICK = ["-n", "4", "--texts", "2", "--reach", "0", "--seed", "1", "-k", "3"]
+QUICK = ["-n", "4", "--texts", "4", "--reach", "0", "--seed", "1", "-k", "3"]
 
 
 def test_the_report_for_people(cli, report, pair, texts, tmp_path):
@@ -33,18 +34,22 @@ def test_json_for_programs_and_samples_of_its_own_for_each_run_without_a_seed(cl
     assert one["settings"]["seed"] != other["settings"]["seed"]
 
 
-def test_too_few_draft_tokens_are_no_proof_and_end_with_code_1(cli, pair, texts):
+def test_too_few_draft_tokens_are_no_proof_and_end_with_code_2(cli, pair, texts):
     drafter = ["--drafter", "ngram", "-o", "min_ngram=7", "-o", "max_ngram=9"]
-    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", *drafter, code=1)
+    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", *drafter, code=2)
     assert "Not tested: ngram, K=3, rule rejection drafted too little in greedy." in result.shown
 
 
-def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
+def test_a_bug_ends_with_code_1_and_fails_in_the_junit_file(cli, pair, texts, monkeypatch, tmp_path):
     def wrong(draft, picks):
         return follow(draft, [pick ^ 1 for pick in picks] if len(draft) else picks)
 
     monkeypatch.setattr(step, "follow", wrong)
-    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", code=1)
+    junit = tmp_path / "junit.xml"
+    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--junit", junit, code=1)
+    suite = ElementTree.parse(junit).getroot()
+    assert int(suite.get("failures")) == len(suite.findall("testcase[@classname='greedy']/failure")) > 0
+    assert (suite.get("errors"), suite.get("tests")) == ("0", str(len(suite.findall("testcase"))))
     assert "BUG: model, K=3, rule rejection changes the target's output" in result.out
 
 

@@ -198,5 +198,5 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
     assert embedded_role("suffix,eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
         settings = write_configurations(DrafterChoice(name, 4, draft="embedded"))
-        assert settings["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
-        assert settings["slipstream"]["draft"] == "embedded"
+        assert settings.vllm.values["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
+        assert settings.slipstream["draft"] == "embedded"

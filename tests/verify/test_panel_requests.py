@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
 from slipstream.llm import LLM
-from slipstream.verify.panel_requests import END_CHANCE, PanelRequest, continued, panel, settings, together
+from slipstream.verify.panel_requests import (
+    END_CHANCE,
+    PanelRequest,
+    _frequent_strings,
+    continued,
+    panel,
+    settings,
+    together,
+)
 from slipstream.verify.reference import distribution, logits_of, wrong_end
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
@@ -40,7 +49,8 @@ def test_settings_keep_what_the_user_gave_and_leave_out_what_is_then_impossible(
     base = SamplingParams(temperature=0.7, max_tokens=20, frequency_penalty=0.1, logit_bias=biases)
     kept = settings(llm, base, PROMPTS, [[0, 0, 1], [2, 0, 0], [0, 0, 3]])
     assert "stop ids" not in kept, "min_tokens holds back the only token that the user left"
-    assert {params.temperature for params in kept.values()} == {0.7}
+    assert {params.temperature for name, params in kept.items() if name != "all filters"} == {0.7}
+    assert kept["all filters"].temperature == pytest.approx(1.05), "filters apply at another temperature, too"
     assert kept["top-k"].logit_bias == base.logit_bias
 
 
@@ -68,7 +78,9 @@ def test_requests_side_by_side_say_what_each_says_alone_and_are_preempted():
 def test_seeds_decide_what_is_sampled_side_by_side():
     llm = toy()
     requests = panel(["x", "y", "z"], PROMPTS, {"": BASE}, 6, [3])
-    one, same, other = ([s.output for s in together(llm, llm.drafter, requests, count(n), 2)] for n in (0, 0, 1))
+    one, same, other = (
+        [s.output for s in together(llm, llm.drafter, requests, map(Stream, count(n)), 2)] for n in (0, 0, 1)
+    )
     assert one == same != other
 
 
@@ -81,3 +93,14 @@ def test_what_a_request_fails_with_is_raised(monkeypatch):
     monkeypatch.setattr(llm.target, "run", broken)
     with pytest.raises(RuntimeError, match="broken"):
         together(llm, llm.drafter, [PanelRequest("", [1], BASE)], None, 2)
+
+
+def test_stop_strings_cross_the_border_of_two_tokens():
+    """Faults of a search in the last token alone hide where every string lies in one."""
+    llm = toy()
+    llm.tokenizer, words = object(), ["ab", "cd", "ef", "ad"]
+    llm.text_of = lambda ids: "".join(words[token] for token in ids)
+    within, *across = _frequent_strings(llm, [[0, 1, 0, 1, 2], [3, 1, 2]])
+    assert within in words
+    assert "bc" in across
+    assert not any(string in word for string in across for word in words)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from slipstream.verify.served import (
     count_requests,
     judge_texts,
     measure_noise,
+    requests_for,
     verify_served,
 )
 
@@ -196,7 +198,28 @@ def test_a_fault_after_one_letter_alone_is_found():
 
     config = ServedConfig(tokens=8, samples=200, clients=1)
     data = verify_served(Near("http://a", choose=wrong), Near("http://b"), [("two", "hc")], config).data
-    assert [row.verdict for row in data.sampled] == ["BUG"]
+    assert data.sampled[0].verdict == "BUG"
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_shift_of_two_percent_is_found_in_as_many_requests_as_stated(planted):
+    """The likeliest follower of each letter is taken in 2 % of the tokens more, at the cost of the next one: a total
+    variation of 0.02 between the shares. A power of 0.9 is promised where both have half of the tokens each; here the
+    first two have fewer, and it is above 0.99."""
+
+    def wrong(logits, temperature, rng):
+        token = sampled(logits, temperature, rng)
+        first, second = np.argsort(-logits)[:2]
+        chance = 0.02 / (np.exp(logits[second]) / np.exp(logits).sum())
+        return int(first) if temperature and token == second and rng.random() < chance else token
+
+    asked = requests_for(0.02, length=48, prompts=len(PROMPTS))
+    config = ServedConfig(tokens=4, samples=asked // 2 // len(PROMPTS), length=48, clients=1)
+    served = Near("http://a", choose=wrong if planted else sampled)
+    row = verify_served(served, Near("http://b"), PROMPTS, config).data.sampled[-1]
+    assert row.prompt == "all prompts"
+    assert row.smallest_shift == pytest.approx(0.02, rel=0.05)
+    assert row.verdict == ("BUG" if planted else "no difference seen")
 
 
 def test_without_logprobs_a_difference_is_not_judged(serve):
@@ -263,7 +286,12 @@ def test_the_command_compares_servers(serve, capsys, tmp_path):
     idle = ["--base-url", serve(page=VLLM).base_url, *places[2:]]
     with pytest.raises(SystemExit) as left:
         main(["verify", str(file), *idle, *quick])
-    assert left.value.code == 1
+    assert left.value.code == 2
+    gone, junit = ["--base-url", "http://127.0.0.1:9/v1", *places[2:]], tmp_path / "junit.xml"
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(file), *gone, *quick, "--junit", str(junit)])
+    assert left.value.code == 2
+    assert "cannot be reached" in ElementTree.parse(junit).getroot().find("testcase/error").get("message")
     for more, said in (
         (places[:2], "one of --base-url and --against is missing"),
         ([*places, "--drafter", "ngram"], "drafter would be ignored"),

@@ -170,14 +170,13 @@ class Layout:
 
     def joined_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
-        whole = [f"{n}.weight" for n in names]
-        first = [blocks for name in whole if (blocks := weights.blocks(name, slice(0, 1))) is not None]
-        kind = format_holding(first) if len(first) == len(names) else None
+        whole, kind = [f"{n}.weight" for n in names], format_stored(weights, names)
         if kind is None:
             return None
         parts = (weights.blocks(name, rows) for name in whole for rows in weights.slices(name))
         outs = sum(weights.shapes[name][0] for name in whole)
-        return self.blocks(parts, named(kind.name), _joined_bias(weights, names), outs, first[0].shape[1])  # type: ignore[arg-type]
+        columns = weights.shapes[whole[0]][1]
+        return self.blocks(parts, named(kind.name), _joined_bias(weights, names), outs, columns)  # type: ignore[arg-type]
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
@@ -197,6 +196,12 @@ class Layout:
         record["values"], record["format"] = whole.ctypes.data, FORMATS.index(kind)
         record["count"], record["width"] = shape
         return record[()]
+
+
+def format_stored(weights: Weights, names: Seq[str]) -> WeightFormat | None:
+    """The narrowest format that holds all of these linear layers as they are stored; None if that is not in blocks."""
+    first = [blocks for n in names if (blocks := weights.blocks(f"{n}.weight", slice(0, 1))) is not None]
+    return format_holding(first) if len(first) == len(names) else None
 
 
 def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
@@ -309,7 +314,7 @@ def recurrent_layer(
     record["kind"] = {CONVOLUTION: records.CONVOLUTION, DELTA: records.DELTA, STATE_SPACE: records.STATE_SPACE}[
         part.kind
     ]
-    for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "normed", "gate_first"):
+    for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "normed", "gate_first", "tiled"):
         record[name] = getattr(part, name)
     record["gate"] = sum(part.projections.values()) - part.width
     convolved = [weights[f"{at}.conv_{name}.weight"].float()[:, 0] for name in part.mixed]
@@ -384,7 +389,12 @@ def decoder_weights(
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
         if described.recurrence is not None:
             layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
-            layer["qkv"] = joined([f"{at}.recurrent.{part}" for part in described.recurrence.projections])
+            mixed, per_head, gates = described.recurrence.products(f"{at}.recurrent")
+            stored = {format_stored(weights, names) for names in (mixed, per_head, gates) if names}
+            if as_stored and len(stored) > 1:  # the small ones must not widen the large ones
+                layer["qkv"], layer["per_head"], layer["gates"] = joined(mixed), joined(per_head), joined(gates)
+            else:
+                layer["qkv"] = joined([*mixed, *per_head, *gates])
             layer["o"] = joined([f"{at}.recurrent.out_proj"])
         else:
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))

@@ -33,7 +33,7 @@ class Family:
     further     whether its checkpoints may bring layers that predict further tokens (see `heads.mtp_names`): left out.
     gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
-    gguf_names  canonical parts -> names in GGUF files, where those are not llama.cpp's usual ones.
+    gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files, where llama.cpp's usual ones are others.
     gguf_pairs  as `pairs`, in GGUF files.
     """
 

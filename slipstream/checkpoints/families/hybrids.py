@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
 
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
@@ -15,12 +16,14 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
     unsupported,
 )
-from slipstream.checkpoints.families.extras import biases, multipliers
+from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
 from slipstream.checkpoints.families.family import Family, Fields, common, described
 from slipstream.checkpoints.families.llama import sparse_layers
 from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, mixed
+from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
+from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError
 
 LINEAR = "linear_attention"
@@ -66,6 +69,7 @@ def _delta(config: ReadKeys) -> Recurrence:
         key=count_of(config, "linear_key_head_dim", 128),
         value=value,
         normed=value,
+        tiled=flag(config, "value_heads_tiled", False),
     )
 
 
@@ -120,6 +124,63 @@ def _granite_hybrid(config: ReadKeys) -> Fields:
     return mixed(given, experts, recurrence=mixers, scale=scale, rotary=rotary)
 
 
+# --- GGUF files ------------------------------------------------------------------------------------------------------
+
+
+def _layer_types(header: GgufHeader, recurrent: str) -> list[str]:
+    """`layer_types` of config.json: layers without heads of keys and values are recurrent."""
+    given = header.setting("attention.head_count_kv")
+    given = given if isinstance(given, list) else [given] * header.size("block_count")
+    return [FULL if heads else recurrent for heads in given]
+
+
+def _lfm2_keys(header: GgufHeader) -> JsonMapping:
+    return {
+        "conv_L_cache": header.size("shortconv.l_cache"), "block_auto_adjust_ff_dim": False,
+        "conv_bias": any(".shortconv." in each.name and each.name.endswith(".bias") for each in header.tensors),
+        "layer_types": _layer_types(header, "conv"),
+    }  # fmt: skip
+
+
+def _qwen_keys(header: GgufHeader) -> JsonMapping:
+    layers = header.size("block_count") - header.size("nextn_predict_layers")
+    heads, given = header.size("ssm.time_step_rank"), header.setting("attention.recurrent_layers")
+    every = header.size("full_attention_interval") or 4
+    recurrent = given or [(i + 1) % every > 0 for i in range(layers)]
+    size = header.size("attention.key_length") or header.size("embedding_length") // header.size("attention.head_count")
+    return {
+        "num_hidden_layers": layers, "layer_types": [LINEAR if each else FULL for each in recurrent[:layers]],
+        "linear_conv_kernel_dim": header.size("ssm.conv_kernel"), "linear_num_value_heads": heads,
+        "linear_num_key_heads": header.size("ssm.group_count"), "linear_key_head_dim": header.size("ssm.state_size"),
+        "linear_value_head_dim": header.size("ssm.inner_size") // max(heads, 1),
+        "shared_expert_intermediate_size": header.size("expert_shared_feed_forward_length"),
+        "partial_rotary_factor": (header.size("rope.dimension_count") or size) / size,
+    }  # fmt: skip
+
+
+def _granite_hybrid_keys(header: GgufHeader) -> JsonMapping:
+    heads, inner = header.size("ssm.time_step_rank"), header.size("ssm.inner_size")
+    shared = header.size("expert_shared_feed_forward_length") if header.size("expert_count") else 0
+    return {
+        **granite_keys(header), "layer_types": _layer_types(header, "mamba"),
+        "num_local_experts": header.size("expert_count"),
+        "shared_intermediate_size": shared or header.size("feed_forward_length"),
+        "mamba_n_heads": heads, "mamba_d_head": inner // max(heads, 1), "mamba_d_conv": header.size("ssm.conv_kernel"),
+        "mamba_expand": inner // header.size("embedding_length"), "mamba_n_groups": header.size("ssm.group_count"),
+        "mamba_d_state": header.size("ssm.state_size"),
+        "position_embedding_type": "rope" if header.setting("rope.scaling.finetuned", True) else "nope",
+    }  # fmt: skip
+
+
+_SSM = {
+    "recurrent.A_log": "ssm_a", "recurrent.dt_bias": "ssm_dt.bias", "recurrent.conv": "ssm_conv1d",
+    "recurrent.norm": "ssm_norm", "recurrent.out_proj": "ssm_out",
+}  # fmt: skip
+_QWEN_GGUF = _SSM | {
+    "recurrent.in_proj_qkv": "attn_qkv", "recurrent.gates": "attn_gate", "recurrent.betas": "ssm_beta",
+    "recurrent.steps": "ssm_alpha", "self_attn.q_proj": "attn_q", "post_attention_layernorm": "post_attention_norm",
+}  # fmt: skip
+
 _CONVOLVED = ["recurrent.conv_queries", "recurrent.conv_keys", "recurrent.conv_values"]
 _GATED = {
     "self_attn.q_proj": ["self_attn.q_proj", "self_attn.gate_proj"], "recurrent.conv": _CONVOLVED,
@@ -138,6 +199,9 @@ _QWEN = Family(
     grouped={"self_attn.q_proj": "heads", "recurrent.in_proj_qkvz": "groups", "recurrent.in_proj_ba": "groups"},
     plus_one=True,
     further=True,
+    gguf="qwen35",
+    keys=lambda header: {**_qwen_keys(header), "value_heads_tiled": True},
+    gguf_names=_QWEN_GGUF,
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
@@ -152,6 +216,11 @@ FAMILIES: Mapping[str, Family] = {
             "k_layernorm": "k_norm", "embedding_norm": "norm",
         },
         fused={"recurrent.in_proj": ["recurrent.factors", "recurrent.gates", "recurrent.values"]},
+        keys=_lfm2_keys,
+        gguf_names={
+            "recurrent.in_proj": "shortconv.in_proj", "recurrent.conv_values": "shortconv.conv",
+            "recurrent.out_proj": "shortconv.out_proj", "norm": "token_embd_norm",
+        },
     ),
     "granitemoehybrid": Family(
         read=_granite_hybrid,
@@ -162,8 +231,14 @@ FAMILIES: Mapping[str, Family] = {
                 "recurrent.gates", "recurrent.values", "recurrent.keys", "recurrent.queries", "recurrent.steps",
             ],
         },
+        gguf="granitehybrid",
+        keys=_granite_hybrid_keys,
+        gguf_names=_SSM | {"recurrent.in_proj": "ssm_in", "recurrent.D": "ssm_d"},
+        gguf_pairs=True,
     ),
-    "qwen3_next": _QWEN,
+    "qwen3_next": replace(
+        _QWEN, gguf="qwen3next", keys=_qwen_keys, gguf_names=_QWEN_GGUF | {"recurrent.in_proj_ba": "ssm_ba"}
+    ),
     "qwen3_5_text": _QWEN,
-    "qwen3_5_moe_text": _QWEN,
+    "qwen3_5_moe_text": replace(_QWEN, gguf="qwen35moe"),
 }  # fmt: skip

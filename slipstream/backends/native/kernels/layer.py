@@ -63,11 +63,13 @@ def _widest(model):
     for number in range(model.count):
         layer = layer_of(model, number)
         inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
-        for matrix in (layer.qkv, layer.o, *inner, model.side_projection):
+        for matrix in (layer.qkv, layer.per_head, layer.gates, layer.o, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
         size, queries = max(size, layer.size), max(queries, layer.o.width)
         projected = max(projected, layer.qkv.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
+        projected = max(projected, layer.recurrent.channels + layer.per_head.outs)
+        projected = max(projected, layer.recurrent.gate + layer.gates.outs)
         scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
     for number in range(model.expert_count):
         for part in (UP, DOWN):
@@ -408,10 +410,16 @@ def one_layer(
     cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
     active, room = integers(active_rows, active_count), board.room
     layer, count = layer_of(model, number), rows.count
-    matrices.transformed(
-        board, model, layer.qkv, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv, room.qkv_stride,
-        NOTHING,
-    )  # fmt: skip
+    for product in range(3 if layer.per_head.outs else 1):  # in order: one's padding is overwritten by the next
+        matrix, place = layer.qkv, room.qkv
+        if product == 1:
+            matrix, place = layer.per_head, room.qkv + 4 * layer.recurrent.channels
+        elif product == 2:
+            matrix, place = layer.gates, room.qkv + 4 * layer.recurrent.gate
+        matrices.transformed(
+            board, model, matrix, given, given_stride, count, mode, norm, norm_bias, NOTHING, place, room.qkv_stride,
+            NOTHING,
+        )  # fmt: skip
     attention = layer.recurrent.kind == ATTENTION
     if attention:
         matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)

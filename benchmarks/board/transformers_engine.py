@@ -1,0 +1,55 @@
+"""transformers as an engine of the board: `generate`, plain, assisted, with prompt lookup, with early exit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.protocol import serve, versions
+
+EARLY_EXIT, DRAFT_TOKENS = 2, 4
+models: dict[str, Any] = {}
+options: dict[str, Any] = {}
+
+
+def _model(path: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None  # texts go on past the end of text
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def load(method: str, target: str, draft: str) -> dict[str, Any]:
+    models["it"] = _model(target)
+    options.clear()
+    if method == "assisted":
+        options["assistant_model"] = _model(draft)
+        settings = options["assistant_model"].generation_config
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = DRAFT_TOKENS, "constant"
+        settings.assistant_confidence_threshold = 0.0
+    elif method == "prompt lookup":
+        options["prompt_lookup_num_tokens"] = DRAFT_TOKENS
+    elif method == "early exit":
+        options["assistant_early_exit"] = EARLY_EXIT
+    return {}
+
+
+@torch.inference_mode()
+def generate(ids: list[int], tokens: int, sampling: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
+    """One text for each seed; without a drafter all in one batch, since drafts are verified for one text at a time."""
+    chosen = {"do_sample": bool(sampling), "max_new_tokens": tokens, **({"top_k": 0} | sampling if sampling else {})}
+    prompt, texts = torch.tensor([ids]), []
+    for seed in seeds if options else seeds[:1]:
+        torch.manual_seed(seed)
+        count = 1 if options or not sampling else len(seeds)
+        mask = torch.ones_like(prompt)
+        out = models["it"].generate(prompt, attention_mask=mask, num_return_sequences=count, **chosen, **options)
+        texts += out[:, len(ids) :].tolist()
+    return {"texts": texts}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve({"info": lambda: {"versions": versions("transformers", "torch")}, "load": load, "generate": generate})

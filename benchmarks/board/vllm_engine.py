@@ -1,0 +1,47 @@
+"""vLLM's CPU wheel of a third party as an engine of the board: plain, n-grams, a draft model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}  # fmt: skip
+
+from vllm import LLM, SamplingParams
+
+from benchmarks.protocol import serve, versions
+
+DRAFT_TOKENS = 4
+made: dict[str, LLM] = {}
+
+
+def load(method: str, target: str, draft: str) -> dict[str, Any]:
+    kinds: dict[str, dict[str, Any]] = {
+        "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+        "draft model": {"method": "draft_model", "model": draft},
+    }
+    drafts = kinds[method] | {"num_speculative_tokens": DRAFT_TOKENS} if method in kinds else None
+    made["it"] = LLM(
+        model=target, dtype="float32", max_model_len=512, max_num_seqs=8, disable_log_stats=True,
+        enforce_eager=True, speculative_config=drafts,
+    )  # fmt: skip
+    return {}
+
+
+def generate(ids: list[int], tokens: int, sampling: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
+    """One text for each seed."""
+    params = [
+        SamplingParams(
+            max_tokens=tokens, ignore_eos=True, detokenize=False, seed=seed, **{"temperature": 0.0} | sampling
+        )
+        for seed in seeds
+    ]
+    done = made["it"].generate([{"prompt_token_ids": ids}] * len(seeds), params, use_tqdm=False)
+    return {"texts": [list(each.outputs[0].token_ids) for each in done]}
+
+
+if __name__ == "__main__":
+    serve({"info": lambda: {"versions": versions("vllm-cpu", "torch")}, "load": load, "generate": generate})

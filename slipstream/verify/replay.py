@@ -1,0 +1,118 @@
+"""Replays the decisions of single steps: the second opinion on the rule, on its random numbers and on the logits.
+
+A sampled step is a function of the target's logits, the draft and the random numbers of the request. So what rule
+`rejection` must emit can be computed, and needs no statistics: one wrong token among thousands shows. Nothing here
+calls the code under test: distributions come from `reference`, random numbers from a generator that is made anew for
+each step. Three things are compared:
+
+    numbers   `Stream.uniforms` with the documented function of (seed, nonce, purpose, position).
+    tokens    the tokens that the step emitted with those that its logits, its draft and its numbers give.
+    logits    some logits of the step with those of a pass over the text alone: see `Probe`.
+
+A decision that hangs on less than `SLACK` is left open, because the sums here are added in another order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.random import VERIFY, Stream
+from slipstream.core.sequence import Sequence
+from slipstream.verify.reference import distribution
+
+SLACK, PLAIN_SLACK = 1e-9, 1e-4
+"""Without a draft, a target may choose several tokens in one call, in the precision of its logits."""
+LARGEST = 1 - 2**-53
+"""Largest double below 1."""
+PROBED = 64
+"""Logits of a row that are compared."""
+
+
+def numbers(stream: Stream, purpose: int, position: int, n: int) -> np.ndarray:
+    """The random numbers in [0, 1) that the documentation promises for `position`."""
+    key, counter = (np.array(n, np.uint64) for n in ([stream.seed, purpose], [0, position, stream.nonce, 0]))
+    drawn = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return at_ends(drawn.random(n)) if isinstance(stream, EndStream) and purpose == VERIFY else drawn.random(n)
+
+
+def at_ends(uniforms: np.ndarray) -> np.ndarray:
+    """Replace each number by 0 or by the largest double below 1."""
+    return np.where(uniforms < 0.5, 0.0, LARGEST)
+
+
+class EndStream(Stream):
+    """Verifies with the smallest and the largest random number only, which a usual run never draws: a number of 0 must
+    not accept a token that the target cannot emit."""
+
+    __slots__ = ()
+
+    def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
+        drawn = super().uniforms(purpose, position, n)
+        return at_ends(drawn) if purpose == VERIFY else drawn
+
+
+def wrong_step(
+    seq: Sequence, draft: Draft, b: int, verdict: Verdict, row_of: Callable[[int], np.ndarray], replayed: bool
+) -> str | None:
+    """What is wrong with the step that sequence b of a batch has just made; None if nothing is.
+
+    row_of    node, -1 for the last pending token -> the target's logits [V] after it.
+    replayed  whether its rule was `rejection`. Of other rules only the random numbers are compared.
+    """
+    run = verdict.run(draft, b)
+    position = len(seq.tokens) - len(run)
+    due = numbers(seq.random, VERIFY, position, 1 + len(draft.nodes(b)))
+    if not np.array_equal(seq.random.uniforms(VERIFY, position, len(due)), due):
+        return f"the random numbers of token {position} are not those of its seed"
+    if not replayed or seq.params.greedy or seq.constraint is not None:
+        return None
+    prompt, before = seq.tokens[: seq.prompt], seq.tokens[seq.prompt : position]
+    children, start, trial, node, accepted = draft.children(b), draft.splits[b], iter(due[1:]), -1, 0
+    for t, token in enumerate(run):
+        p = distribution(row_of(node), (seq.params, prompt, [*before, *run[:t]], seq.stop_ids))
+        if not np.isfinite(p).all():
+            return None  # a dead end: the request fails at its next step
+        if p[token] == 0:
+            return f"token {position + t} is id {token}, which the target cannot emit there"
+        for child in children.get(node, ()):
+            x, u = draft.ids[start + child], next(trial)
+            q = np.eye(1, len(p), x)[0] if draft.q is None else draft.q[start + child].cpu().numpy()  # [V]
+            if p[x] > 0 and abs(u * q[x] - p[x]) <= SLACK * q[x]:
+                return None
+            if u * q[x] < p[x]:
+                chosen, node, accepted = x, child, accepted + 1
+                break
+            rest = np.maximum(p - q, 0)
+            p = rest / rest.sum() if rest.sum() > 0 else p
+        else:
+            ends = np.cumsum(p) / p.sum()
+            if np.abs(ends - due[0]).min() <= (SLACK if len(due) > 1 else PLAIN_SLACK):
+                return None
+            chosen = int(np.searchsorted(ends, due[0], "right"))
+        if chosen != token:
+            return f"token {position + t} is id {token}; its logits, draft and random numbers give id {chosen}"
+    if accepted != verdict.accepted(b):
+        return f"{verdict.accepted(b)} draft tokens were accepted at token {position}, it should be {accepted}"
+    return None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Some logits of the row from which a token was decided, in the pass that verified its draft."""
+
+    ids: np.ndarray
+    logits: np.ndarray
+
+    @staticmethod
+    def of(row: np.ndarray, token: int) -> "Probe":
+        """Of a row [V]: the token that followed, and others that are spread over the vocabulary."""
+        ids = np.unique([token, *range(0, len(row), -(-len(row) // PROBED))])
+        return Probe(ids, row[ids])
+
+    def moved(self, row: np.ndarray) -> float:
+        """Largest difference from the same logits of another row [V]; 0 where one of both is infinite."""
+        with np.errstate(invalid="ignore"):
+            differences = np.abs(row[self.ids] - self.logits)
+        return float(differences[np.isfinite(differences)].max(initial=0.0))
