@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md and docs/model-families.md work as described."""
+"""The examples of CONTRIBUTING.md and docs/new-family.md work as described."""
 
 import re
 import sys
@@ -77,8 +77,8 @@ def test_the_table_lines_and_the_backend_of_the_guide_are_valid_and_its_rule_is_
 
 
 def test_one_entry_is_enough_for_a_family_of_parts_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry of docs/model-families.md, for a checkpoint that is one of Cohere 2's layers' kinds."""
-    guide = (ROOT / "docs" / "model-families.md").read_text(encoding="utf-8")
+    """The entry of docs/new-family.md, for a checkpoint that is one of Cohere 2's layers' kinds."""
+    guide = (ROOT / "docs" / "new-family.md").read_text(encoding="utf-8")
     (entry,) = re.findall(r"^```python\n# a family\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
     code = "\n".join(
         (

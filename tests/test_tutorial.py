@@ -58,6 +58,8 @@ def test_a_command_is_accepted_up_to_loading(command, monkeypatch, tmp_path, cap
     monkeypatch.setattr("slipstream.cli.train.start", loaded)
     monkeypatch.setattr("slipstream.checkpoints.checkpoint._snapshot", loaded)  # the hub is not asked
     monkeypatch.chdir(tmp_path)
+    for folder in re.findall(r"runs/\S+/final", command):
+        Path(folder).mkdir(parents=True)  # an earlier command of the page writes it
     words = canonical(shlex.split(command)[1:])
     try:
         code = parser()(args=words, prog_name="slipstream", standalone_mode=False)
