@@ -21,7 +21,7 @@ AVX2_ENV := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=$(
 NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products,\
 	tests/backends/native/test_$(name).py) tests/heads
 
-.PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm test-arm soak install gguf wheel-check clean
+.PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm test-arm soak install wheel-check clean
 
 demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
@@ -78,11 +78,6 @@ soak: $(READY)
 	SOAK_SECONDS=600 $(TEST_ENV) $(BIN)/pytest tests/server/test_soak.py
 
 install: $(READY)
-
-# The extra for GGUF models, and the package with which benchmarks and tests write them. Compiles llama.cpp: ten to twenty minutes (see LLAMACPP_PARTS in benchmarks/make.mk).
-gguf: $(READY)
-	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \
-		$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]' gguf
 
 # Source archive and wheel, then `slipstream demo` from the wheel, in an empty environment and outside of this folder.
 wheel-check: $(READY)

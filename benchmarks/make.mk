@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: bench-forced never-slower gpu-check test-cuda architectures support foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: gguf bench-forced never-slower gpu-check test-cuda architectures support foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -116,6 +116,11 @@ $(IK)/.ready:
 # `benchmarks.gguf.gguf_writer`, which writes the float32 file.
 LLAMACPP_PARTS := LLAVA_BUILD LLAMA_CURL LLAMA_BUILD_TESTS LLAMA_BUILD_TOOLS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_SERVER \
 	LLAMA_BUILD_COMMON
+# The same beside Slipstream, for `benchmarks.gguf`, whose files of fewer than eight bits llama.cpp writes.
+gguf: $(READY)
+	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \
+		$(BIN)/pip install --quiet --constraint constraints.txt llama-cpp-python gguf
+
 $(LLAMACPP)/.ready: benchmarks/peers/constraints-llamacpp.txt | $(READY)
 	$(PYTHON) -m venv $(LLAMACPP)
 	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \

@@ -8,10 +8,7 @@ BACKENDS = ("native", "torch", "cuda")
 TRANSFORMERS = "transformers"
 """The executor that runs a model by the code of transformers (`slipstream.targets.huggingface`)."""
 
-LLAMACPP = "llamacpp"
-"""The executor that runs GGUF files by llama.cpp (`slipstream.targets.gguf`)."""
-
-EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS, LLAMACPP)
+EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SAME, STRING = "same", "string"
 DRAFT_TOKENIZERS = (SAME, STRING)

@@ -11,7 +11,7 @@ from slipstream.checkpoints.weight_formats import QUANTISATIONS
 from slipstream.cli.table_forms import render_markdown_rows
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec
 from slipstream.settings import RULES, SAME, STRING
-from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, KINDS, ONE_BY_ONE, Kind
 
 T = TypeVar("T")
 
@@ -54,8 +54,6 @@ def quantisations(kind: Kind) -> dict[str, str]:
     in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
     if kind is DECODER:
         return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU") | in_files
-    if kind is GGUF:
-        return dict.fromkeys(QUANTISATIONS, "refused: the file says how its weights are stored") | in_files
     refused = "refused: transformers loads quantised models, LLM(loaded_model)"
     formats = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
     if kind is ONE_BY_ONE:
@@ -84,7 +82,7 @@ def page() -> str:
         _table(["kind of target", *map(_code, columns.values())],
                [["; ".join(map(_bold, kinds)), *cells] for cells, kinds in alike.items()]),
         _table(["kind of target", "architectures (`model_type`)", "what runs it"],
-               [[_bold(kind), kind.models or _code(name for name, of in architectures().items() if of is kind),
+               [[_bold(kind), _code(name for name, of in architectures().items() if of is kind),
                  kind.note] for kind in KINDS]),
         _table(["kind of target", "quantisation of the target"],
                [[kinds, "; ".join(f"{', '.join(names)} ({need})" for need, names in needs.items())]
@@ -135,7 +133,7 @@ def _bold(kind: Kind) -> str:
 
 def _together(kinds: list[Kind]) -> str:
     """The names of kinds; several that transformers runs as all of these but some."""
-    by_transformers = [kind for kind in KINDS if kind not in (DECODER, GGUF)]
+    by_transformers = [kind for kind in KINDS if kind is not DECODER]
     if len(kinds) == 1 or kinds[0] not in by_transformers:
         return "; ".join(kind.name for kind in kinds)
     return " but ".join(["all that transformers runs", *(kind.name for kind in by_transformers if kind not in kinds)])

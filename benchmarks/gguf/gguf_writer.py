@@ -9,23 +9,23 @@ another one is refused, for example one with sliding windows.
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gguf.llamacpp import faults, llama_cpp
 from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import FILE_TYPES, read_header
 from slipstream.checkpoints.gguf_keys import ENDS, WHOLE
 from slipstream.checkpoints.gguf_weights import names_in_file, rotated
-from slipstream.checkpoints.llamacpp_library import LlamaModel, faults, llama_cpp
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.host.machine import available_cores
-from slipstream.tokens.gguf_tokenizer import SPLITS, GgufTokenizer
+from slipstream.tokens.gguf_tokenizer import SPLITS, gguf_tokenizer
 from slipstream.tokens.text import tokenizer_of
 from slipstream.tokens.token_texts import flat_parts, is_byte_name
 
@@ -42,13 +42,13 @@ _TEXTS = (
     "The café isn't open — “maybe” at 10:30, 第一章 🎈\n",
     '{"name": "x", "list": [1, 2.5, -3e10], "ok": true}',
 )
-"""Texts that are encoded by both tokenizers."""
+"""Texts that are encoded by the tokenizer of the checkpoint, and by the one that the file's tokens make."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """file: what was written. stored: bytes of its weights, by type. tokens: how many llama.cpp was asked for.
-    differing: how many of `_TEXTS` llama.cpp itself encodes differently; None if it was not asked."""
+    """file: what was written. stored: bytes of its weights, by type. tokens: how many were compared.
+    differing: how many of `_TEXTS` are encoded differently without tokenizer.json; None without a tokenizer."""
 
     file: Path
     stored: Mapping[str, int]
@@ -122,7 +122,7 @@ def _write(
         raise LoadError(
             f"the package gguf cannot be imported ({fault})",
             why="it writes GGUF files",
-            fix="pip install gguf; other types than f32, f16 and q8_0 need pip install 'slipstream[gguf]', too",
+            fix="pip install gguf; other types than f32, f16 and q8_0 need llama-cpp-python, too",
         ) from fault
     writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
     try:
@@ -221,15 +221,14 @@ def _quantised(checkpoint: Path, file: Path, kind: int) -> None:
 
 
 def _checked(part: Path, file: Path, reference: Any) -> Converted:
-    """If llama.cpp is installed, compare the texts that it writes for the tokens of the file, one by one, with those of
-    the checkpoint. Raises CheckpointError where one differs."""
+    """Compare the texts of the file's tokens, read without the tokenizer.json in it, with those of the checkpoint, one
+    by one. Raises CheckpointError where one differs."""
     header = read_header(part)
     if reference is None:
         return Converted(file, header.stored, 0, None)
-    try:
-        tokenizer = GgufTokenizer(LlamaModel(header, vocab_only=True))
-    except LoadError:
-        return Converted(file, header.stored, 0, None)
+    bare = {key: value for key, value in header.metadata.items() if key != WHOLE}
+    tokenizer = gguf_tokenizer(replace(header, metadata=bare))
+    assert tokenizer is not None
     for i in header.token_texts:
         text, wanted = tokenizer.decode([i]), reference.decode([i])
         # Incomplete characters may be another number of U+FFFD; some tokenizers drop a space at the beginning.

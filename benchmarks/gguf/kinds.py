@@ -17,7 +17,8 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,11 @@ from benchmarks.accuracy import divergences, logits
 from benchmarks.derived_models import larger
 from benchmarks.gguf.files import checkpoint
 from benchmarks.gguf.gguf_writer import convert_to_gguf
+from benchmarks.gguf.llamacpp import Scorer, faults, llama_cpp
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.checkpoints.gguf_header import read_header
-from slipstream.checkpoints.llamacpp_library import faults, llama_cpp
 from slipstream.cli.table_forms import render_markdown_rows as rows
-from slipstream.core.target import Target
-from slipstream.settings import LLAMACPP
 from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
 
@@ -43,6 +42,8 @@ KINDS = {
     "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
 }  # fmt: skip
 """Kind of weights -> llama.cpp's number for a file of them (`llama_ftype`)."""
+Score = Callable[[list[int]], Tensor]
+"""Token ids -> float64 [len(tokens), V]."""
 MIXTURE, NUMBER = "Q4_K_M", 15
 APART, WINDOW = 0.005, 512
 
@@ -67,25 +68,26 @@ def written(source: Path, file: Path, number: int, pure: bool) -> str | None:
     return None
 
 
-def losses(target: Target, windows: Seq[list[int]]) -> Tensor:
+def losses(score: Score, windows: Seq[list[int]]) -> Tensor:
     """-log p of each token after the first of its window."""
     return torch.cat(
-        [
-            torch.nn.functional.cross_entropy(logits(target, ids)[:-1], torch.tensor(ids[1:]), reduction="none")
-            for ids in windows
-        ]
+        [torch.nn.functional.cross_entropy(score(ids)[:-1], torch.tensor(ids[1:]), reduction="none") for ids in windows]
     )
 
 
-def distance(target: Target, windows: Seq[list[int]], wanted: Seq[Tensor]) -> tuple[float, float]:
+def distance(score: Score, windows: Seq[list[int]], wanted: Seq[Tensor]) -> tuple[float, float]:
     """(mean KL divergence in nats, share of equal argmaxes)."""
-    each = [divergences(want, logits(target, ids)) for ids, want in zip(windows, wanted, strict=True)]
+    each = [divergences(want, score(ids)) for ids, want in zip(windows, wanted, strict=True)]
     return float(torch.cat([kl for kl, _ in each]).mean()), float(torch.cat([same for _, same in each]).double().mean())
 
 
-def on_engines(file: Path) -> tuple[Target, Target]:
+def on_kernels(file: Path, **settings: Any) -> Score:
+    return partial(logits, as_target(file, executor="native", threads=THREADS, **settings))
+
+
+def on_engines(file: Path) -> tuple[Score, Score]:
     """A file on our own kernels, and by llama.cpp."""
-    return as_target(file, executor="native", threads=THREADS), as_target(file, executor=LLAMACPP, threads=THREADS)
+    return on_kernels(file), Scorer(file, WINDOW, THREADS)
 
 
 def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str]) -> tuple[list[Any], list[Any], bool]:
@@ -101,7 +103,7 @@ def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str])
         holds = ", ".join(
             f"{size / sum(stored.values()):.0%} {name}" for name, size in sorted(stored.items(), key=lambda x: -x[1])
         )
-        packed_losses, exact_losses = (losses(target, windows) for target in on_engines(file))
+        packed_losses, exact_losses = (losses(score, windows) for score in on_engines(file))
         apart = packed_losses - exact_losses
         mean, wide = float(apart.mean()), 1.96 * float(apart.std()) / math.sqrt(len(apart))
         orderly &= abs(math.exp(mean) - 1) <= APART
@@ -116,9 +118,9 @@ def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str])
     why = written(base, mixture, NUMBER, pure=False)
     if why is not None:
         return kinds, [(f"{MIXTURE}: not measured: {why}", "", "")], False
-    ways = {"Slipstream, quantize='int4'": as_target(base, executor="native", quantize="int4", threads=THREADS)}
+    ways = {"Slipstream, quantize='int4'": on_kernels(base, quantize="int4")}
     ways |= dict(zip((f"Slipstream, {MIXTURE}", f"llama.cpp, {MIXTURE}"), on_engines(mixture), strict=True))
-    distances = {name: distance(target, windows, wanted) for name, target in ways.items()}
+    distances = {name: distance(score, windows, wanted) for name, score in ways.items()}
     first, *rivals = distances.values()
     orderly &= all(first[0] <= kl for kl, _ in rivals)
     return kinds, [(name, f"{kl:.2e}", f"{100 * same:.2f} %") for name, (kl, same) in distances.items()], orderly

@@ -105,7 +105,8 @@ def gguf_config(header: GgufHeader) -> JsonObject:
         raise UnsupportedModelError(
             f"our own decoder does not run {header.path.name}",
             why=why,
-            fix="leave executor at 'auto', or choose executor='llamacpp'",
+            fix="give the folder of its checkpoint (transformers runs what our own decoder does not), or let "
+            "llama-server run the file: bench, verify and tune measure a server with --base-url",
         )
     shape, family = gguf_shape(header), MODEL_TYPES[header.architecture]
     config: JsonObject = {

@@ -305,7 +305,7 @@ def _tensor(reader: _Reader, file: MappedFile) -> GgufTensor:
     return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset, file)
 
 
-_IMPOSSIBLE = ("llama.cpp reads no such value either", "cannot be run")
+_IMPOSSIBLE = ("the format has no such value", "cannot be run")
 
 
 def _damaged(

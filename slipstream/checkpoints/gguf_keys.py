@@ -66,8 +66,8 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"remove_extra_whitespaces|precompiled_charsmap|normalizer\..+)|"
      r"\*\.(tensor_data_layout|pooling_type|rope\.(scaling\.finetuned|dimension_sections))", lambda value: True),
 )  # fmt: skip
-"""Known keys, * for the name of the architecture, and what their values are. The last ones describe a file, or are for
-llama.cpp's tokenizers."""
+"""Known keys, * for the name of the architecture, and what their values are. The last ones describe a file, or are
+for tokenizers."""
 
 
 _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
@@ -100,11 +100,10 @@ def wrong_value(metadata: Mapping[str, object]) -> str | None:
     return next((key for key, check in checks.items() if check and not check(metadata[key])), None)
 
 
-def warn_of_keys(file: str, metadata: JsonMapping, read: Container[str] | None) -> None:
-    """Log the keys that have no effect. read: the keys of the architecture that our own decoder read; None: llama.cpp
-    runs the model, and reads more of them."""
+def warn_of_keys(file: str, metadata: JsonMapping, read: Container[str]) -> None:
+    """Log the keys that have no effect. read: the keys of the architecture that our own decoder read."""
     name = metadata["general.architecture"]
-    own = [key for key in metadata if not key.startswith(f"{name}.") or (read is not None and key not in read)]
+    own = [key for key in metadata if not key.startswith(f"{name}.") or key not in read]
     ignored = [key for key in own if not _check(key, name, more=False)]
     if ignored:
         log.warning("%s has metadata without an effect here: %s", file, ", ".join(map(repr, ignored)))

@@ -62,8 +62,9 @@ class GgufTensors:
             tensor = by_name.pop(name, None)
             if tensor is None:
                 if name.endswith(".bias") and config.model_type != "gpt2":  # llama.cpp adds the stored ones
-                    none = torch.zeros(self._shapes[parts[0]])
-                    self.readers[parts[0]] = (f"no {name} in {header.path.name}", none.__getitem__)
+                    for part in parts:
+                        none = torch.zeros(self._shapes[part])
+                        self.readers[part] = (f"no {name} in {header.path.name}", none.__getitem__)
                 else:
                     lost.append(name)
                 continue
@@ -99,7 +100,7 @@ class GgufTensors:
             return None
         raw = rows_of(read_tensor(self._header, tensor))[rows]
         what = f"tensor {tensor.name!r} of {self._header.path.name} cannot be computed with as {tensor.type}"
-        with reading(what, "run it by llama.cpp (executor='llamacpp'), or convert the model again", CheckpointError):
+        with reading(what, "convert the model again, or give the folder of its checkpoint", CheckpointError):
             return READERS[tensor.type](raw)
 
     def _rows(self, name: str, rows: slice) -> Tensor:
@@ -136,7 +137,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
         fused = config.model_type == "gpt2" or f"blk.{layer}.attn_qkv.{kind}" in held
         if stored in ("attn_q", "attn_k", "attn_v") and fused:
             stored = "attn_qkv"
-        if stored == "ffn_gate" and held and f"blk.{layer}.ffn_gate.{kind}" not in held:
+        if stored == "ffn_gate" and held and f"blk.{layer}.ffn_gate.weight" not in held:
             stored = "ffn_up"  # gate and up, one below the other
         names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
     return names

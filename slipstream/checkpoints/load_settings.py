@@ -65,8 +65,8 @@ class LoadSettings(Strict):
     """Raises ParameterError for values that no model can be loaded with.
 
     executor   "auto": on a CPU native where it can run the model, else torch; what our own decoder does not run,
-               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "llamacpp" (GGUF files),
-               "cuda" (our own kernels on an NVIDIA GPU; experimental).
+               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "cuda" (our own kernels on an
+               NVIDIA GPU; experimental).
     dtype      name or torch.dtype of the arithmetic. None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU:
                native where the processor has bfloat16 products, else torch.
     device     None: CUDA if there is one and the executor can use it, else the CPU.
@@ -76,7 +76,7 @@ class LoadSettings(Strict):
     draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
                target's tokenizer (see `drafters.string_match`).
     threads    None: as many as can run at once. For torch the setting holds for the whole process.
-    kv_dtype   None, "float32" or "float16": the KV cache of the native executor and of GGUF models.
+    kv_dtype   None, "float32" or "float16": the KV cache of the native executor.
     kv_tokens  tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
     device_map  where transformers puts the target's layers, as in its `from_pretrained`: a word such as "auto", or a
                mapping of modules to devices.
@@ -89,7 +89,7 @@ class LoadSettings(Strict):
     PANEL: ClassVar[str] = "Loading"
     executor: str = option(
         settings.AUTO,
-        "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model.",
+        "auto, native, torch or transformers. On a CPU, auto uses native if it supports the model.",
         check=_one_of(*settings.EXECUTORS),
     )
     dtype: Resolved = option(

@@ -17,7 +17,7 @@ from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
-from slipstream.settings import AUTO, LLAMACPP, RULES, one_of
+from slipstream.settings import AUTO, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
@@ -122,9 +122,8 @@ class ModelOptions(LoadSettings):
 
     @property
     def usual(self) -> str:
-        """The drafters in use where none is named; llama.cpp offers no hidden states to a head."""
-        names = draft_plan.choose_usual(self.target, self.draft_model)
-        return WITHOUT_DRAFT if names == WITH_HEAD and self.executor == LLAMACPP else names
+        """The drafters in use where none is named."""
+        return draft_plan.choose_usual(self.target, self.draft_model)
 
     @property
     def draft_model(self) -> str | None:

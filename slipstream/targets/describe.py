@@ -16,7 +16,7 @@ from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.heads.recognition import recognise
-from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS
+from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.decoder import Decoder, DescribedDecoder
 from slipstream.targets.described import Described, check_memory
 
@@ -35,47 +35,36 @@ _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> Described:
     """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
 
-    Our own decoder runs what it can, llama.cpp the rest of GGUF files, transformers that of the others. Raises the
-    family of LoadError, and ParameterError for a draft head and for a setting that cannot be honoured."""
+    Our own decoder runs GGUF files, and of other checkpoints what it can; transformers runs the rest. Raises the family
+    of LoadError, and ParameterError for a draft head and for a setting that cannot be honoured."""
     opened = Checkpoint.open(checkpoint, settings.role)
     if kind := recognise(opened):
         fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {opened}"
         model = "a draft model" if settings.role == "draft" else "a model"
         raise ParameterError(f"{str(opened)!r} is a draft head ({kind}), not {model}", fix=fix)
-    other, foreign = (LLAMACPP, TRANSFORMERS) if opened.is_gguf else (TRANSFORMERS, LLAMACPP)
-    if settings.role == "draft" and settings.executor == foreign:
-        settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if opened.is_gguf:
+        if settings.role == "draft" and settings.executor == TRANSFORMERS:
+            settings = replace(settings, executor=AUTO)  # it was chosen for the target
         settings.refuse(
             ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
             "given with a GGUF file",
             "adapters are merged into checkpoints, and transformers runs those",
             "leave it out, or give the folder of the checkpoint that the file was made of",
         )
-    else:
-        settings.check_device_map()
-        if settings.executor == LLAMACPP:
-            raise ParameterError(
-                f"executor={LLAMACPP!r} was asked for {str(opened)!r}, which is no GGUF file",
-                fix="write one with llama.cpp's convert_hf_to_gguf.py, or leave executor out",
-            )
-    # What our own decoder does not run, llama.cpp or transformers runs; the import of either takes long.
+        return DescribedDecoder.of(opened, settings)
+    settings.check_device_map()
     if settings.device_map is not None:
         _check_places(settings.device_map)
         refusals = {"decoder": "a device_map was given"}
-    elif settings.executor == other:
+    elif settings.executor == TRANSFORMERS:
         refusals = {}
     else:
         try:
             return DescribedDecoder.of(opened, settings)
         except UnsupportedModelError as refused:
-            if settings.executor != AUTO and not (opened.is_gguf and settings.role == "draft"):
+            if settings.executor != AUTO:
                 raise
-            refusals = {"decoder": f"{refused.what}: {refused.why}" if opened.is_gguf else refused.what}
-    if opened.is_gguf:
-        from slipstream.targets.gguf.gguf_target import DescribedGguf
-
-        return DescribedGguf.of(opened, settings, refusals)
+            refusals = {"decoder": refused.what}
     from slipstream.targets.huggingface.load_module import DescribedModule
 
     return DescribedModule.of(opened, settings, refusals)

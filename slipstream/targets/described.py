@@ -43,7 +43,7 @@ class Described(ABC):
 
     checkpoint  that is described.
     settings  resolved: device and dtype are those of PyTorch.
-    runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
+    runner    what runs it: a backend of our own decoder, or "transformers".
     refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 

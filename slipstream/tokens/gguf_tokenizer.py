@@ -1,70 +1,99 @@
 """The tokenizer of a GGUF file.
 
-A file that holds the tokenizer.json of its checkpoint has exactly that tokenizer. One of byte-level BPE ("gpt2") is
-built from its tokens and merges, if it is known how its texts are split into words (`SPLITS`). For other files
-llama.cpp encodes and decodes; how texts are split it knows by name only, so its programs may encode a text differently.
+A file that holds the tokenizer.json of its checkpoint has exactly that tokenizer. For other files, we build
+byte-level BPE ("gpt2") from tokens and merges, if it is known how texts are split into words (`SPLITS`); SentencePiece
+("llama") from tokens and scores; and Gemma 4's kind ("gemma4") from tokens and merges. Others are refused by name.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Mapping, Sequence as Seq
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.gguf_config import same_token
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.gguf_keys import WHOLE
-from slipstream.checkpoints.llamacpp_library import LlamaModel
 from slipstream.errors import LoadError
-from slipstream.tokens.chat_template import chosen_template, render
 from slipstream.tokens.folder_tokenizer import ROLES, FolderTokenizer
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITS: Mapping[str, Seq[str]] = {
     "gpt-2": [_GPT2],
     "smollm": [r"\p{N}", _GPT2],
     "starcoder": [r"\p{N}", _GPT2],
     "llama-bpe": [_WORDS % r"\p{N}{1,3}"],
     "qwen2": [_WORDS % r"\p{N}"],
+    "gpt-4o": [_CASED % (f"{_SHORT}?", f"{_SHORT}?", r"\p{N}{1,3}")],
+    "tekken": [_CASED % ("", "", r"\p{N}")],
+    "seed-coder": [
+        rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "qwen35": [
+        rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        r"[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    ],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
 }
 """`tokenizer.ggml.pre` -> expressions whose matches are words, applied one after another: what a text is split into
 before its bytes are joined by merges (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
 
-_WHOLE_WORDS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
+_WHOLE_WORDS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
 """Kinds whose words are looked up before merges are applied, and whose texts begin with BOS unless the file says no."""
 _ALIKE = {
-    "llama-bpe": f"{_WHOLE_WORDS} dbrx smaug-bpe chatglm-bpe glm4 glm5",
+    "llama-bpe": f"{_WHOLE_WORDS.removesuffix(' tekken')} dbrx smaug-bpe chatglm-bpe glm4 glm5",
     "gpt-2": "phi-2 gigachat a.x-4.0 mellum modern-bert jina-v1-en jina-es jina-de roberta-bpe mpt olmo jais trillion "
     "granite-docling exaone4",
     "starcoder": "refact command-r codeshell exaone minerva-7b mellum2",
     "qwen2": "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+    "gpt-4o": "llama4 minimax-m2 kanana2",
+    "deepseek-v3": "hunyuan-dense joyai-llm",
 }
 SAME_SPLIT = {name: name for name in SPLITS} | {name: each for each, names in _ALIKE.items() for name in names.split()}
 """`tokenizer.ggml.pre` -> the name in `SPLITS` that splits a text in the same way."""
-_COMMA = 11
-"""What llama.cpp adds for BOS or EOS where a file names none: the comma of GPT-2."""
+_GPT2_DEFAULTS, _SENTENCEPIECE_DEFAULTS = {"bos": 11, "eos": 11}, {"bos": 1, "eos": 2, "unknown": 0}
+"""Ids of special tokens that a file does not name, as llama.cpp has them: 11 is the comma of GPT-2."""
+_NOT_CUT = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 that keep the white space behind them; llama.cpp knows the model by its name."""
+_SPACE = "▁"
+"""What stands for a space in the tokens of SentencePiece."""
 
 
-def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | GgufTokenizer | None:
+def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | None:
     """The tokenizer of a file, None if it has none. Raises LoadError for one that cannot be read."""
     if not header.has_tokenizer:
         return None
     metadata = header.metadata
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre") or "default"
-    if WHOLE not in metadata and not (kind == "gpt2" and split in SAME_SPLIT):
-        try:
-            return GgufTokenizer(LlamaModel(header, vocab_only=True))
-        except LoadError as fault:
-            what = f"the tokenizer of {header.path.name} ({kind}, {split}) is read by llama.cpp: {fault.what}"
-            raise type(fault)(what, why=fault.why, fix=fault.fix) from fault
+    if WHOLE not in metadata and kind not in ("llama", "gemma4") and not (kind == "gpt2" and split in SAME_SPLIT):
+        raise LoadError(
+            f"the tokenizer of {header.path.name} ({kind}, {split}) is of an unknown kind",
+            why=f"its texts would be split in another way; known are llama, gemma4, and gpt2 with {', '.join(SPLITS)}",
+            fix="pass the checkpoint's tokenizer: LLM(file, tokenizer=AutoTokenizer.from_pretrained(...)); or let "
+            "llama-server run the file, measured with --base-url",
+        )
     try:
-        backend = Tokenizer.from_str(str(metadata[WHOLE])) if WHOLE in metadata else _byte_level(header)
+        if WHOLE in metadata:
+            backend = Tokenizer.from_str(str(metadata[WHOLE]))
+        elif (why := same_token(header)) is not None:
+            raise ValueError(why)
+        else:
+            backend = _byte_level(header) if kind == "gpt2" else _sentencepiece(header)
     except Exception as fault:  # the library raises bare Exception
         raise LoadError(
             f"the tokenizer in {header.path.name} cannot be read: {fault}", fix="convert the model again"
@@ -73,23 +102,82 @@ def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | GgufTokenizer | None
 
 
 def _byte_level(header: GgufHeader) -> Tokenizer:
-    if (why := same_token(header)) is not None:
-        raise ValueError(why)
-    texts, metadata = header.token_texts, header.metadata
-    split = metadata.get("tokenizer.ggml.pre") or "default"
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
+    split = header.metadata.get("tokenizer.ggml.pre") or "default"
     whole = split in f"{_WHOLE_WORDS} glm4 glm5".split()
-    backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges, ignore_merges=whole))
+    backend = Tokenizer(models.BPE(_ids(header), _merges(header), ignore_merges=whole))
     words = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[SAME_SPLIT[split]]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of])
     backend.decoder = decoders.ByteLevel()
+    _add_special(header, backend, _GPT2_DEFAULTS, bos=split in _WHOLE_WORDS.split())
+    return backend
+
+
+def _sentencepiece(header: GgufHeader) -> Tokenizer:
+    """Build BPE over characters that falls back to bytes, with a mark for each space."""
+    metadata, scored = header.metadata, header.metadata["tokenizer.ggml.model"] == "llama"
+    defaults = _SENTENCEPIECE_DEFAULTS if scored else {}
+    unknown = header.token_id("unknown")
+    backend = Tokenizer(
+        models.BPE(
+            _ids(header),
+            _merges_by_score(header) if scored else _merges(header),
+            unk_token=header.token_texts.get(defaults.get("unknown", -1) if unknown is None else unknown),
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    spaced = metadata.get("tokenizer.ggml.add_space_prefix", scored)
+    marked = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), marked]) if spaced else marked
+    if not scored:
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if spaced else parts)
+    _add_special(header, backend, defaults, bos=scored)
+    return backend
+
+
+def _ids(header: GgufHeader) -> dict[str, int]:
+    return {text: i for i, text in header.token_texts.items()}
+
+
+def _merges(header: GgufHeader) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in header.metadata.get("tokenizer.ggml.merges") or []]
+    return [(left, right) for left, _, right in pairs]
+
+
+def _merges_by_score(header: GgufHeader) -> list[tuple[str, str]]:
+    """Return the merges of a SentencePiece vocabulary: every pair of tokens that make one, the best score first."""
+    scores: Seq[float] = header.metadata.get("tokenizer.ggml.scores") or []
+    if len(scores) < len(header.tokens):
+        raise ValueError(f"it has {len(header.tokens)} tokens and scores of {len(scores)}")
+    ids, apart = _ids(header), header.tokens_of(gguf_header.CONTROL, gguf_header.UNKNOWN, gguf_header.BYTE)
+    found = []
+    for text, i in ids.items():
+        for at in range(1, len(text) if i not in apart else 0):
+            left, right = ids.get(text[:at]), ids.get(text[at:])
+            if left is not None and right is not None and left not in apart and right not in apart:
+                found.append((-scores[i], i, left, right))
+    texts = header.token_texts
+    return [(texts[left], texts[right]) for _, _, left, right in sorted(found)]
+
+
+def _add_special(header: GgufHeader, backend: Tokenizer, defaults: Mapping[str, int], bos: bool) -> None:
+    """Name the special tokens, and put BOS and EOS around a text. bos: whether BOS is put where the file is silent."""
+    texts, metadata = header.token_texts, header.metadata
+    cut = "phi-3" in (name := str(metadata.get("general.name", "")).lower()) or "phi3" in name
     for kind in (gguf_header.CONTROL, gguf_header.UNKNOWN, gguf_header.USER_DEFINED):
         special, ids = kind != gguf_header.USER_DEFINED, sorted(header.tokens_of(kind))
-        backend.add_tokens([AddedToken(texts[i], normalized=False, special=special) for i in ids])
-    around = {"bos": split in _WHOLE_WORDS.split(), "eos": False}
+        tokens = [
+            AddedToken(texts[i], normalized=False, special=special, rstrip=cut and texts[i] not in _NOT_CUT)
+            for i in ids
+            if i in texts
+        ]
+        backend.add_tokens(tokens)
+    around = {"bos": bos, "eos": False}
     used = [role for role, given in around.items() if metadata.get(f"tokenizer.ggml.add_{role}_token", given)]
-    ids_of = {role: i if (i := header.token_id(role)) in texts else _COMMA for role in used}
+    ids_of = {role: i if (i := header.token_id(role)) in texts else defaults[role] for role in used}
     if used:
         single = [*used[: "bos" in used], "$A", *used["bos" in used :]]
         backend.post_processor = processors.TemplateProcessing(
@@ -97,7 +185,6 @@ def _byte_level(header: GgufHeader) -> Tokenizer:
             pair=[*single, *("$B" if part == "$A" else part for part in single)],
             special_tokens=[{"id": role, "ids": [i], "tokens": [texts[i]]} for role, i in ids_of.items()],
         )
-    return backend
 
 
 def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer:
@@ -118,80 +205,3 @@ def special_tokens(header: GgufHeader) -> dict[str, str]:
     """ "bos_token" -> "<s>", ... for the special tokens that a file names."""
     ids = {f"{role}_token": header.token_id(role) for role in ROLES}
     return {name: header.token_texts[i] for name, i in ids.items() if i is not None and i in header.token_texts}
-
-
-class GgufTokenizer:
-    """What is asked of a transformers tokenizer, by llama.cpp. As there, special tokens in a text are read as such."""
-
-    def __init__(self, model: LlamaModel):
-        self._model, self._lib = model, model.library
-        header = model.header
-        self.chat_template = header.templates
-        self._texts, self._special = header.token_texts, special_tokens(header)
-        self._ids = {text: i for i, text in self._texts.items()}
-        self._control = header.tokens_of(gguf_header.CONTROL)
-        for name in (f"{role}_token" for role in ROLES):
-            text = self._special.get(name)
-            setattr(self, name, text)
-            setattr(self, f"{name}_id", None if text is None else self._ids[text])
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    @cached_property
-    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        ids = sorted(self._model.header.tokens_of(gguf_header.CONTROL, gguf_header.USER_DEFINED) & self._texts.keys())
-        return {i: AddedToken(self._texts[i], special=i in self._control) for i in ids}
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        data, vocab = text.encode(), self._model.vocab
-        call = partial(self._lib.llama_tokenize, vocab, data, len(data))
-        ids: list[int] = _filled(ctypes.c_int32, call, (add_special_tokens, True), len(data) + 8)
-        return ids
-
-    def decode(
-        self,
-        token_ids: int | Seq[int],
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool | None = None,
-    ) -> str:
-        """Text of ids. Spaces are not cleaned up."""
-        ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
-        if skip_special_tokens:  # before: a special token would keep the space of the first word
-            ids = [token for token in ids if token not in self._control]
-        ids = [token for token in ids if 0 <= token < self._model.vocab_size]  # any other would end the process
-        vocab, lib, shown = self._model.vocab, self._lib, not skip_special_tokens
-        if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_BPE:  # of these, llama_detokenize cleans up spaces
-            each = [partial(lib.llama_token_to_piece, vocab, token) for token in ids]
-            text = b"".join(_filled(ctypes.c_char, call, (0, shown), 64) for call in each)
-        else:
-            given = (ctypes.c_int32 * len(ids))(*ids)
-            call = partial(lib.llama_detokenize, vocab, given, len(ids))
-            text = _filled(ctypes.c_char, call, (False, shown), 16 * len(ids) + 64)
-        return text.decode("utf-8", errors="replace")
-
-    def convert_tokens_to_ids(self, tokens: str | Seq[str]) -> Any:
-        """The id of a token, or of each; that of the unknown token, or None, if there is no such token."""
-        if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(token) for token in tokens]
-        return self._ids.get(tokens, self._ids.get(self._special.get("unk_token", "")))
-
-    def apply_chat_template(
-        self, conversation: Any, tokenize: bool = True, add_generation_prompt: bool = False, **names: Any
-    ) -> Any:
-        """Text of a conversation (tokenize=False), or its ids. names: what else the template reads."""
-        template = chosen_template(self.chat_template, bool(names.get("tools")))
-        if not template:
-            raise LoadError("the GGUF file has no chat template", fix="give a plain prompt")
-        text = render(template, conversation, add_generation_prompt, **self._special | names)
-        return self.encode(text, add_special_tokens=False) if tokenize else text
-
-
-def _filled(kind: Any, call: Callable[..., int], more: tuple[Any, ...], room: int) -> Any:
-    """What a function of llama.cpp puts into an array. It returns how much that is, or minus how much it would be."""
-    for _ in range(2):
-        out = (kind * room)()
-        if (count := call(out, room, *more)) >= 0:
-            return out[:count]
-        room = -count
-    raise LoadError("llama.cpp cannot encode or decode a text", fix="pass token ids, or a tokenizer to LLM")

@@ -133,7 +133,7 @@ def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None)
         return
     if Checkpoint.open(tokenizer_from).is_gguf:
         tokenizer = tokenizer_of(tokenizer_from)
-        if isinstance(tokenizer, FolderTokenizer):  # what llama.cpp alone can read stays in the GGUF file
+        if isinstance(tokenizer, FolderTokenizer):
             tokenizer.transformers.save_pretrained(folder)
     else:
         for path in sorted(tokenizer_from.iterdir()):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.gguf_keys import WHOLE
-from slipstream.checkpoints.llamacpp_library import LlamaModel
-from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.targets.describe import as_target, describe
-from slipstream.tokens.gguf_tokenizer import SPLITS, GgufTokenizer
+from slipstream.tokens.folder_tokenizer import FolderTokenizer
+from slipstream.tokens.gguf_tokenizer import SPLITS, gguf_tokenizer
 from slipstream.tokens.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
 from tests.tiny_checkpoints import TEXTS, Tiny, clone, make_model, rewrite
 from tests.tokens.tokenizer_kinds import byte_level, sentencepiece
@@ -41,9 +41,12 @@ def converted(source: Path, quantize: str = "f16") -> Path:
     return convert_to_gguf(source, source.with_suffix(f".{quantize}.gguf"), quantize).file
 
 
-def llamacpp_tokenizer(file: Path) -> GgufTokenizer:
-    pytest.importorskip("llama_cpp")
-    return GgufTokenizer(LlamaModel(read_header(file), vocab_only=True))
+def built_tokenizer(file: Path) -> FolderTokenizer:
+    """The tokenizer that the file's tokens make, without the tokenizer.json in it."""
+    header = read_header(file)
+    tokenizer = gguf_tokenizer(replace(header, metadata={k: v for k, v in header.metadata.items() if k != WHOLE}))
+    assert tokenizer is not None
+    return tokenizer
 
 
 def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
@@ -61,12 +64,12 @@ def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("split", [None, SPLITS["qwen2"][0]], ids=["gpt2", "qwen2"])
-def test_llamacpp_encodes_byte_level_texts_in_the_same_way(tmp_path: Path, split: str | None) -> None:
+def test_a_byte_level_tokenizer_made_of_tokens_and_merges_is_the_checkpoints(tmp_path: Path, split: str | None) -> None:
     """For files that do not hold tokenizer.json."""
     tokenizer = Tokenizer.from_str(byte_level(318, split=split).backend_tokenizer.to_str())
     tokenizer.add_tokens(["<added>"])
     source = folder(tmp_path / "m", tokenizer, eos_token="<|end|>")
-    llama, reference = llamacpp_tokenizer(converted(source)), load_tokenizer(source)
+    llama, reference = built_tokenizer(converted(source)), load_tokenizer(source)
     for text in (TEXT, "<|user|>hi <added><|end|>", "", " ", "  two", *TEXTS):
         assert llama.encode(text) == reference.encode(text)
         assert llama.decode(llama.encode(text)) == text
@@ -84,11 +87,11 @@ def test_llamacpp_encodes_byte_level_texts_in_the_same_way(tmp_path: Path, split
     assert "".join(piece.text for piece in pieces) == TEXT
 
 
-def test_llamacpp_encodes_texts_with_bytes_for_unknown_characters_in_the_same_way(tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_made_of_tokens_and_scores_is_the_checkpoints(tmp_path: Path) -> None:
     special = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
     source = folder(tmp_path / "m", sentencepiece(320).backend_tokenizer, **special)
     file = converted(source)
-    llama, reference = llamacpp_tokenizer(file), load_tokenizer(source)
+    llama, reference = built_tokenizer(file), load_tokenizer(source)
     assert read_header(file).metadata["tokenizer.ggml.model"] == "llama"
     for text in ("def add first", "for name in names print", "naïve ☃", "a\nb"):
         assert llama.encode(text) == reference.encode(text)
@@ -148,7 +151,6 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_that_became_another_is_found(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is left of the conversion, nor is an earlier file lost."""
-    pytest.importorskip("llama_cpp")
     file = convert_to_gguf(tiny.target, tmp_path / "a.gguf", "f32").file
     before, write = file.read_bytes(), gguf.GGUFWriter.add_token_list
 
@@ -173,22 +175,18 @@ def test_a_damaged_tokenizer_in_a_file_is_an_error(tiny: Tiny, tmp_path: Path) -
 
 
 def test_texts_end_where_those_of_the_checkpoint_end(tiny: Tiny, tmp_path: Path) -> None:
-    """llama.cpp would also end them at <|end|>, by its text, and knows three ids at most."""
-    pytest.importorskip("llama_cpp")
+    """Not at <|end|>, which would end them by its text; the format has places for three ids."""
     source = clone(tiny.target, tmp_path / "m")
     for ends in ([0], [0, 3, 7, 8, 9], []):
         (source / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-        target = as_target(convert_to_gguf(source, tmp_path / "a.gguf", "f32").file, executor="llamacpp")
+        target = as_target(convert_to_gguf(source, tmp_path / "a.gguf", "f32").file, executor="torch")
         assert target.capabilities.eos_ids == as_target(source, executor="torch").capabilities.eos_ids == set(ends)
 
 
 def test_a_file_that_names_no_end_has_none_that_is_an_ordinary_token(tiny: Tiny, tmp_path: Path) -> None:
-    """llama.cpp's default is 11, whatever it is in this vocabulary."""
-    pytest.importorskip("llama_cpp")
     source = rewrite(clone(tiny.target, tmp_path / "m"), eos_token_id=None)
     (source / "generation_config.json").write_text("{}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.gguf.gguf_writer.ENDS", "another.key")
         file = convert_to_gguf(source, tmp_path / "a.gguf", "f32").file
-    assert as_target(file, executor="llamacpp").capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>
-    assert describe(file, LoadSettings(executor="llamacpp")).eos_ids == (0, 3)
+    assert sorted(describe(file).eos_ids) == [0, 3]  # <|endoftext|> and <|end|>

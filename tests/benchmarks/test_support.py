@@ -1,16 +1,13 @@
 """Each cell of docs/support.md is true, and the page shows what the code declares."""
 
 import functools
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.architectures.support import HEADING, architectures, page, quantisations
 from benchmarks.architectures.table import PAGE
-from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import LLM, BeamParams, SamplingParams, Structured
 from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
 from slipstream.checkpoints.families import FAMILIES
@@ -22,7 +19,7 @@ from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.settings import RULES
 from slipstream.targets.describe import as_target
-from slipstream.targets.huggingface.kinds import GGUF, KINDS
+from slipstream.targets.huggingface.kinds import KINDS
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
 from tests.heads.tiny_mtp import random_drafter
 from tests.targets.huggingface.architectures import VOCAB, random_model
@@ -35,30 +32,14 @@ MODELS: dict[str, Callable[[], Any]] = {
     "states": lambda: random_model("lfm2"), "one by one": lambda: random_model("jamba"),
     "encoder-decoder": lambda: random_encoder_decoder("t5"),
     "encoder-decoder, one each": lambda: random_encoder_decoder("mvp", max_position_embeddings=256),
-    "gguf": lambda: random_gguf(),
 }  # fmt: skip
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
 PARAMS = SamplingParams(max_tokens=8)
 
 
 @functools.cache
-def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed when the process ends."""
-    return tempfile.TemporaryDirectory()
-
-
-@functools.cache
-def random_gguf() -> Path:
-    pytest.importorskip("llama_cpp")
-    pytest.importorskip("gguf")
-    folder = Path(scratch().name)
-    random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).save_pretrained(folder)
-    return convert_to_gguf(folder, folder / "model.gguf", "f32").file
-
-
-@functools.cache
 def target(kind: str) -> Target:
-    return as_target(MODELS[kind](), executor="llamacpp" if kind == "gguf" else "auto")
+    return as_target(MODELS[kind]())
 
 
 @functools.cache
@@ -125,7 +106,7 @@ def test_a_quantisation_that_is_refused_raises(kind: Any) -> None:
     for name, need in quantisations(kind).items():
         if need.startswith("refused"):
             with pytest.raises(ParameterError, match="quantize"):
-                as_target(MODELS[kind.name](), quantize=name, executor="llamacpp" if kind is GGUF else "auto")
+                as_target(MODELS[kind.name](), quantize=name)
 
 
 def test_the_page_is_what_make_support_writes_and_lists_every_family() -> None:

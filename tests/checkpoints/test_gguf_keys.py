@@ -77,7 +77,7 @@ def test_biases_that_are_not_there_are_zero_and_fused_tensors_are_their_parts(tm
         ("expert_group_count", {"llama.expert_group_count": 2}), ("longrope", {TYPE: "longrope"}),
     ],
 )  # fmt: skip
-def test_what_our_own_decoder_would_run_otherwise_is_left_to_llamacpp_by_name(name, changes, tmp_path):
+def test_what_our_own_decoder_would_run_otherwise_is_refused_by_name(name, changes, tmp_path):
     assert name in str(refusal(read_header(write(tmp_path / "a.gguf", **changes))))
 
 

@@ -33,18 +33,11 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
         done = cli("generate", "-m", file, "--threads", "1", *arguments, "def add(", "-n", "12", code=0)
         assert done.out == wanted.out
         assert "native on cpu" in done.said
-    pytest.importorskip("llama_cpp")
-    done = cli("generate", "-m", file, "--executor", "llamacpp", "--drafter", "none", "def add(", "-n", "12", code=0)
-    assert done.out == wanted.out
-    assert "llamacpp on cpu" in done.said
-    assert "llama_" not in done.said  # nothing of its log
 
 
-@pytest.mark.parametrize(
-    ("settings", "tokens"), [({}, 8 * (192 + 256)), ({"kv_tokens": 512}, 512), ({"executor": "auto"}, 8 * 192)]
-)
+@pytest.mark.parametrize(("settings", "tokens"), [({"kv_tokens": 512}, 512), ({}, 8 * 192)])
 def test_a_server_reserves_what_is_usual(file: Path, settings: dict[str, Any], tokens: int) -> None:
-    models = replace(ModelOptions(target=str(file), executor="llamacpp"), **settings)
+    models = replace(ModelOptions(target=str(file)), **settings)
     assert kv_tokens(models, describe_target(models), DraftPlan.of("suffix"), 8) == tokens
 
 

@@ -7,7 +7,6 @@ import pytest
 from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.cli.info import positions
 from slipstream.errors import CheckpointError
-from tests.checkpoints.gguf_files import family_config, gguf_model
 from tests.heads.tiny_mtp import write
 from tests.targets.huggingface.architectures import random_model
 from tests.targets.huggingface.encoder_decoders import make_encoder_decoder
@@ -60,15 +59,6 @@ def test_info_shows_what_mtp_layers_take(cli, tmp_path):
     output = json.loads(cli("info", write("glm4_moe", tmp_path, 2), "--json").out)
     assert output["mtp_kv_bytes_per_token"] == output["kv_bytes_per_token"] == 256  # two layers, as the target has
     assert "MTP layers 256 B of KV for each token" in cli("info", tmp_path).shown
-
-
-def test_info_shows_the_cache_that_llamacpp_has(cli, tmp_path):
-    """In 16 bits, though it computes in float32."""
-    config = family_config("llama")
-    file, _ = gguf_model(tmp_path, config, ("Q8_0",))
-    file.write_bytes(file.read_bytes().replace(b"llama", b"bloom"))  # our own decoder does not run it
-    output = json.loads(cli("info", file, "--json").out)
-    assert (output["executor"], output["kv_bytes_per_token"]) == ("llamacpp", 2 * config.kv_width * 2)
 
 
 def test_info_of_the_embedded_model(cli, refused, embedded, monkeypatch):

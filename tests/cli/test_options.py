@@ -51,7 +51,6 @@ def test_the_defaults_of_models_and_drafters():
     assert (models.draft_model, models.method, models.fixed_length) == (None, "suffix", 10)
     assert ModelOptions(target="somewhere", draft="d", draft_tokens="2").length == 2
     assert ModelOptions(target="smollm2").names == ("suffix", "eagle3")  # a head ships for it
-    assert ModelOptions(target="smollm2", executor="llamacpp").names == ("suffix",)
     assert [ModelOptions(drafter=name).method for name in ("none", "suffix,eagle3")] == ["none", "suffix,eagle3"]
     assert ModelOptions(drafter="ngram", draft_tokens="0").length == 0
 

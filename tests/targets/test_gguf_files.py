@@ -1,6 +1,5 @@
 """GGUF files as targets and drafts of our own decoder."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,11 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.checkpoints.llamacpp_library import llama_cpp
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.targets.describe import as_target, describe
 from tests.checkpoints.gguf_files import family_config, gguf_model
-from tests.tiny_checkpoints import Tiny
+from tests.checkpoints.odd_gguf_files import ODD, write
 
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -76,14 +74,7 @@ def test_a_file_of_floating_point_numbers_can_be_quantised(tmp_path: Path) -> No
         assert as_target(plain, quantize=quantize).capabilities.runtime.quantize == name
 
 
-def test_llamacpp_is_for_files_only(tiny: Tiny) -> None:
-    with pytest.raises(ParameterError, match="which is no GGUF file"):
-        as_target(tiny.target, executor="llamacpp")
-    assert as_target(tiny.draft, executor="llamacpp", role="draft").capabilities.runtime.backend == "native"
-
-
 def test_an_unknown_kind_of_block_is_named_with_its_tensor(tmp_path: Path) -> None:
-    """Whether llama.cpp is installed or not; it does not know this one either."""
     other, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
     data, name = bytearray(other.read_bytes()), b"blk.0.attn_q.weight"
     at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and both of them
@@ -93,32 +84,18 @@ def test_an_unknown_kind_of_block_is_named_with_its_tensor(tmp_path: Path) -> No
         as_target(other)
 
 
-@pytest.fixture
-def plamo(tmp_path: Path) -> Path:
-    """A file of an architecture that our own decoder does not run."""
+@pytest.mark.parametrize("executor", ["auto", "native"])
+def test_a_file_of_another_architecture_is_refused_with_what_runs_it(executor: str, tmp_path: Path) -> None:
     file, _ = gguf_model(tmp_path, family_config("llama"))
     file.write_bytes(file.read_bytes().replace(b"llama", b"plamo"))
-    return file
+    with pytest.raises(UnsupportedModelError, match="our own decoder does not run") as refused:
+        describe(file, LoadSettings(executor=executor))
+    assert "its architecture is 'plamo', not one of llama" in str(refused.value)
+    assert all(way in refused.value.fix for way in ("checkpoint", "transformers", "llama-server", "--base-url"))
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_the_reason_for_llamacpp_is_said_where_it_fails(plamo, installed, monkeypatch):
-    if not installed:
-        llama_cpp.cache_clear()
-        monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(LoadError, match="its architecture is 'plamo'") as refused:
-        as_target(plamo)
-    if not installed:
-        assert "llama-cpp-python cannot be imported" in str(refused.value)
-        assert "pip install 'slipstream[gguf]'" in refused.value.fix
-        llama_cpp.cache_clear()
-
-
-def test_a_file_of_another_architecture_is_left_to_llamacpp(plamo: Path) -> None:
-    described = describe(plamo)
-    assert described.runner == "llamacpp"
-    assert "'plamo'" in described.refusals["decoder"]
-    with pytest.raises(LoadError, match="llama"):  # not installed, or it lacks a tensor
-        described.load()
-    with pytest.raises(UnsupportedModelError, match="our own decoder does not run"):
-        describe(plamo, LoadSettings(executor="native"))
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_file_has_one_text_on_every_executor(name: str, tmp_path: Path) -> None:
+    odd = write(tmp_path / "odd.gguf", **ODD[name])
+    exact = LLM(odd, threads=1, executor="torch", dtype="float64")
+    assert texts(LLM(odd, threads=1, executor="native")) == texts(exact)

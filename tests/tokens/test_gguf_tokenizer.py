@@ -1,21 +1,27 @@
-"""Tokenizers of GGUF files that hold no tokenizer.json: BOS, ends, words, chat templates, as llama.cpp has them."""
+"""Tokenizers of GGUF files that hold no tokenizer.json: BOS, ends, words, merges, templates, as llama.cpp has them."""
 
-import sys
+import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, Tokenizer as Backend, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_header import read_header
-from slipstream.checkpoints.llamacpp_library import llama_cpp
+from slipstream.checkpoints.gguf_header import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, read_header
 from slipstream.errors import LoadError
-from slipstream.tokens.gguf_tokenizer import SAME_SPLIT
+from slipstream.tokens.gguf_tokenizer import SAME_SPLIT, SPLITS
 from slipstream.tokens.text import load_tokenizer
 from slipstream.tokens.token_map import has_chat_template
+from slipstream.tokens.tokenizer import Tokenizer
 from tests.checkpoints.gguf_files import byte_level_keys
 from tests.checkpoints.odd_gguf_files import write
+from tests.tokens.tokenizer_kinds import BYTES, sentencepiece
 
 TEMPLATE = "tokenizer.chat_template"
 BOS, EOS = 262, 263
@@ -102,16 +108,146 @@ def test_the_template_for_tools_is_taken_where_a_conversation_has_tools(given, p
     assert tokenizer.transformers.apply_chat_template(chat, **more) == tools
 
 
-def test_an_unknown_splitting_is_named_where_llamacpp_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llama_cpp.cache_clear()
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+@pytest.mark.parametrize(("kind", "pre"), [("gpt2", "another"), ("t5", "default"), ("bert", "jina-v2-en")])
+def test_an_unknown_kind_is_refused_by_name_with_what_to_do(kind: str, pre: str, tmp_path: Path) -> None:
     with pytest.raises(
-        LoadError, match=r"the tokenizer of a\.gguf \(gpt2, tekken\) is read by llama\.cpp: llama-cpp-python"
-    ):
-        load_tokenizer(write(tmp_path / "a.gguf", **{"tokenizer.ggml.pre": "tekken"}))
-    llama_cpp.cache_clear()
+        LoadError, match=rf"the tokenizer of a\.gguf \({kind}, {pre}\) is of an unknown kind"
+    ) as refused:
+        load_tokenizer(write(tmp_path / "a.gguf", **{"tokenizer.ggml.model": kind, "tokenizer.ggml.pre": pre}))
+    assert "tokenizer=" in refused.value.fix
+    assert "--base-url" in refused.value.fix
+
+
+def test_a_given_tokenizer_replaces_one_that_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", **{"tokenizer.ggml.pre": "another"})
+    llm = LLM(file, tokenizer=load_tokenizer(write(tmp_path / "b.gguf")), threads=1)
+    assert llm.generate("hello", SamplingParams(max_tokens=3))[0].token_ids
+    with pytest.raises(LoadError, match="of an unknown kind"):
+        LLM(file, threads=1)
+
+
+def sentencepiece_keys(source: PreTrainedTokenizerFast, **keys: Any) -> dict[str, Any]:
+    """Metadata of a tokenizer as converters write them. The merges are said by the scores of the tokens they make."""
+    model = json.loads(source.backend_tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    ranks = {"".join(merge): -float(i) for i, merge in reversed(list(enumerate(model["merges"])))}
+    kinds = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL} | dict.fromkeys(BYTES, BYTE)
+    return {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [kinds.get(token, NORMAL) for token in tokens],
+        "tokenizer.ggml.scores": [ranks.get(token, -1e6) for token in tokens],
+        "tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": 2,
+    } | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}  # fmt: skip
+
+
+def random_texts(count: int = 60) -> list[str]:
+    pick = random.Random(5).choice
+    parts = [
+        "def",
+        "name",
+        " ",
+        "  ",
+        "\n",
+        "s",
+        "<s>",
+        "</s>",
+        "x",
+        "☃",
+        "é",
+        "日本",
+        "🎈",
+        "\t",
+        "speculative ",
+        "(",
+        "42",
+    ]
+    return ["", " ", "▁", *("".join(pick(parts) for _ in range(12)) for _ in range(count))]
+
+
+def assert_same(own: Tokenizer, source: PreTrainedTokenizerFast) -> None:
+    for text in random_texts():
+        ids = own.encode(text)
+        assert ids == source.encode(text), text
+        for skip in (False, True):
+            assert own.decode(ids, skip_special_tokens=skip) == source.decode(ids, skip_special_tokens=skip), text
+    assert own.encode("a", add_special_tokens=False) == source.encode("a", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("size", [320, 400])
+def test_a_sentencepiece_tokenizer_is_that_of_the_checkpoint(size: int, tmp_path: Path) -> None:
+    source = sentencepiece(size)
+    own = load_tokenizer(write(tmp_path / "a.gguf", **sentencepiece_keys(source)))
+    assert_same(own, source)
+    assert own.encode("ab")[0] == 1  # BOS, though the file is silent
+    assert own.transformers.encode("def add") == source.encode("def add")
+
+
+def altered(source: PreTrainedTokenizerFast, change: Callable[[Any], None]) -> PreTrainedTokenizerFast:
+    """The tokenizer with another backend: `change` is given the fields of its tokenizer.json."""
+    fields = json.loads(source.backend_tokenizer.to_str())
+    change(fields)
+    backend = Backend.from_str(json.dumps(fields))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def without_prefix(fields: dict[str, Any]) -> None:
+    fields["normalizer"] = fields["normalizer"]["normalizers"][1]
+    fields["decoder"]["decoders"].pop()
+
+
+def test_no_space_is_put_before_a_text_where_the_file_says_so(tmp_path: Path) -> None:
+    keys = sentencepiece_keys(sentencepiece(400), add_space_prefix=False)
+    assert_same(load_tokenizer(write(tmp_path / "a.gguf", **keys)), altered(sentencepiece(400), without_prefix))
+
+
+def test_a_tokenizer_of_gemma_4_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    source = altered(sentencepiece(400), without_prefix)
+    merges = json.loads(source.backend_tokenizer.to_str())["model"]["merges"]
+    more = {"model": "gemma4", "merges": [" ".join(merge) for merge in merges], "scores": None}
+    keys = sentencepiece_keys(source, **more, add_bos_token=True, bos_token_id=1, unknown_token_id=0)
+    assert_same(load_tokenizer(write(tmp_path / "a.gguf", **keys)), source)
+
+
+def test_tokens_of_a_user_are_found_before_merges(tmp_path: Path) -> None:
+    keys = sentencepiece_keys(sentencepiece(400))
+    token = keys["tokenizer.ggml.tokens"].index("▁the")
+    keys["tokenizer.ggml.tokens"][token] = "  "
+    keys["tokenizer.ggml.token_type"][token] = USER_DEFINED
+    own = load_tokenizer(write(tmp_path / "a.gguf", **keys))
+    assert token in own.encode("a  b")
+    assert own.decode(own.encode("a  b"), skip_special_tokens=True).count("  ") == 1
+
+
+@pytest.mark.parametrize("name", ["Phi-3-mini-4k-instruct", "another"])
+def test_special_tokens_of_phi_3_swallow_the_white_space_behind_them(name: str, tmp_path: Path) -> None:
+    keys = sentencepiece_keys(sentencepiece(400)) | {"general.name": name}
+    own = load_tokenizer(write(tmp_path / "a.gguf", **keys))
+    same = own.encode("</s>\n a") == own.encode("</s>a")
+    assert same == (name != "another")
+    assert own.encode("<s>\na") != own.encode("<s>a")
+
+
+def test_scores_that_are_missing_are_an_error(tmp_path: Path) -> None:
+    keys = sentencepiece_keys(sentencepiece(400), scores=[0.0])
+    with pytest.raises(LoadError, match="tokens and scores of 1"):
+        load_tokenizer(write(tmp_path / "a.gguf", **keys))
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("gpt-4o", "HelloWORLD it's 12345//\n", ["Hello", "WORLD", " it's", " ", "123", "45", "//\n"]),
+        ("tekken", "HelloWORLD it's 123", ["Hello", "WORLD", " it", "'s", " ", "1", "2", "3"]),
+        ("seed-coder", "a+\n\nb12", ["a", "+", "\n\n", "b", "1", "2"]),
+        ("qwen35", "कि 12", ["कि", " ", "1", "2"]), ("deepseek-v3", "a日本1234 b", ["a", "日本", "123", "4", " b"]),
+    ],
+)  # fmt: skip
+def test_texts_are_split_into_words_as_the_families_do(pre: str, text: str, words: list[str]) -> None:
+    parts = [(text, (0, len(text)))]
+    for each in SPLITS[pre]:
+        split = pre_tokenizers.Split(Regex(each), "isolated")
+        parts = [piece for part, _ in parts for piece in split.pre_tokenize_str(part)]
+    assert [part for part, _ in parts] == words
 
 
 def test_two_tokens_of_one_text_are_refused(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_text_in_the_middle_comes_back_whole(whole: TokenTexts, text: str) -> No
     """No space is added, no character lost: emoji, combining characters, control characters, any script."""
     if any(name in text for name in whole.special):
         return
+    if whole.ids("▁") == whole.ids(" "):  # the mark of SentencePiece: its tokenizers cannot tell it from a space
+        text = text.replace("▁", " ")
     assert whole.bytes_of(whole.ids(text)) == text.encode()
 
 

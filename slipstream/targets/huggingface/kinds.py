@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Kind:
     """name and note: for people. trees, heads, early_exit: as in `Capabilities`. one_forward: whether a batch is one
-    forward. models: which, where `ARCHITECTURES` does not say. mtp: whether an architecture may bring MTP layers."""
+    forward. mtp: whether an architecture may bring MTP layers."""
 
     name: str
     note: str
@@ -17,7 +17,6 @@ class Kind:
     early_exit: bool
     one_forward: bool
     heads: bool = True
-    models: str = ""
     mtp: bool = True
 
 
@@ -31,10 +30,8 @@ ENCODER_DECODER = Kind("encoder-decoder", _ENCODED, True, False, True, heads=Fal
 ENCODER_DECODER_EACH = Kind(
     "encoder-decoder, one each", "the same, a cache for each text", False, False, False, heads=False
 )
-_FILES = "GGUF files of causal models that our own decoder does not run"
-GGUF = Kind("gguf", "llama.cpp, rows of several sequences over its cells", False, False, True, False, _FILES)
 
-KINDS = (DECODER, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH, GGUF)
+KINDS = (DECODER, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH)
 
 ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(
