@@ -3,7 +3,7 @@ random weights in 4 bits, interleaved.
 
     python -m benchmarks.recurrent_passes [--rounds 30] [--context 200]
 
-Eight rows over one row says what a draft of seven tokens costs. The states of a hybrid are read and written once a pass.
+Eight rows over one row says what a draft of seven tokens costs. A pass reads and writes each state of a hybrid once.
 """
 
 import argparse
