@@ -103,6 +103,8 @@ class DecoderConfig(ModelShape):
     def from_dict(config: Mapping[str, object]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
         config = config if isinstance(config, ReadKeys) else ReadKeys(config)
+        if config.get("model_type") in [each.within for each in FAMILIES.values() if each.within]:
+            config = _text_part(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
             raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
@@ -301,3 +303,16 @@ _ORDINARY: JsonMapping = {
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
 }  # fmt: skip
 """Keys that change what transformers computes -> the only value that our decoder runs."""
+
+
+def _text_part(config: ReadKeys) -> ReadKeys:
+    """The configuration of the text part of a multimodal model. Keys of the whole win, and those of pictures and films
+    are known: they do not change texts."""
+    for key in config:
+        if key.startswith(("vision_", "image_", "video_")):
+            config.get(key)
+    config["text_config"] = text = ReadKeys(object_of(config, "text_config"))
+    for key in ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token"):
+        if config.get(key) is not None:
+            text[key] = config[key]
+    return text

@@ -21,6 +21,7 @@ before it reads the next, so a model is never in memory twice.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -38,6 +39,8 @@ from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.lora import Adapter
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
+
+log = logging.getLogger("slipstream")
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes) after each tensor."""
@@ -236,6 +239,9 @@ def _assemble(
             if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
                 config, assembled[HEAD] = apart, head
                 break
+    pictures = [name for name in readers if _PREFIX.sub("", name, count=1).startswith(_VISION)]
+    if pictures and not unknown:
+        log.warning(f"{origin} also holds tensors that see pictures: left out: {few(sorted(pictures))}")
     expected = config.shapes()
     missing = [name for name in expected if name not in assembled]
     if missing:
@@ -266,6 +272,7 @@ _SIDES = {
     "embed_tokens_per_layer.weight": "side_embed_tokens.weight", "per_layer_projection_norm.weight": "side_norm.weight",
     "per_layer_model_projection.weight": "side_projection.weight",
 }  # fmt: skip
+_VISION = "visual."
 _PREFIX = re.compile(r"((model|language_model)\.)*")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
@@ -300,6 +307,8 @@ def _canonical(
     family = FAMILIES[config.model_type]
     name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
+    if family.within and name.startswith(_VISION):
+        return []
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
         return _fused_experts(prefix, part, "bias" if bias else "weight", shape[0], family.transposed)

@@ -1,6 +1,7 @@
 """GGUF files of models with recurrent layers. `hybrids/` holds files that llama.cpp's own converter wrote of the tiny
 checkpoints below, whose weights depend on their names only."""
 
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -161,6 +162,31 @@ def layer_record(executor: NativeExecutor, number: int) -> np.ndarray:
     """The LAYER record of a layer."""
     layers = next(array for array in executor._layout.arrays if array.dtype == LAYER)
     return layers[number]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("qwen35", "qwen3_5"), ("qwen35moe", "qwen3_5_moe")])
+def test_the_text_part_of_a_multimodal_checkpoint_runs_alone(
+    name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path, name)
+    wanted, text = logits(folder), json.loads((folder / "config.json").read_text())
+
+    rope = text["rope_parameters"] | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+    text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_use_dedicated_embeddings": False}
+    text |= {"rope_parameters": rope, "mlp_only_layers": []}
+
+    def inside(state: dict[str, Tensor]) -> None:
+        for stored in [stored for stored in state if stored.startswith("model.")]:
+            state[stored.replace("model.", "model.language_model.", 1)] = state.pop(stored)
+        state["model.visual.patch_embed.proj.weight"] = torch.zeros(4, 4)
+
+    outside = {"image_token_id": 7, "video_token_id": 8, "vision_config": {"depth": 2, "hidden_size": 4}}
+    architecture = {"architectures": ["Qwen3_5ForConditionalGeneration"], "tie_word_embeddings": False}
+    rewrite(folder, inside, **dict.fromkeys(text) | {"model_type": kind, "text_config": text} | outside | architecture)
+    assert torch.equal(logits(folder), wanted)
+    assert LLM(folder, threads=1).generate([[5, 9]], SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids
+    assert "model.visual.patch_embed.proj.weight" in caplog.text
+    assert "left out. Texts differ" not in caplog.text
 
 
 @pytest.mark.parametrize("small", ["F16", "F32", "Q8_0"])

@@ -13,6 +13,7 @@ from slipstream.checkpoints.config_values import (
     flag,
     partial_rope,
     positive,
+    refuse,
     rope_parameters,
     unsupported,
 )
@@ -77,8 +78,13 @@ def _qwen(config: ReadKeys) -> Fields:
     """Qwen3-Next and Qwen3.5: three of four layers are Gated DeltaNet, the fourth is attention with a gate."""
     given = common(config, context=32768, size=256) | {"qkv_bias": flag(config, "attention_bias", False)}
     given["o_bias"] = given["qkv_bias"]
+    refuse(config, "attn_output_gate", True)
+    for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype"):
+        config.get(key)  # of layers that are left out; states are float32 here
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
+    for key in ("mrope_section", "mrope_interleaved"):
+        given["rope_parameters"].get(key)  # of pictures: the positions of a text are the same in all sections
     mixers = _mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
         return described(given, recurrence=mixers, qk_norm="head", gate=True)
@@ -239,6 +245,6 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": replace(
         _QWEN, gguf="qwen3next", keys=_qwen_keys, gguf_names=_QWEN_GGUF | {"recurrent.in_proj_ba": "ssm_ba"}
     ),
-    "qwen3_5_text": _QWEN,
-    "qwen3_5_moe_text": replace(_QWEN, gguf="qwen35moe"),
+    "qwen3_5_text": replace(_QWEN, within="qwen3_5"),
+    "qwen3_5_moe_text": replace(_QWEN, within="qwen3_5_moe", gguf="qwen35moe"),
 }  # fmt: skip
