@@ -17,9 +17,9 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=fal
 # What Haswell has, by LLVM's names: Numba then compiles for it, and our tiles are those that it would get.
 AVX2 := +sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16
 AVX2_ENV := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels-avx2
-# What runs kernels: every format, product and tile, rows in any batch, decoders and heads.
-NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products,\
-	tests/backends/native/test_$(name).py) tests/heads
+# What runs kernels: every format, product and tile, rows in any batch, decoders of every family, and heads.
+NATIVE_TESTS := $(foreach name,arithmetic blocks invariance native_executor odd_shapes products recurrent,\
+	tests/backends/native/test_$(name).py) tests/heads tests/end_to_end/test_every_family.py
 
 .PHONY: demo test check lint types tests avx2-tests quick-tests test-latest test-oldest test-vllm test-arm soak install wheel-check clean
 
