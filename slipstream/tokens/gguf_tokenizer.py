@@ -177,7 +177,9 @@ def _add_special(header: GgufHeader, backend: Tokenizer, defaults: Mapping[str, 
         backend.add_tokens(tokens)
     around = {"bos": bos, "eos": False}
     used = [role for role, given in around.items() if metadata.get(f"tokenizer.ggml.add_{role}_token", given)]
-    ids_of = {role: i if (i := header.token_id(role)) in texts else defaults[role] for role in used}
+    ids_of = {role: i if (i := header.token_id(role)) in texts else defaults.get(role, -1) for role in used}
+    if nameless := [role for role, i in ids_of.items() if i not in texts]:
+        raise ValueError(f"it puts {nameless[0].upper()} around a text, and names no such token")
     if used:
         single = [*used[: "bos" in used], "$A", *used["bos" in used :]]
         backend.post_processor = processors.TemplateProcessing(

@@ -208,6 +208,12 @@ def test_a_tokenizer_of_gemma_4_is_that_of_the_checkpoint(tmp_path: Path) -> Non
     assert_same(load_tokenizer(write(tmp_path / "a.gguf", **keys)), source)
 
 
+def test_a_bos_that_is_no_token_is_an_error(tmp_path: Path) -> None:
+    keys = sentencepiece_keys(sentencepiece(400), model="gemma4", merges=[], add_bos_token=True)
+    with pytest.raises(LoadError, match="it puts BOS around a text, and names no such token"):
+        load_tokenizer(write(tmp_path / "a.gguf", **keys))
+
+
 def test_tokens_of_a_user_are_found_before_merges(tmp_path: Path) -> None:
     keys = sentencepiece_keys(sentencepiece(400))
     token = keys["tokenizer.ggml.tokens"].index("▁the")

@@ -1,0 +1,89 @@
+"""What a pass of a hybrid takes: one row, and eight rows, of the shape of Qwen3.5-0.8B beside that of Qwen3-0.6B, with
+random weights in 4 bits, interleaved.
+
+    python -m benchmarks.recurrent_passes [--rounds 30] [--context 200]
+
+Eight rows over one row says what a draft of seven tokens costs. A pass reads and writes each state of a hybrid once.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.load_settings import LoadSettings
+from slipstream.checkpoints.weights import Weights
+from slipstream.executor.executor import Batch
+
+ROWS = (1, 8)
+COMMON = {"vocab_size": 151936, "hidden_size": 1024, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3-0.6B": COMMON | {
+        "model_type": "qwen3", "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "Qwen3.5-0.8B": COMMON | {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "intermediate_size": 3584, "num_hidden_layers": 24,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    },
+}  # fmt: skip
+
+
+def random_executor(shape: dict[str, Any]) -> NativeExecutor:
+    """An executor with random weights, made as they are packed."""
+    config = DecoderConfig.from_dict(shape)
+    random = torch.Generator().manual_seed(0)
+
+    def read(name: str, dims: tuple[int, ...]) -> Callable[[slice], torch.Tensor]:
+        whole = dims[0]
+
+        def rows(part: slice) -> torch.Tensor:
+            count = len(range(whole)[part])
+            return torch.randn((count, *dims[1:]), generator=random).mul_(0.02).to(torch.bfloat16)
+
+        return rows
+
+    readers = {name: (name, read(name, dims)) for name, dims in config.shapes().items()}
+    return NativeExecutor(config, Weights(readers, config, torch.float32), LoadSettings(quantize="int4"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--context", type=int, default=200)
+    options = parser.parse_args()
+    executors = {name: random_executor(shape) for name, shape in SHAPES.items()}
+    for executor in executors.values():
+        run(executor, 0, options.context)
+    times: dict[tuple[str, int], list[float]] = {}
+    for _ in range(options.rounds):
+        for rows in ROWS:
+            for name, executor in executors.items():
+                began = time.perf_counter()
+                run(executor, options.context, rows)
+                times.setdefault((name, rows), []).append(time.perf_counter() - began)
+    for name, executor in executors.items():
+        one, eight = (statistics.median(times[name, rows]) for rows in ROWS)
+        size = executor.memory()["weights"]
+        print(
+            f"{name}: {size / 1e6:.0f} MB of weights, states {executor.config.state_bytes() / 1e6:.1f} MB; "
+            f"1 row {one * 1e3:.1f} ms ({size / one / 1e9:.1f} GB/s), 8 rows {eight * 1e3:.1f} ms, {eight / one:.2f}x"
+        )
+
+
+def run(executor: NativeExecutor, past: int, rows: int) -> None:
+    """A pass over a pending token and a draft of the other rows, whose tokens are not accepted."""
+    at = range(past, past + rows)
+    select = range(rows) if past else (rows - 1,)
+    certain = (1 if past else rows,)
+    executor.forward(Batch((1,), torch.arange(rows), at, (0, rows), (past,), (None,), select, certain))
+
+
+if __name__ == "__main__":
+    main()
