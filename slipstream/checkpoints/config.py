@@ -306,13 +306,8 @@ _ORDINARY: JsonMapping = {
 
 
 def _text_part(config: ReadKeys) -> ReadKeys:
-    """The configuration of the text part of a multimodal model. Keys of the whole win, and those of pictures and films
-    are known: they do not change texts."""
-    for key in config:
-        if key.startswith(("vision_", "image_", "video_")):
-            config.get(key)
+    """The configuration of the text part of a multimodal model. Keys of the whole model win."""
     config["text_config"] = text = ReadKeys(object_of(config, "text_config"))
-    for key in ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token"):
-        if config.get(key) is not None:
-            text[key] = config[key]
+    both = ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token")
+    text.update({key: config[key] for key in both if config.get(key) is not None})
     return text

@@ -76,10 +76,10 @@ _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"shortconv\.l_cache|full_attention_interval)", _is_size),
     (r"\*\.attention\.recurrent_layers",
      lambda value: isinstance(value, list) and all(each in (0, 1) for each in value)),
-    (r"\*\.rope\.scaling\.finetuned", lambda value: isinstance(value, bool)),
     (r"\*\.attention\.sliding_window_pattern",
      lambda value: _is_size(value) or (isinstance(value, list) and all(each in (0, 1) for each in value))),
-    (r"\*\.(expert_weights_norm|use_parallel_residual)", lambda value: isinstance(value, bool)),
+    (r"\*\.(expert_weights_norm|use_parallel_residual|rope\.scaling\.finetuned)",
+     lambda value: isinstance(value, bool)),
     (r"\*\.((attn|final)_logit_softcapping|attention\.(scale|temperature_scale|temperature_length)|"
      r"(embedding|residual|logit)_scale|expert_weights_scale|rope\.freq_base_swa|rope\.scaling\.yarn_log_multiplier)",
      lambda value: type(value) in (int, float) and 0 <= value < math.inf),

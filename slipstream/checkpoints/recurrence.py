@@ -73,12 +73,6 @@ class Recurrence:
         factors = {"factors": self.width} if self.kind == CONVOLUTION else {}
         return self.mixed | factors | dict.fromkeys(self.per_head, self.heads) | {"gates": self.width}
 
-    def products(self, at: str) -> tuple[list[str], list[str], list[str]]:
-        """Names of `projections`: those before the numbers of each head, these, and the gates."""
-        names = [f"{at}.{name}" for name in self.projections]
-        each = len(self.per_head)
-        return names[: -1 - each], names[-1 - each : -1], names[-1:]
-
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Canonical part -> shape of every weight."""
         out: dict[str, tuple[int, ...]] = {}

@@ -239,9 +239,6 @@ def _assemble(
             if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
                 config, assembled[HEAD] = apart, head
                 break
-    pictures = [name for name in readers if _PREFIX.sub("", name, count=1).startswith(_VISION)]
-    if pictures and not unknown:
-        log.warning(f"{origin} also holds tensors that see pictures: left out: {few(sorted(pictures))}")
     expected = config.shapes()
     missing = [name for name in expected if name not in assembled]
     if missing:
@@ -257,6 +254,8 @@ def _assemble(
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias or norm that it denies, a quantisation?)",
         )
+    if pictures := [name for name in readers if _PREFIX.sub("", name, count=1).startswith(_VISION)]:
+        log.warning(f"{origin} also holds tensors that see pictures: left out: {few(sorted(pictures))}")
     return Weights(assembled, config, dtype, progress, files)
 
 

@@ -21,8 +21,9 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import read_tensor, refusal
 from slipstream.checkpoints.gguf_header import GgufHeader, read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weights import Weights, load_weights
-from slipstream.errors import CheckpointError
+from slipstream.errors import CheckpointError, ConfigError
 from tests.backends.native.models import chain
 from tests.checkpoints.gguf_files import SIZES, gguf_bytes, random_bytes
 from tests.tiny_checkpoints import config_of, rewrite
@@ -107,11 +108,11 @@ def logits(checkpoint: Path) -> Tensor:
     return logits_of(config, load_weights(checkpoint, config))
 
 
-def logits_of(config: DecoderConfig, weights: Weights) -> Tensor:
+def logits_of(config: DecoderConfig, weights: Weights, threads: int = 1, prompt: int = 13) -> Tensor:
     """[n, V] of TOKENS: a prompt, then single tokens."""
-    executor, past = NativeExecutor(config, weights), len(TOKENS) - 4
-    parts = [executor.forward(chain(0, 0, TOKENS[:past])).logits]
-    parts += [executor.forward(chain(0, at, [TOKENS[at]])).logits for at in range(past, len(TOKENS))]
+    executor = NativeExecutor(config, weights, LoadSettings(threads=threads))
+    parts = [executor.forward(chain(0, 0, TOKENS[:prompt])).logits.clone()]
+    parts += [executor.forward(chain(0, at, [TOKENS[at]])).logits.clone() for at in range(prompt, len(TOKENS))]
     return torch.cat(parts)[:, : config.vocab_size].double()
 
 
@@ -209,8 +210,9 @@ def test_products_in_several_formats_compute_what_floats_compute(name: str, tmp_
     config = DecoderConfig.load(file)
     floats = Weights(GgufTensors(header, config).readers, config, torch.float32)  # without its blocks
     wanted = logits_of(config, floats)
-    error = (logits(file) - wanted).square().mean().sqrt() / wanted.std()
-    assert 0 < error < 0.05
+    ours = logits(file)
+    assert 0 < (ours - wanted).square().mean().sqrt() / wanted.std() < 0.05
+    assert torch.equal(logits_of(config, load_weights(file, config), threads=2, prompt=3), ours)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -220,6 +222,22 @@ def test_drafts_change_no_text_of_a_file(name: str) -> None:
     texts = [one.token_ids for one in plain.generate([[5, 9, 5, 9, 5], [7]], params)]
     plain.use("suffix")
     assert [one.token_ids for one in plain.generate([[5, 9, 5, 9, 5], [7]], params)] == texts
+
+
+def test_granite_has_positions_where_a_file_says_so(tmp_path: Path) -> None:
+    """As in llama.cpp, which rotates neighbours."""
+    file, _ = changed(FILES / "granitehybrid.gguf", tmp_path, {}, **{"granitehybrid.rope.scaling.finetuned": True})
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "granitehybrid")
+    without, wanted = logits(checkpoint), logits(rewrite(checkpoint, position_embedding_type="rope"))
+    assert not torch.allclose(without, wanted, rtol=1e-3)
+    assert torch.allclose(logits(file), wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max())
+
+
+@pytest.mark.parametrize("key", ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"])
+def test_a_file_without_the_size_of_its_state_is_refused_with_the_key(key: str, tmp_path: Path) -> None:
+    file, _ = changed(FILES / "qwen35.gguf", tmp_path, {}, **{f"qwen35.ssm.{key}": None})
+    with pytest.raises(ConfigError, match=r"linear_\w+ is 0"):
+        DecoderConfig.load(file)
 
 
 def test_older_files_name_recurrent_layers_by_their_interval(tmp_path: Path) -> None:

@@ -389,12 +389,13 @@ def decoder_weights(
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
         if described.recurrence is not None:
             layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
-            mixed, per_head, gates = described.recurrence.products(f"{at}.recurrent")
-            stored = {format_stored(weights, names) for names in (mixed, per_head, gates) if names}
-            if as_stored and len(stored) > 1:  # the small ones must not widen the large ones
-                layer["qkv"], layer["per_head"], layer["gates"] = joined(mixed), joined(per_head), joined(gates)
+            each = [f"{at}.recurrent.{part}" for part in described.recurrence.projections]
+            small = -1 - len(described.recurrence.per_head)  # where the numbers of each head begin; then the gates
+            products = [names for names in (each[:small], each[small:-1], each[-1:]) if names]
+            if as_stored and len({format_stored(weights, names) for names in products}) > 1:
+                layer["qkv"], layer["per_head"], layer["gates"] = map(joined, products)
             else:
-                layer["qkv"] = joined([*mixed, *per_head, *gates])
+                layer["qkv"] = joined(each)
             layer["o"] = joined([f"{at}.recurrent.out_proj"])
         else:
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))

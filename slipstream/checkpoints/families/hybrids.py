@@ -63,15 +63,10 @@ def _lfm2(config: ReadKeys) -> Fields:
 def _delta(config: ReadKeys) -> Recurrence:
     value = count_of(config, "linear_value_head_dim", 128)
     return Recurrence(
-        kind=DELTA,
-        taps=count_of(config, "linear_conv_kernel_dim", 4),
-        heads=count_of(config, "linear_num_value_heads", 32),
-        groups=count_of(config, "linear_num_key_heads", 16),
-        key=count_of(config, "linear_key_head_dim", 128),
-        value=value,
-        normed=value,
-        tiled=flag(config, "value_heads_tiled", False),
-    )
+        kind=DELTA, taps=count_of(config, "linear_conv_kernel_dim", 4), value=value, normed=value,
+        heads=count_of(config, "linear_num_value_heads", 32), groups=count_of(config, "linear_num_key_heads", 16),
+        key=count_of(config, "linear_key_head_dim", 128), tiled=flag(config, "value_heads_tiled", False),
+    )  # fmt: skip
 
 
 def _qwen(config: ReadKeys) -> Fields:
@@ -79,8 +74,6 @@ def _qwen(config: ReadKeys) -> Fields:
     given = common(config, context=32768, size=256) | {"qkv_bias": flag(config, "attention_bias", False)}
     given["o_bias"] = given["qkv_bias"]
     refuse(config, "attn_output_gate", True)
-    for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype"):
-        config.get(key)  # of layers that are left out; states are float32 here
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
     for key in ("mrope_section", "mrope_interleaved"):
@@ -143,7 +136,6 @@ def _layer_types(header: GgufHeader, recurrent: str) -> list[str]:
 def _lfm2_keys(header: GgufHeader) -> JsonMapping:
     return {
         "conv_L_cache": header.size("shortconv.l_cache"), "block_auto_adjust_ff_dim": False,
-        "conv_bias": any(".shortconv." in each.name and each.name.endswith(".bias") for each in header.tensors),
         "layer_types": _layer_types(header, "conv"),
     }  # fmt: skip
 
@@ -203,11 +195,8 @@ _QWEN = Family(
     },
     fused=_GATED,
     grouped={"self_attn.q_proj": "heads", "recurrent.in_proj_qkvz": "groups", "recurrent.in_proj_ba": "groups"},
-    plus_one=True,
-    further=True,
-    gguf="qwen35",
+    plus_one=True, further=True, gguf="qwen35", gguf_names=_QWEN_GGUF,
     keys=lambda header: {**_qwen_keys(header), "value_heads_tiled": True},
-    gguf_names=_QWEN_GGUF,
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
@@ -237,10 +226,8 @@ FAMILIES: Mapping[str, Family] = {
                 "recurrent.gates", "recurrent.values", "recurrent.keys", "recurrent.queries", "recurrent.steps",
             ],
         },
-        gguf="granitehybrid",
-        keys=_granite_hybrid_keys,
+        gguf="granitehybrid", gguf_pairs=True, keys=_granite_hybrid_keys,
         gguf_names=_SSM | {"recurrent.in_proj": "ssm_in", "recurrent.D": "ssm_d"},
-        gguf_pairs=True,
     ),
     "qwen3_next": replace(
         _QWEN, gguf="qwen3next", keys=_qwen_keys, gguf_names=_QWEN_GGUF | {"recurrent.in_proj_ba": "ssm_ba"}

@@ -135,12 +135,6 @@ def _apply(part, cells, q, k, v, decay, step, change, out):
 
 
 @kernel()
-def _group(part, head):
-    """The group of a head, whose queries and keys it has."""
-    return head % part.groups if part.tiled else head * part.groups // part.heads
-
-
-@kernel()
 def recur(job, unit, thread):
     """Unit of work: one head of one sequence. Afterwards the state holds `state.commit` tokens, and `state.settled` of
     this pass; a copy of it is in `state.snapshot` as of `state.snapshot_at` tokens."""
@@ -153,7 +147,8 @@ def recur(job, unit, thread):
     change = floats(scratch + 4 * (size + 2 * part.key + part.value), part.value)
     unused = floats(scratch + 4 * (size + 2 * part.key + 2 * part.value), part.value)
     place = 4 * (part.cells_before + head * size)
-    cells, group = floats(state.cells + place, size), _group(part, head)
+    cells = floats(state.cells + place, size)
+    group = head % part.groups if part.tiled else head * part.groups // part.heads
     certain, end = state.commit + state.settled, state.past + state.count
     for token in range(integers(state.committed, 1)[0], end):
         if token == certain:
