@@ -19,7 +19,6 @@ class Recurrence:
     conv_bias, bias  whether the convolution, and the projections, have one.
     normed     outputs that are normed together by an RMS norm: of a head, or of several; 0: none.
     gate_first whether outputs are gated before they are normed.
-    time_steps the bounds of the time step of Mamba-2.
     tiled      whether head i is of group i % groups, as in GGUF files of Qwen3.5; else heads of a group are neighbours.
     """
 
@@ -33,7 +32,6 @@ class Recurrence:
     bias: bool = False
     normed: int = 0
     gate_first: bool = False
-    time_steps: tuple[float, float] = (0.0, float("inf"))
     tiled: bool = False
 
     @property

@@ -328,7 +328,6 @@ def recurrent_layer(
     if part.normed:
         record["norm"], record["eps"] = layout.vector(weights[f"{at}.norm.weight"]), config.norm_eps
         record["norm_width"] = len(weights[f"{at}.norm.weight"])
-    record["least"], record["most"] = part.time_steps
     before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
     record["cells_before"] = sum(each.cells for each in before)
     record["kept_before"] = sum(each.kept for each in before)

@@ -70,7 +70,7 @@ class Layer:
             self.skip = weight("skip", self.heads)
         for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "gate"):
             part[name] = getattr(self, name)
-        part["kind"], part["eps"], part["least"], part["most"] = KINDS[self.kind], 1e-5, 0.01, 1.5
+        part["kind"], part["eps"] = KINDS[self.kind], 1e-5
         self.part = part
         described = Recurrence(
             kind=self.kind, taps=self.taps, heads=self.heads, groups=self.groups, key=self.key, value=self.value
@@ -130,7 +130,6 @@ def reference(layer: Layer, inputs: np.ndarray) -> np.ndarray:
         q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
         q = q / np.sqrt(layer.key)
     else:
-        step = np.clip(step, 0.01, 1.5)
         decay = np.exp(layer.rate * step)
     state, out = np.zeros((layer.heads, layer.key, layer.value)), np.empty((len(x), layer.heads, layer.value))
     for t in range(len(x)):

@@ -94,8 +94,6 @@ RECURRENT = _record(
     cells_before=_I,  # numbers of the states of the layers before
     kept_before=_I,  # `kept` of the layers before, in all
     tail_before=_I,  # (taps - 1) * kept of the layers before, in all
-    least=_F,  # bounds of the time step
-    most=_F,
     eps=_F,
 )
 """A recurrent layer: see `recurrent`."""

@@ -103,7 +103,7 @@ def _decay_and_step(part, inputs, head):
     if part.kind == DELTA:
         step = np.float64(1) / (np.float64(1) + math.exp(-np.float64(raw[head])))
         return np.float32(math.exp(rate * _softplus(np.float64(raw[part.heads + head] + bias)))), np.float32(step)
-    step = min(max(_softplus(np.float64(raw[head] + bias)), np.float64(part.least)), np.float64(part.most))
+    step = _softplus(np.float64(raw[head] + bias))
     return np.float32(math.exp(rate * step)), np.float32(step)
 
 
