@@ -23,6 +23,7 @@ from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, Structured, zoo
 from slipstream.core.sequence import Sequence
 from slipstream.measure.provenance import commit, machine, now
+from slipstream.tokens.text import load_tokenizer
 
 BITS: dict[int, tuple[str, str | None]] = {16: ("F16", None), 8: ("F16", "w8a8"), 4: ("Q4_1", None)}
 """Kind of the file of SmolLM2, and `quantize`, by the bits of the weights."""
@@ -42,7 +43,8 @@ def smollm2(bits: int, drafts: bool, streams: int) -> LLM:
     head = zoo.head_dir("eagle3", zoo.smollm2_file())
     stack = ["suffix", ("eagle3", {"head": head})] if drafts else None
     file = file_of("smollm2", kind, ROOT / "build" / "gguf")
-    return LLM(file, stack, threads=THREADS, quantize=quantize, max_batch=streams)
+    tokenizer = load_tokenizer(zoo.smollm2_file())  # the 16-bit file that is made of it has none
+    return LLM(file, stack, tokenizer=tokenizer, threads=THREADS, quantize=quantize, max_batch=streams)
 
 
 def batches(llm: LLM, tool: Tool, streams: int, tokens: int) -> list[tuple[list[list[int]], SamplingParams]]:
