@@ -28,8 +28,8 @@ SNAPSHOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The states as of `length` tokens, float32 [cells], and the inputs of the last taps - 1 of them, [taps - 1, kept]
-    of each layer."""
+    """Holds the states after `length` tokens, float32 [cells], and the inputs of the last taps - 1 tokens,
+    [taps - 1, kept] of each layer."""
 
     length: int
     cells: np.ndarray
@@ -38,7 +38,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Held:
-    """What a sequence has.
+    """Holds the states of one sequence.
 
     committed  int64 [1]: how many tokens `cells` holds; the kernels change it.
     end        tokens whose inputs were computed.
@@ -189,7 +189,7 @@ class NativeStates:
         return [part.reshape(tokens, -1) for part in np.split(ring, self._splits(tokens))]
 
     def _widen(self, tokens: int) -> None:
-        """Let rings keep the inputs of so many tokens."""
+        """Make the rings of all sequences long enough for the inputs of `tokens` tokens."""
         if tokens <= self.ring:
             return
         old, self.ring = self.ring, 1 << (tokens - 1).bit_length()

@@ -137,7 +137,7 @@ def _apply(part, cells, q, k, v, decay, step, change, out):
 @kernel()
 def recur(job, unit, thread):
     """Unit of work: one head of one sequence. Afterwards the state holds `state.commit` tokens, and `state.settled` of
-    this pass; a copy of it is in `state.snapshot` as of `state.snapshot_at` tokens."""
+    this pass; `state.snapshot` holds the state after `state.snapshot_at` tokens."""
     part = _part(job)
     sequence, head = unit // part.heads, unit % part.heads
     state, size = states_at(job.states, sequence + 1)[sequence], part.key * part.value
