@@ -11,8 +11,9 @@ from slipstream.checkpoints.families import FAMILIES
 def groups_of(config: DecoderConfig, fused: str) -> int:
     """Return how many groups of rows a fused tensor has: see `Family.grouped`."""
     kind = FAMILIES[config.model_type].grouped.get(fused)
-    recurrent = config.recurrences[0].groups if config.recurrences else 1
-    return {None: 1, "heads": config.heads, "groups": recurrent}[kind]
+    if kind is None:  # nearly all tensors: their layers need not be looked at
+        return 1
+    return config.heads if kind == "heads" else next((layer.groups for layer in config.recurrences), 1)
 
 
 _TURNED = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")

@@ -326,8 +326,8 @@ def recurrent_layer(
         record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
     record["skip"] = layout.named(weights, f"{at}.D")
     if part.normed:
-        record["norm"], record["eps"] = layout.vector(weights[f"{at}.norm.weight"]), config.norm_eps
-        record["norm_width"] = len(weights[f"{at}.norm.weight"])
+        norm = weights[f"{at}.norm.weight"]
+        record["norm"], record["norm_width"], record["eps"] = layout.vector(norm), len(norm), config.norm_eps
     before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
     record["cells_before"] = sum(each.cells for each in before)
     record["kept_before"] = sum(each.kept for each in before)
