@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import logging
 import os
 import random
@@ -51,8 +52,10 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.fixture(autouse=True)
 def seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the operating system would give as seeds: other numbers in each test, the same ones in each run."""
+    """What the operating system would give as seeds: other numbers in each test, the same ones in each run. A test
+    draws the same numbers whichever tests ran before it in this process."""
     monkeypatch.setattr("slipstream.core.random.randbits", random.Random(request.node.nodeid).getrandbits)
+    monkeypatch.setattr("slipstream.engine.engine._nonces", itertools.count())
 
 
 @pytest.fixture(scope="session")

@@ -137,6 +137,7 @@ def test_a_residual_that_has_lost_its_rare_tokens_is_found(monkeypatch):
 
 
 def test_an_end_of_text_that_is_half_as_likely_after_a_draft_token_is_found(monkeypatch):
+    """In 20 texts, p was below 1e-9 with each of six seeds; in 10, it was above 1e-3 with one of them."""
     right = core_step.distributions
 
     def wrong(logits, seqs, draft):
@@ -145,9 +146,10 @@ def test_an_end_of_text_that_is_half_as_likely_after_a_draft_token_is_found(monk
         probs[np.ix_(rows, sorted(seqs[0].stop_ids))] /= 2
         return probs / probs.sum(-1, keepdim=True)
 
-    assert found(eos_ids=(3,)).verdict == "ok"
+    sure = {"eos_ids": (3,), "config": replace(QUICK, texts=20)}
+    assert found(**sure).verdict == "ok"
     monkeypatch.setattr(core_step, "distributions", wrong)
-    data = found(eos_ids=(3,))
+    data = found(**sure)
     assert data.verdict == "BUG"
     assert "ends the text" in outcomes_below(data, 1e-3)
 
