@@ -5,6 +5,9 @@ Where each was seen: vLLM pull request 54282 (the noise of the draft shared with
 parameters than the draft was drawn with), vLLM's tests of min-p on verified rows, SGLang pull request 33643 (penalties
 that count one token a step), vLLM issue 39273 (a recurrent state that keeps rejected tokens), and two that tests of
 engines guard against: the likeliest token in place of a sample, the bonus token of another row.
+
+How large they are here is our choice: shared noise comes with a poor draft, the wrong q is that of 0.4 times the
+temperature, and the wrong bonus row comes with drafts of one token. Half as large, some stay below the noise of a cell.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from benchmarks.board.lineup import (
 
 OPEN = "open"
 """Verdict of a difference that is not published yet: something of what fairness asks for is missing."""
+UNRUN = "not run"
+"""Verdict of a cell that has no record yet."""
 Records = dict[str, dict[str, Any]]
 
 HEAD = f"""# The lossless board
@@ -37,7 +39,7 @@ CPU. Each row compares an engine that speculates with the same engine without.
   with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for each.
 - **{OPEN}**: a difference was seen that is not published, because a link to the maintainers' issue, or a reproduction
   without Slipstream, is missing.
-- **refused**: the engine says that it does not do this. **not tested**: the notes say why.
+- **refused**: the engine says that it does not do this. **not tested**: the notes say why. **{UNRUN}**: no record yet.
 
 The model is the embedded pair of 14.2M and 2.4M parameters. Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each.
 Samples: {PROMPTS} prompts, texts of {TOKENS} tokens (penalty: 16). Filters and penalty: top-k, top-p, min-p, repetition
@@ -95,7 +97,7 @@ def page(board: dict[str, Any]) -> str:
 
 def shown(engine: Engine, method: str, check: str, records: Records) -> dict[str, Any]:
     """The record of a cell as the page shows it: with `known`, or "open", where it differs."""
-    record = records.get(Cell(engine.name, method, check).key, {"verdict": UNTESTED, "why": "not run yet"})
+    record = records.get(Cell(engine.name, method, check).key, {"verdict": UNRUN})
     if record["verdict"] != DIFFERS:
         return record
     known = engine.known.get(f"{method} | {check}") or engine.known.get(method)
@@ -131,8 +133,6 @@ def _notes(each: dict[str, dict[str, Any]]) -> str:
             notes.setdefault(f"{p}; {record['known']}", []).append(check)
         elif "why" in record:
             notes.setdefault(record["why"][:160], []).append(check)
-    if [*notes.values()] == [[*each]]:
-        return next(iter(notes)).replace("|", "/")
     return "; ".join(f"{', '.join(checks)}: {note}" for note, checks in notes.items()).replace("|", "/")
 
 
@@ -141,7 +141,7 @@ def _controls(records: Records) -> list[str]:
         "## Controls",
         "",
         "Bugs that engines really had, planted into Slipstream (`benchmarks/board/controls.py` names where each was",
-        "seen). The board must find each, in a cell of the same size as the others:",
+        "seen, and how large it is). The board must find each, in a cell of the same size as the others:",
         "",
         "| planted | looked for by | verdict | p | shift |",
         "|---|---|---|---|---|",
