@@ -82,14 +82,14 @@ class KVMemory:
             used = len({block for table in self._pool.tables.values() for block in table})
             return Usage(self._pool.capacity, used, self._pool.allocated - used)
 
-    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+    def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences
         (id, start, stop); 0 if they fit."""
         if self._pool.capacity is None:
             return 0
         with self._lock():
-            short = sum(self._pool.needed(*write) for write in writes) - (self._pool.free or 0)
-            return 0 if short <= 0 else short - len(self._unused(short))
+            short = sum(self._pool.count_needed(*write) for write in writes) - (self._pool.free or 0)
+            return 0 if short <= 0 else short - len(self._list_unused(short))
 
     def match(self, tokens: Seq[int]) -> int:
         """How many leading tokens are in kept blocks."""
@@ -135,13 +135,13 @@ class KVMemory:
         """The blocks that a text can begin with."""
         return keys if self._states is None else keys[: self._states.longest(keys)]
 
-    def _unused(self, most: int) -> list[bytes]:
+    def _list_unused(self, most: int) -> list[bytes]:
         """Keys of up to `most` blocks that are only kept, in the order in which they are dropped."""
         return list(islice((key for key, block in self._kept.items() if self._pool.count(block) == 1), most))
 
     def _reclaim(self, count: int) -> None:
         """Drop `count` blocks that are only kept, or all of these."""
-        for key in self._unused(max(0, count)):
+        for key in self._list_unused(max(0, count)):
             self._pool.drop([self._kept.pop(key)])
             if self._states is not None:
                 self._states.drop(key)
