@@ -160,13 +160,18 @@ class Memory(Protocol):
         ...
 
     @property
+    def bounded(self) -> bool:
+        """Whether requests may have to wait for room: for blocks, or for states of recurrent layers."""
+        ...
+
+    @property
     def usage(self) -> Usage:
         """Who holds its blocks."""
         ...
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences
-        (id, start, stop); 0 if they fit."""
+        (id, start, stop), or states of recurrent layers; 0 if they fit."""
         ...
 
     def match(self, tokens: Seq[int]) -> int:
