@@ -40,10 +40,10 @@ class DecoderConfig(ModelShape):
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
-    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` are those of all.
+    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` holds for all.
     growth       (beta, n): queries of growing layers are multiplied by 1 + beta * log(1 + position // n).
-    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output that is added to the residual
-                 stream, and the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
+    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
+                 the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
     within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """

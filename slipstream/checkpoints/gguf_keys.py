@@ -89,7 +89,7 @@ _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def _check(key: str, architecture: str, more: bool = True) -> Callable[[Any], bool] | None:
-    """Return the check of a key's value; None for an unknown key. more: whether those of some families are known."""
+    """Return the check of a key's value; None for an unknown key. more: know the keys of single families, too."""
     name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
     keys = _KEYS + _FURTHER if more else _KEYS
     return next((check for known, check in keys if re.fullmatch(known, name)), None)

@@ -316,7 +316,7 @@ def _canonical(
         return []
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
-        return []  # left over from training: the layer reads those of another one
+        return []  # left over from training: the layer reads another layer's keys and values
     stem, _, kind = name.rpartition(".")
     found = _OF_LAYER.fullmatch(stem)
     at, part = found.groups() if found else ("", "")
@@ -349,7 +349,7 @@ def _span(first: int, last: int, groups: int = 1) -> Cut:
 
 @cache
 def _names_of(model_type: str) -> re.Pattern[str]:
-    """What is renamed in the names of a family."""
+    """Match the parts of a family's tensor names that are renamed."""
     return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
