@@ -252,7 +252,7 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
 
 @kernel()
 def _inner(board, model, layer, up, count, gather):
-    """The first product of an MLP for `count` rows of the residual stream: the first, or those of `gather` if not 0."""
+    """First product of an MLP for `count` rows of the residual stream: the first rows, or `gather`'s if it is not 0."""
     room = board.room
     matrices.transformed(
         board, model, up, room.x, room.stride, count, NORM if layer.mlp_norm else PLAIN, layer.mlp_norm,
