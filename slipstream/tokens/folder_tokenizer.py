@@ -19,7 +19,9 @@ from slipstream.errors import reading
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most other classes rebuild it."""
 
-OTHER_CLASSES = ("mistral", "mixtral", "qwen2", "qwen3_5_moe_text")
+OTHER_CLASSES = (
+    "mistral", "mistral3", "ministral3", "mixtral", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+)  # fmt: skip
 """Model types for which transformers may choose or change the tokenizer whatever the folder says."""
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
