@@ -80,7 +80,7 @@ class TextWriter:
 
 
 def _one_stream() -> bool:
-    """Whether standard output and standard error are the same file or pipe."""
+    """Return whether standard output and standard error are the same file or pipe."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # replaced by objects that are no files
@@ -195,7 +195,7 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
 
 
 def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
-    """What models and a KV cache take, and what is left, for `facts_table`."""
+    """List the memory of models and KV cache, and the rest, for `facts_table`."""
     left = "free after that" if plan.headroom >= 0 else "lacking"
     return [
         ("target", size(plan.weights)),

@@ -15,8 +15,8 @@ from slipstream.kv.blocks import BlockPool, BlockStore
 
 
 class Snapshots(Protocol):
-    """What a model with recurrent layers keeps beside its blocks: its states after some of them, by their keys. A text
-    can begin only where there is one."""
+    """Keeps the states of recurrent layers after some blocks, by the blocks' keys. A text can begin only where a state
+    is kept."""
 
     def longest(self, keys: list[bytes]) -> int:
         """Of how many of these blocks of a text, from the first on, there is one."""
@@ -28,11 +28,11 @@ class Snapshots(Protocol):
         ...
 
     def keep(self, seq_id: int, keys: list[bytes]) -> None:
-        """Keep those of a sequence whose full blocks have these keys."""
+        """Keep the states of a sequence whose full blocks have these keys."""
         ...
 
     def drop(self, key: bytes) -> None:
-        """Forget the one of a block that is dropped."""
+        """Forget the state after a block that is dropped."""
         ...
 
 
@@ -41,10 +41,10 @@ MOST_BLOCKS = 2048
 
 
 class KVMemory:
-    """What an engine may ask of a KV cache: whether a step fits, and full blocks of earlier texts for later ones.
+    """Tells an engine whether a step fits into a KV cache, and keeps full blocks of earlier texts for later ones.
 
     pool   the blocks of one model or head.
-    lock   held by whoever changes them.
+    lock   held while they are changed.
     ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
            token i + 1, too.
     states of recurrent layers; None: the model has none.

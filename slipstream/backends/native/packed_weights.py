@@ -377,7 +377,7 @@ def decoder_weights(
 
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[np.ndarray, np.ndarray]]()
     for i, described in enumerate(config.described):
-        give_back_freed()  # what the layer before left
+        give_back_freed()  # memory that the layer before has freed
         at, layer = f"layers.{i}", layers[i]
         describe_layer(layer, config, i, layout)
         norm(layer, "norm", f"{at}.input_layernorm")

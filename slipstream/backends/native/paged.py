@@ -1,4 +1,4 @@
-"""What every call of a native kernel needs, for decoders and heads: a KV cache, packed rows and a workspace."""
+"""Prepares calls of native kernels, for decoders and heads: KV cache, packed rows and workspace."""
 
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
@@ -273,7 +273,7 @@ def make_picks(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pi
 
 
 def cut_steps(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None) -> DecodedSteps:
-    """What a call returns that picked tokens [K, B] so, and may have ended before K."""
+    """Make the result of a call that picked tokens [K, B] by `picks`, and may have ended before K."""
     if not len(picks.rates):
         return DecodedSteps(drawn, logits, probs)
     ran = int((picks.confidence[:, 0] >= 0).sum())
