@@ -166,7 +166,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
     wanted = target.usual_kv_tokens(max_batch)
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    needed = plan(target, wanted, *draft.loads, weights=True)
+    needed = plan(target, wanted, *draft.loads, weights=True, sequences=max_batch)
     if models.kv_tokens is None and needed.most_tokens >= target.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     render.err().print(render.facts_table(render.memory(needed)))

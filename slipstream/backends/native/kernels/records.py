@@ -183,11 +183,13 @@ STATE = _record(
     settled=_I,  # and rows of this pass
     first=_I,  # row
     count=_I,  # of rows
-    snapshot=_I,  # receives the state after this many tokens; 0: none
-    tails=_I,  # receives the inputs of the last taps - 1 of them
-    snapshot_at=_I,
+    snapshots=_I,  # SNAPSHOT [snapshot_count]
+    snapshot_count=_I,
 )
 """What a sequence has in recurrent layers: see `recurrent`."""
+
+SNAPSHOT = _record(at=_I, cells=_I, tails=_I)
+"""cells receives the state after `at` tokens, tails the inputs of the last taps - 1 of them."""
 
 ROWS = _record(
     at=_I,  # ROW [count]
