@@ -33,6 +33,8 @@ def test_sampling_options_keep_their_names_and_defaults(command):
     sampling = [p for p in known if getattr(p, "rich_help_panel", None) == "Sampling"]
     assert all(not p.default for p in sampling), "who gave none is known: the checkpoint may say it"
     shown = {name: (names, str(default)) for name, (names, default) in SAMPLING.items()}
+    if command == "chat":
+        shown["max_tokens"] = (["--max-new-tokens", "-n"], "as many as the context holds")
     defaults = (p.show_default if isinstance(p.show_default, str) else str(p.default) for p in sampling)
     declared_options = {p.name: (p.opts, shown) for p, shown in zip(sampling, defaults, strict=True)}
     assert declared_options == shown
