@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 CONVOLUTION, DELTA, STATE_SPACE = "convolution", "delta", "state space"
 
+SNAPSHOTS = 64
+"""Most snapshots of states that are kept for later texts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:

@@ -44,7 +44,7 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
-def coloured(console: Console) -> bool:
+def has_colour(console: Console) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
@@ -58,7 +58,7 @@ class TextWriter:
     def __init__(self, colours: bool = True):
         console = out()
         self._terminal = console.is_terminal
-        self.colours = colours and coloured(console)
+        self.colours = colours and has_colour(console)
         self.written = ""
 
     def write(self, text: str, drafted: bool = False) -> None:
@@ -194,6 +194,11 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     return grid
 
 
+def _states(plan: MemoryPlan) -> str:
+    kept = f"at most {size(plan.snapshots)} for later texts with the same beginning"
+    return f"{size(plan.states)} for {counted(plan.sequences, 'request')} at once; {kept}"
+
+
 def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
     """List the memory of models and KV cache, and the rest, for `facts_table`."""
     left = "free after that" if plan.headroom >= 0 else "lacking"
@@ -201,5 +206,6 @@ def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("target", size(plan.weights)),
         *([("draft", size(plan.draft))] if plan.draft else []),
         ("KV cache", f"{size(plan.kv)} for {counted(plan.kv_tokens, 'token')} of all requests"),
+        *([("states", _states(plan))] if plan.per_sequence else []),
         (left, f"{size(abs(plan.headroom))} of {size(plan.available)}"),
     ]

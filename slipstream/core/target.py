@@ -160,13 +160,18 @@ class Memory(Protocol):
         ...
 
     @property
+    def bounded(self) -> bool:
+        """Whether requests may have to wait for room: for blocks, or for states of recurrent layers."""
+        ...
+
+    @property
     def usage(self) -> Usage:
         """Counts of its blocks, by holder."""
         ...
 
-    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """Count the blocks that are missing to write slots start..stop-1 of each of these sequences (id, start, stop);
-        0 if they fit."""
+    def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+        """Count the blocks that are missing to write slots start..stop-1 of each of these sequences (id, start, stop),
+        or the states of recurrent layers that have no room; 0 if they fit."""
         ...
 
     def match(self, tokens: Seq[int]) -> int:

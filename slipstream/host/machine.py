@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+RESERVE = 0.1
+"""Share of the available memory that is left for activations and for the process itself."""
+
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 

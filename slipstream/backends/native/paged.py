@@ -17,8 +17,9 @@ from slipstream.checkpoints.layers import LayerDescription
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch, make_not_finite, make_unknown_ids
+from slipstream.host.machine import RESERVE, available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.kv.kv_memory import PagedCache
+from slipstream.kv.kv_memory import MOST_BLOCKS, PagedCache
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
@@ -176,10 +177,12 @@ class NativePaged(PagedCache[NativeBlocks]):
 
     def _reset_cache(self) -> None:
         config, kv_dtype, kv_blocks, ahead, lag = self._options
-        self._states = NativeStates(config.recurrences, lag) if config.recurrences else None
-        super().__init__(
-            NativeBlocks(config.described, kv_dtype), kernel_lock, kv_blocks, ahead=ahead, states=self._states
-        )
+        blocks, self._states = NativeBlocks(config.described, kv_dtype), None
+        if config.recurrences:
+            room = int((1 - RESERVE) * available_bytes(torch.device("cpu"))) - (kv_blocks or 0) * blocks.block_bytes
+            beside = (kv_blocks or MOST_BLOCKS) * blocks.block_bytes
+            self._states = NativeStates(config.recurrences, lag, room, beside)
+        super().__init__(blocks, kernel_lock, kv_blocks, ahead=ahead, states=self._states)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 
