@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
@@ -144,7 +144,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             engine.stop()
 
 
-def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, JsonObject]:
+def checked_model(models: ModelOptions, max_batch: int) -> tuple[str | Described, DraftPlan, JsonObject]:
     """What the engine's process loads, after the checks that need no weights, and with a table of the memory that it
     will take. Both import torch, so that process makes them."""
     quieten()
