@@ -77,7 +77,7 @@ class Checkpoint:
         return str(self.source)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles open the checkpoint anew."""
+        """Let copies and pickles open the checkpoint again."""
         return Checkpoint.open, (self.source,)
 
     @property

@@ -18,6 +18,7 @@ from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint, Checkpoint
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import object_of, unsupported
 from slipstream.checkpoints.families import FAMILIES
+from slipstream.checkpoints.families.wrappers import WRAPPERS, text_part
 from slipstream.checkpoints.gguf_config import gguf_config
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
@@ -39,11 +40,12 @@ class DecoderConfig(ModelShape):
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
-    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` are those of all.
+    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` holds for all.
     growth       (beta, n): queries of growing layers are multiplied by 1 + beta * log(1 + position // n).
-    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output that is added to the residual
-                 stream, and the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
+    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
+                 the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
+    within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """
 
     intermediate_size: int
@@ -66,6 +68,7 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
     side_width: int = 0
     side_vocab: int = 0
+    within: str = ""
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
@@ -103,8 +106,9 @@ class DecoderConfig(ModelShape):
     def from_dict(config: Mapping[str, object]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
         config = config if isinstance(config, ReadKeys) else ReadKeys(config)
-        if config.get("model_type") in [each.within for each in FAMILIES.values() if each.within]:
-            config = _text_part(config)
+        whole = str(config.get("model_type"))
+        within = whole if whole in WRAPPERS else ""
+        config = text_part(config) if within else config
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
             raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
@@ -126,7 +130,7 @@ class DecoderConfig(ModelShape):
             if key not in family.reads and config.get(key, plain) not in (plain, None):
                 raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
         with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
-            decoder = DecoderConfig(**family.read(config))
+            decoder = DecoderConfig(**family.read(config), within=within)
             decoder._check()
         return decoder
 
@@ -303,11 +307,3 @@ _ORDINARY: JsonMapping = {
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
 }  # fmt: skip
 """Keys that change what transformers computes -> the only value that our decoder runs."""
-
-
-def _text_part(config: ReadKeys) -> ReadKeys:
-    """The configuration of the text part of a multimodal model. Keys of the whole model win."""
-    config["text_config"] = text = ReadKeys(object_of(config, "text_config"))
-    both = ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token")
-    text.update({key: config[key] for key in both if config.get(key) is not None})
-    return text

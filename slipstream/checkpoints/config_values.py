@@ -133,7 +133,7 @@ def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
 
 
 def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float = 1.0) -> JsonObject:
-    """As `rope_parameters`, of a family that rotates the first dimensions of its heads of `size` only."""
+    """Read `rope_parameters` of a family that rotates only the first dimensions of its heads of `size`."""
     parameters = rope_parameters(config, theta)
     share = positive(parameters, "partial_rotary_factor", default)
     rotated = int(size * share)

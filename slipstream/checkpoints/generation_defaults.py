@@ -1,6 +1,6 @@
-"""`GenerationDefaults`: what a checkpoint's generation_config.json asks for where a request says nothing.
+"""`GenerationDefaults`: the defaults of requests, from a checkpoint's generation_config.json.
 
-Penalties and forbidden ids belong to the model: without them its greedy text is not that of transformers' `generate`.
+Penalties and forbidden ids belong to the model: without them its greedy text differs from transformers' `generate`.
 They hold for every request that gives none; encoder-decoders honour them in their target
 (`targets.huggingface.output_rules`). How to sample (temperature, top-p, ...) is for conversations and servers, as in
 vLLM. Does not import torch.
@@ -128,7 +128,7 @@ def shown(sampling: JsonMapping) -> str:
 def generation_defaults(
     choice: str, module: object, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
-    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target) or "none".
+    """Read the defaults that the argument `generation_config` of `LLM` chooses: "auto" (the target's) or "none".
     checkpoint: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
     if choice == OFF:
         return GenerationDefaults()

@@ -93,7 +93,7 @@ def same_token(header: GgufHeader) -> str | None:
 
 
 def in_blocks(header: GgufHeader) -> bool:
-    """Whether a file holds quantised weights."""
+    """Return whether a file holds quantised weights."""
     return any(tensor.type in READERS for tensor in header.tensors)
 
 

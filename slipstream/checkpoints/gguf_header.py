@@ -130,7 +130,7 @@ class GgufHeader:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the file has the texts of its tokens."""
+        """Return whether the file has the texts of its tokens."""
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
@@ -328,7 +328,7 @@ class GgufShape(ModelShape):
     header: GgufHeader = field(repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """As in `ModelShape`; other names are those of GGUF."""
+        """Shapes by the names of `ModelShape`, or by GGUF's names where it has none."""
         names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
         return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
 

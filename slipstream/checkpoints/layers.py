@@ -59,7 +59,7 @@ class LayerDescription:
 
     @property
     def has_kv(self) -> bool:
-        """Whether it has keys and values of its own in the KV cache."""
+        """Return whether it has keys and values of its own in the KV cache."""
         return self.shared is None and self.recurrence is None
 
     @property

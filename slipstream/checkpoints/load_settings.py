@@ -188,7 +188,7 @@ class LoadSettings(Strict):
         )
 
     def refuse(self, names: tuple[str, ...], of: str, why: str, fix: str) -> None:
-        """Raise ParameterError if one of these settings is given. of: what was asked for them."""
+        """Raise ParameterError if one of these settings is given. of: continues "... was" in the message."""
         asked = {name: value for name, value in self.given.items() if name in names}
         if asked:
             each = " and ".join(f"{name}={value!r}" for name, value in asked.items())

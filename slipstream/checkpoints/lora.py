@@ -91,8 +91,8 @@ class Adapter:
         return pair["B"], pair["A"], scale
 
     def changes(self, name: str, shape: tuple[int, ...], shared: bool = False) -> bool:
-        """Whether the adapter changes the model's tensor of that name. shared: it is embedding and output head at once.
-        Raises CheckpointError if it does not fit."""
+        """Return whether the adapter changes the model's tensor of that name. shared: the tensor is embedding and
+        output head at once. Raises CheckpointError if the adapter does not fit."""
         key = _key(name)
         if key not in self._full and key not in self._factors:
             return False
@@ -116,7 +116,7 @@ class Adapter:
         return True
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """What becomes of a tensor that the adapter changes."""
+        """Merge the adapter into a tensor that it changes."""
         key = _key(name)
         if key in self._full:
             weight = self._full[key].to(weight)

@@ -1,4 +1,4 @@
-"""`ModelShape`: what is known of every model before its weights are read. `ModuleShape`: that of a model that
+"""`ModelShape`: facts about every model before its weights are read. `ModuleShape`: the same for a model that
 transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
 """
 
@@ -25,7 +25,7 @@ _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 
 def differ(*widths: int) -> bool:
-    """Whether numbers of ids differ by more than padding."""
+    """Return whether numbers of ids differ by more than padding."""
     return max(widths) - min(widths) > PADDING * max(widths)
 
 
@@ -58,7 +58,7 @@ class Experts:
 
     @property
     def plain(self) -> bool:
-        """Whether experts are picked by the softmax, and nothing else is added."""
+        """Return whether experts are picked by the softmax, and nothing else is added."""
         usual = Experts(self.count, self.per_token, self.intermediate_size, self.norm_topk, self.layers)
         return self == usual
 
@@ -172,7 +172,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     """The shape of a transformers model.
 
     config      of the whole model. generation: its generation configuration, or None.
-    vocab_size  width of its logits; None: what the configuration says.
+    vocab_size  width of its logits; None: as in the configuration.
     """
     text = config.get_text_config(decoder=True)
     context = _bound(text, "max_decoder_position_embeddings")

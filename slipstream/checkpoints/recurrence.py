@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 CONVOLUTION, DELTA, STATE_SPACE = "convolution", "delta", "state space"
 
+SNAPSHOTS = 64
+"""Most snapshots of states that are kept for later texts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """What mixes the tokens of a layer in place of attention.
+    """Describes a layer's recurrent mixer, which stands in place of attention.
 
     kind       CONVOLUTION: a short convolution of a product of two projections, times a third (LFM2). DELTA: Gated
                DeltaNet (arXiv 2412.06464). STATE_SPACE: Mamba-2 (2405.21060).

@@ -39,8 +39,8 @@ _MAPPED = 2**23
 class MappedFile:
     """A file that is open for as long as this object is alive.
 
-    Pages that were read count as memory until their mapping is closed. So the file is mapped anew after every `_MAPPED`
-    bytes, and a mapping closes with the last array that is a view of it.
+    Pages that were read count as memory until their mapping is closed. So the file is mapped again after every
+    `_MAPPED` bytes, and a mapping closes with the last array that is a view of it.
 
     access  of `mmap`: with ACCESS_COPY, views can be written, and the file stays as it is. Raises OSError.
     """

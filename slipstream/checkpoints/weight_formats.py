@@ -1,4 +1,4 @@
-"""The table of formats in which weights are stored: how a matrix lies in memory, how it is multiplied, what it costs.
+"""The table of formats in which weights are stored: layout in memory, multiplication, and cost of a matrix.
 
 Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files read it; it imports nothing.
 A new format is an entry of `FORMATS` and, where no loop of the kernels computes it, a kernel (`backends.native`).
@@ -20,7 +20,8 @@ class WeightFormat:
              larger than a group, each group has a factor of 8 bits besides.
     minima   whether each group of weights has a minimum besides.
     quantize  value of the setting `quantize` that stores matrices so; "": none does.
-    head     the format of the output head then; without: the one in its place without byte dot products; "": the same.
+    head     the format of the output head then; without: the format used instead without byte dot products; "": the
+             same.
     """
 
     name: str
@@ -46,7 +47,7 @@ class WeightFormat:
 
     @property
     def factors(self) -> bool:
-        """Whether the scale of a group is a factor times the scale of its span."""
+        """Return whether the scale of a group is a factor times the scale of its span."""
         return self.span > self.group
 
     @property
@@ -93,5 +94,5 @@ DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 
 
 def few_bits(stored: str) -> bool:
-    """Whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
+    """Return whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
     return re.match("I?[QW][2-5]", stored, re.IGNORECASE) is not None

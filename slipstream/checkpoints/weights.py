@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
+from slipstream.checkpoints.families.wrappers import OTHER_PARTS
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.lora import Adapter
@@ -254,8 +255,8 @@ def _assemble(
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias or norm that it denies, a quantisation?)",
         )
-    if pictures := [name for name in readers if _PREFIX.sub("", name, count=1).startswith(_VISION)]:
-        log.warning(f"{origin} also holds tensors that see pictures: left out: {few(sorted(pictures))}")
+    if config.within and (others := [name for name in readers if OTHER_PARTS.match(_PREFIX.sub("", name, count=1))]):
+        log.warning(f"{origin} also holds parts for pictures or sounds, which are left out: {few(sorted(others))}")
     return Weights(assembled, config, dtype, progress, files)
 
 
@@ -271,7 +272,6 @@ _SIDES = {
     "embed_tokens_per_layer.weight": "side_embed_tokens.weight", "per_layer_projection_norm.weight": "side_norm.weight",
     "per_layer_model_projection.weight": "side_projection.weight",
 }  # fmt: skip
-_VISION = "visual."
 _PREFIX = re.compile(r"((model|language_model)\.)*")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
@@ -306,17 +306,17 @@ def _canonical(
     family = FAMILIES[config.model_type]
     name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
-    if family.within and name.startswith(_VISION):
+    if config.within and OTHER_PARTS.match(name):
         return []
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
-        return _fused_experts(prefix, part, "bias" if bias else "weight", shape[0], family.transposed)
+        return _fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
     layer = _LAYER.match(name)
     if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
         return []
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
-        return []  # left over from training: the layer reads those of another one
+        return []  # left over from training: the layer reads another layer's keys and values
     stem, _, kind = name.rpartition(".")
     found = _OF_LAYER.fullmatch(stem)
     at, part = found.groups() if found else ("", "")
@@ -349,7 +349,7 @@ def _span(first: int, last: int, groups: int = 1) -> Cut:
 
 @cache
 def _names_of(model_type: str) -> re.Pattern[str]:
-    """What is renamed in the names of a family."""
+    """Match the parts of a family's tensor names that are renamed."""
     return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
@@ -358,17 +358,22 @@ def _renamed(model_type: str, name: str) -> str:
     return _names_of(model_type).sub(lambda found: names[found[0]], name) if names else name
 
 
-def _fused_experts(prefix: str, part: str, kind: str, count: int, transposed: bool) -> list[tuple[str, Cut]]:
-    """One tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. transposed: [E, d, 2 I]
-    and [E, I, d], gate and up in turn."""
+def _fused_experts(
+    prefix: str, part: str, kind: str, shape: tuple[int, ...], transposed: bool, expected: Mapping[str, tuple[int, ...]]
+) -> list[tuple[str, Cut]]:
+    """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
+    have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too. transposed: the latter, gate and up
+    in turn."""
     names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+    inner = shape[-1] if kind == "weight" else 0
+    other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
 
     def cut(e: int, i: int) -> Cut:
         if transposed:
             return lambda t: (t[e] if kind == "bias" else t[e].t())[i :: len(names)]
-        return lambda t: t[e].chunk(len(names))[i]
+        return lambda t: (t[e].t() if other else t[e]).chunk(len(names))[i]
 
-    return [(f"{prefix}.{e}.{name}.{kind}", cut(e, i)) for e in range(count) for i, name in enumerate(names)]
+    return [(f"{prefix}.{e}.{name}.{kind}", cut(e, i)) for e in range(shape[0]) for i, name in enumerate(names)]
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:

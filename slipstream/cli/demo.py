@@ -84,8 +84,8 @@ def demo(
 
 
 def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
-    """Each kind of prompt with the drafters that decode it after plain decoding: for SmolLM2 those in use; for the
-    embedded models the draft model on code to continue, lookup too on code to edit."""
+    """Pair each kind of prompt with the drafters that decode it after plain decoding. SmolLM2 uses its usual drafters;
+    the embedded models use the draft model to continue code, and lookup too to edit code."""
     from slipstream.engine.draft_lengths import DraftLengths
     from slipstream.measure.arms import Arm
     from slipstream.measure.prompts import encode_built_in

@@ -74,7 +74,7 @@ class EngineOptions:
 def make_vllm_server(
     models: ModelOptions, engine: EngineOptions, more: JsonMapping | None = None, plain: bool = False
 ) -> VllmServer:
-    """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
+    """Translate these models to settings of vLLM. more: further arguments, which the user's replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
     refuse_ignored(models, ModelOptions, READ)
     if not models.drafter and models.draft_model is None and len(models.names) > 1:  # our head is not in vLLM's format
@@ -114,7 +114,7 @@ def refuse_ignored(group: object, kind: type[DataclassInstance], read: Seq[str])
 
 
 def _length(models: ModelOptions) -> int:
-    """Draft tokens that vLLM is told: as many as are drafted; where lengths are learned, the most of them."""
+    """Return the draft length to set in vLLM: a fixed length, or the longest where lengths are chosen in each step."""
     lookups = [DRAFTERS[name].lookup for name in models.names]
     return limit_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
@@ -137,7 +137,7 @@ def is_about_servers(
     load: DataclassInstance | None = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
-    """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
+    """Return whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
     ParameterError for options that would be ignored. models, load: groups of options, for models and for servers;
     local: options that have no meaning for servers, and whether they were given."""
     if url and engine.vllm:
@@ -158,7 +158,8 @@ def list_changed(options: DataclassInstance) -> str:
 
 
 def request_fields(params: SamplingParams) -> JsonObject:
-    """Fields of requests for the sampling parameters that are not at their defaults, but for those of every request."""
+    """Return request fields for the sampling parameters that are not at their defaults, except the fields that every
+    request sets anyway."""
     every = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
     values = {name: (getattr(params, name), known.default) for name, known in declared(type(params)).items()}
     return {name: value for name, (value, default) in values.items() if name not in every and value != default}

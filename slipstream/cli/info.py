@@ -103,7 +103,8 @@ def collect_facts(seen: Described, name: str) -> JsonObject:
 
 
 def collect_native(config: DecoderConfig) -> JsonObject:
-    """What the native executor supports for this model on this processor. settings: why one is not, or None."""
+    """List what the native executor supports for this model on this processor. settings: the reason why a setting is
+    not supported, or None."""
     import torch
 
     from slipstream.backends.native.native_backend import int8_products, refusal
@@ -211,7 +212,7 @@ def show(report: PairReport, sides: dict[str, JsonObject], needed: MemoryPlan) -
 
 
 def tokens_in_common(report: PairReport) -> str:
-    """What `--draft-tokenizer` does for models with different tokenizers, in a sentence."""
+    """Describe in a sentence what `--draft-tokenizer` does for models with different tokenizers."""
     from slipstream.drafters.string_match import vocabularies
     from slipstream.tokens.text import tokenizer_of
 

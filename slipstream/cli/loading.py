@@ -79,7 +79,7 @@ def pause_collection() -> Iterator[None]:
 def quieten(silent: bool = False) -> None:
     """Silence progress bars and advice of other libraries, and print our warnings on standard error."""
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # those of transformers, too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # also of transformers
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),
@@ -98,7 +98,7 @@ def show_loading(quiet: bool) -> Iterator[Progress]:
 
 
 def banner(llm: LLM, models: ModelOptions) -> str:
-    """One line: drafter, draft length, rule, models, and what the target runs on."""
+    """Make one line of drafter, draft length, rule, models, and the target's backend."""
     models_text = f"target {models.target}"
     if llm.drafter.name == "none" or llm.most_draft_tokens == 0:
         return f"plain decoding: {models_text}, {name_backend(llm.target)}"

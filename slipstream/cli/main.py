@@ -105,7 +105,7 @@ def main(arguments: Seq[str] | None = None) -> None:
         render.restore_terminal()
     try:
         sys.stdout.flush()
-    except OSError as fault:  # what is in its buffer can never be written
+    except OSError as fault:  # its buffer can never be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or _failed(fault, debug, 1)
     raise SystemExit(code if isinstance(code, int) else 0)

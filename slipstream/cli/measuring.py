@@ -66,8 +66,8 @@ class OutputOptions:
 
 
 def keep_unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
-    """The result and exit code 0; what was measured until Ctrl-C, or until a server failed, and 130, or 2. Other errors
-    are passed on, and these if nothing was measured."""
+    """Measure, and return the result with exit code 0. After Ctrl-C, or when a server fails, return the unfinished
+    result with 130 or 2; raise again if nothing was measured yet. Other errors are passed on."""
     try:
         return measure(), 0
     except (KeyboardInterrupt, ServedError) as stop:

@@ -69,8 +69,8 @@ def _members(group: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _declaration(group: type, name: str) -> tuple[Option, str | None]:
-    """Return the declaration of a field, and its panel: that of the class which declares it, or of the first derived
-    class that has one."""
+    """Return the declaration of a field, and its panel, from the class that declares it or else from the first derived
+    class that has a panel."""
     for at, kind in enumerate(group.__mro__):
         known = kind.__dict__.get("__dataclass_fields__", {}).get(name)
         if known is not None and name in inspect.get_annotations(kind) and OPTION in known.metadata:

@@ -80,7 +80,7 @@ class TextWriter:
 
 
 def _one_stream() -> bool:
-    """Whether standard output and standard error are the same file or pipe."""
+    """Return whether standard output and standard error are the same file or pipe."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # replaced by objects that are no files
@@ -194,12 +194,18 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     return grid
 
 
+def _states(plan: MemoryPlan) -> str:
+    kept = f"at most {size(plan.snapshots)} for later texts with the same beginning"
+    return f"{size(plan.states)} for {counted(plan.sequences, 'request')} at once; {kept}"
+
+
 def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
-    """What models and a KV cache take, and what is left, for `facts_table`."""
+    """List the memory of models and KV cache, and the rest, for `facts_table`."""
     left = "free after that" if plan.headroom >= 0 else "lacking"
     return [
         ("target", size(plan.weights)),
         *([("draft", size(plan.draft))] if plan.draft else []),
         ("KV cache", f"{size(plan.kv)} for {counted(plan.kv_tokens, 'token')} of all requests"),
+        *([("states", _states(plan))] if plan.per_sequence else []),
         (left, f"{size(abs(plan.headroom))} of {size(plan.available)}"),
     ]

@@ -67,7 +67,7 @@ def make_page(results: Seq[Result]) -> str:
 
 
 def make_part(result: Result) -> JsonObject:
-    """What the template shows of one result: its section, and where the numbers come from."""
+    """Prepare one result for the template: its section, and where the numbers come from."""
     provenance = result.provenance
     device, machine = str(provenance.get("device", "")), provenance.get("machine") or {}
     processor = f"{machine.get('cpu') or 'unknown processor'}, {machine.get('cores')} cores"

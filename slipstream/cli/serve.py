@@ -145,8 +145,8 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
 
 def checked_model(models: ModelOptions, max_batch: int) -> tuple[str | Described, DraftPlan, JsonObject]:
-    """What the engine's process loads, after the checks that need no weights, and with a table of the memory that it
-    will take. Both import torch, so that process makes them."""
+    """Run the checks that need no weights; return what the engine's process loads, and a table of its memory. This
+    imports torch, so it runs in that process."""
     quieten()
     named, draft, arguments = checked_arguments(models)
     target = describe_target(models, named)
@@ -166,7 +166,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
     wanted = target.usual_kv_tokens(max_batch)
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    needed = plan(target, wanted, *draft.loads, weights=True)
+    needed = plan(target, wanted, *draft.loads, weights=True, sequences=max_batch)
     if models.kv_tokens is None and needed.most_tokens >= target.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     render.err().print(render.facts_table(render.memory(needed)))
@@ -174,8 +174,8 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
 
 
 def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
-    """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
-    it does not start, or ends by itself."""
+    """Run vLLM's server until a signal or until it ends; its output goes to standard error. Raises ServedError if it
+    does not start, or ends by itself."""
     from slipstream.server.serving import open_listener
 
     refuse_ignored(server, type(server), LISTENING)
@@ -210,8 +210,8 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
 
 
 def check_memory(models: ModelOptions) -> None:
-    """Raise LoadError where the weights of models on this disk are more than a CPU build has memory for. Of other
-    models, and of GPUs, nothing is foretold."""
+    """Raise LoadError where the weights of models on this disk exceed the memory of a CPU build. Other models, and
+    GPUs, are not checked."""
     import torch
 
     from slipstream.targets.describe import describe

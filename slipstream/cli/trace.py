@@ -23,8 +23,8 @@ def trace(
 ) -> None:
     """Record one generation, token by token.
 
-    Recorded are where each token is from, what was accepted, probabilities, and acceptance over time. `report` draws
-    what --out writes.
+    The record says who proposed each token, whether it was accepted, its probabilities, and the acceptance rate over
+    time. `report` draws the file that --out writes.
     """
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and models.drafter:

@@ -57,7 +57,7 @@ def start(config: RunConfig, dry_run: bool) -> None:
 
 
 def _how_to_continue(config: RunConfig) -> tuple[str, str]:
-    """What is saved of a run that was stopped, and how to continue it."""
+    """Return two texts: what a stopped run has saved, and how to continue it."""
     if not config.checkpoint.exists():
         return "stopped; no step was saved", f"The same command begins again, with the data prepared in {config.out}."
     from slipstream.training.resume_state import read_state
@@ -71,7 +71,7 @@ app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=Tr
 
 
 def _command(method: TrainingMethod) -> Callable[..., None]:
-    """The command of a method: its own options after those that all methods have."""
+    """Make the command of a method: the options of all methods, then its own."""
 
     def command(run: RunOptions, options: object) -> None:
         start(run.of(method, options), run.dry_run)

@@ -1,5 +1,5 @@
-"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine; what the counters of a running
-server say; settings of vLLM's server, a launch each."""
+"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine; reads the counters of a
+running server; or compares settings of vLLM's server, with one launch each."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ LONGEST = 8
 
 @dataclass(frozen=True)
 class TuneModels(LabModels):
-    """`LabModels` that try all tunable drafters, and those that the target brings, if none is named."""
+    """`LabModels` that try all tunable drafters, and the target's own drafters, if none is named."""
 
     def specs(self) -> list[str]:
         if self.drafter:
@@ -63,7 +63,7 @@ class TuneModels(LabModels):
         return given
 
     def _runs(self, quantize: str) -> bool:
-        """Whether our own kernels run the draft in this format."""
+        """Return whether our own kernels run the draft in this format."""
         from slipstream.targets.describe import describe
 
         assert self.draft_model is not None

@@ -22,7 +22,7 @@ from slipstream.measure.results import Result, check_writable
 
 @dataclass(frozen=True)
 class VerifyPrompts(PromptOptions):
-    """Of every embedded kind."""
+    """Prompts of every embedded kind."""
 
     prompts: str = "code,edit,varied"
     count: int = 9

@@ -46,8 +46,8 @@ class Draft:
     acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
              None: all may be.
     by       N names: the drafter that proposed each node. None, or an empty name: it is not known.
-    drawn    B host integers: how many tokens a model drew for each sequence, with those that it left out because they
-             were not worth their rows. None: no model drew for a price.
+    drawn    B host integers: how many tokens a model drew for each sequence, including tokens left out because they
+             were not worth their rows. None: the drafter does not weigh tokens against the cost of their rows.
 
     The structure is on the host because every drafter knows it there; only token values may come from a device.
     """

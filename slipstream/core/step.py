@@ -114,7 +114,7 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
 
 
 def _certain(draft: Draft, i: int) -> bool:
-    """Whether packed node i was no choice: then to cut it depends on nothing that was drawn for it."""
+    """Return whether packed node i was no choice: then to cut it depends on nothing that was drawn for it."""
     return draft.q is None or float(draft.q[i, draft.ids[i]]) == 1.0
 
 
@@ -189,8 +189,8 @@ def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) 
 
 
 def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely tokens; those
-    that it never emits are left out."""
+    """Compute log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely
+    tokens. Tokens that the target never emits are left out."""
     logs = torch.log_softmax(logits.double(), -1)
     best = logs.topk(min(top, logs.shape[-1]), -1)
     return [

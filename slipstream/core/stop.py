@@ -1,6 +1,6 @@
 """`stop`: where the tokens of a step must end.
 
-The result is that of plain decoding: the tokens are taken one by one, and after each these are asked in order:
+The result is the same as in plain decoding: tokens are taken one by one, and after each these are checked in order:
 
     1. EOS or a stop id       finish "stop"
     2. a stop string          finish "stop"     (not before min_tokens)

@@ -164,7 +164,7 @@ class Constraint(Protocol):
         ...
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        """Whether the text ends after `tail`: it has the form, and no longer text has."""
+        """Return whether the text ends after `tail`: it has the form, and no longer text has."""
         ...
 
     def forced(self, output: Seq[int]) -> Seq[int]:

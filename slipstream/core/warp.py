@@ -1,11 +1,11 @@
 """`warp`: logits -> probabilities. One function for the target, the draft and plain decoding.
 
 Order: logit bias; repetition, then frequency and presence penalty; forbidden tokens (bad words, stop ids before
-min_tokens, what the form of a structured output does not allow); temperature; top-k; top-p; min-p. The filters apply
+min_tokens, tokens that the form of a structured output forbids); temperature; top-k; top-p; min-p. The filters apply
 one after another, each to the renormalised result of the one before. Temperature 0 gives probability 1 to the first
 maximum.
 
-Probabilities are float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
+Probabilities are float64 for logits of any dtype: p and q are then compared, and sampled from, in the same precision.
 """
 
 import math
@@ -78,8 +78,8 @@ def first_maxima(logits: Tensor) -> list[int]:
 
 
 def _finite(sample: Tensor) -> bool:
-    """Whether every row has a distribution. sample: the maximum or a probability of each. A NaN, or a row of -inf only,
-    makes the whole softmax row NaN and the maximum NaN or -inf; so is then the sum."""
+    """Return whether every row has a distribution. sample: the maximum or a probability of each. A NaN in a row, or a
+    row of -inf only, makes its softmax NaN and its maximum NaN or -inf, and then the sum, too."""
     return math.isfinite(float(sample.double().sum()))
 
 
@@ -172,8 +172,8 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def check_possible(seq: Sequence, vocab_size: int) -> None:
-    """Raise ParameterError if the parameters of a sequence leave no token possible at its first one, whatever the
-    target says. At later ones the request fails with a DeadEndError."""
+    """Raise ParameterError if the parameters of a sequence forbid every first token, for any logits. At a later
+    position the request fails with a DeadEndError."""
     if not seq.params.edits_logits:
         return
     outputs, prompt = [seq.output], seq.tokens[: seq.prompt]

@@ -220,7 +220,7 @@ class Chains:
 
 
 def part_by_numbers(rows: Seq[int], seqs: Seq[Sequence]) -> list[list[int]]:
-    """Part sequences by the random numbers that they use: those of their own, and those that the target uses."""
+    """Split sequences by the random numbers that they draft with: their own, or the same as the target."""
     parts: list[list[int]] = [[], []]
     for b in rows:
         parts[is_coupled(seqs[b])].append(b)
@@ -231,10 +231,10 @@ class MaskedPass:
     """A `ChainModel` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD
     (2504.18583), DFlash (2602.06036).
 
-    The pass runs the text and K - 1 mask tokens after it; the last place of the text gives the distribution of draft
-    token 1, the mask in place j that of token j + 1. No distribution depends on a token that was drawn, so each token
-    is sampled from the one of its place, which is its q. What depends on the tokens before (penalties, structured
-    output) still does: `Chains` applies it token by token, to logits that are known already.
+    The pass runs the text and K - 1 mask tokens after it. The last token of the text predicts draft token 1, mask j
+    predicts draft token j + 1. No distribution depends on a token that was drawn, so each draft token is sampled from
+    the distribution at its place, which is its q. Penalties and structured output depend on the tokens before:
+    `Chains` applies them token by token, to logits that are known already.
 
     drafter: with the device, width and room of a `ChainModel`.
     run    (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no
@@ -257,7 +257,7 @@ class MaskedPass:
         self._logits: dict[int, Tensor] = {}
 
     def plan(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> None:
-        """Tell how many tokens are drafted for each sequence next."""
+        """Set how many tokens the next pass drafts for each sequence."""
         self._depth, self._logits = {seq.id: budget.depth for seq, budget in zip(seqs, budgets, strict=True)}, {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:

@@ -35,7 +35,7 @@ class ConfidentDrafts:
         self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
     def worth(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Worth | None:
-        """Tell a call how far to draw after each sequence; None: none of them has costs."""
+        """Limit how far a call draws after each sequence; None: no sequence has costs."""
         if not any(budget.row_costs for budget in budgets):
             return None
         rates = np.array([self._rates[seq.params.greedy] for seq in seqs])

@@ -65,8 +65,8 @@ class DFlashDrafter(HeadDrafter):
 def make(
     target: Target, *, head: CheckpointName | DFlashHead | None = None, quantize: str | None = None, **options: object
 ) -> DFlashDrafter:
-    """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the one that ships
-    for this target. quantize: as of the drafter `eagle`. It has no other options.
+    """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the head that ships
+    for this target. quantize: as for the drafter `eagle`. There are no other options.
     Raises ParameterError and the families of LoadError and PairError."""
     NoOptionsConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")

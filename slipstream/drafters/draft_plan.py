@@ -65,7 +65,7 @@ def choose_usual(target: str, draft_model: str | None) -> str:
 
 
 def _runs_natively(target: str) -> bool:
-    """Whether our own decoder runs a model; transformers runs MTP layers, beside a target that it runs, too."""
+    """Return whether our own decoder runs a model; transformers runs MTP layers, beside a target that it runs, too."""
     from slipstream.checkpoints.config import DecoderConfig
 
     try:
@@ -168,33 +168,33 @@ class DraftPlan:
 
     @property
     def each(self) -> Iterator[DraftPlan]:
-        """This plan and those of its members."""
+        """Yield this plan and its members' plans."""
         yield self
         for member in self.members:
             yield from member.each
 
     @property
     def label(self) -> str:
-        """What was named, as a user writes it."""
+        """Return the drafter's name as a user writes it."""
         if self.members:
             return ",".join(member.label for member in self.members)
         return str(self.options["model"]) if self.bare else self.name
 
     @property
     def checkpoints(self) -> list[CheckpointName]:
-        """Draft models and heads that are read, as the user named them."""
+        """List the draft models and heads that are read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
         return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
-        """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
+        """Return whether a plan that is ready has a draft model to load here or, if `loaded`, one in memory."""
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
     def recognised(self, weights: bool = True) -> DraftPlan:
-        """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
-        the hub are downloaded; without them not every head is recognised, and it may stay bare. Raises ParameterError
-        for a name that is nearly a known one."""
+        """Return the plan with the drafter of the head that a bare folder holds, if it holds one. weights: whether to
+        download weights from the hub; without them not every head is recognised, and the plan may stay bare. Raises
+        ParameterError for a name that is nearly a known one."""
         if not self.bare:
             return self
         refuse_misspelt(self.options["model"])
@@ -211,12 +211,11 @@ class DraftPlan:
         return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
     def ready(self, target: Described | None, settings: LoadSettings, weights: bool = True) -> DraftPlan:
-        """The same after all that can be known before weights are in memory: heads are recognised, options checked,
-        draft models in files described and compared with the target (None: it is in memory). What was done before is
-        not done again.
+        """Return the plan after every check that needs no weights in memory: it recognises heads, checks options, and
+        compares draft models in files with the target (None: it is in memory). No check is done twice.
 
-        settings  of a draft model. weights: whether those on the hub are downloaded; without them, what may be a head
-                  there is only compared if it has a tokenizer.
+        settings  of a draft model. weights: whether to download weights from the hub; without them, a model that may
+                  be a head is compared only if it has a tokenizer.
 
         Raises ParameterError for options that the drafter does not have or that are out of range, PairError for a draft
         model of another vocabulary, and what `describe` raises."""
@@ -257,7 +256,8 @@ class DraftPlan:
 
     @property
     def loads(self) -> tuple[list[Described], list[HeadFiles], bool]:
-        """What a plan that is ready reads from files: draft models, heads, and whether the target's MTP layers."""
+        """Return what a plan that is ready reads from files: draft models, heads, whether it reads the target's MTP
+        layers."""
         from slipstream.targets.described import Described
 
         named = [one for one in self.each if one.drafter is None]
@@ -296,8 +296,8 @@ def find_options(name: str) -> Any:
 
 
 def _has_tokens(model: Checkpoint) -> bool:
-    """Return True if the small files of a model are those of one with a tokenizer. Heads have none, and some look like
-    models until their weights are read."""
+    """Return whether a model has tokenizer files. Heads have none, and some look like models until their weights are
+    read."""
     return (model.place / "config.json").is_file() and (model.place / "tokenizer.json").is_file()
 
 
@@ -314,7 +314,7 @@ def refuse_misspelt(name: CheckpointName) -> None:
 
 
 def embedded_role(drafter: str) -> str:
-    """What "embedded" is for this drafter or stack, as a role of `Checkpoint.open`."""
+    """Return the role (see `Checkpoint.open`) of the embedded model that "embedded" names for this drafter or stack."""
     heads = [name for name in drafter.split(",") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
     return heads[0] if heads else "draft"
 

@@ -214,7 +214,7 @@ class EagleDrafter(HeadDrafter):
 def make(
     target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: object
 ) -> EagleDrafter:
-    """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
+    """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the head that
     ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
     backend; None: about as many bits as the target's weights have. Draft tokens may change, the output distribution
     does not. options: as in `EagleDraftConfig`.

@@ -22,9 +22,8 @@ MOST_FORCED = 32
 
 
 class FormDrafter(Drafter):
-    """Proposes the beginning of what is forced. After a draft that was not accepted as a whole, it proposes at most
-    half as many tokens: a model that writes a word in unusual tokens, or white space in an unusual way, does so for a
-    while.
+    """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
+    as many: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
     device: where the target wants its draft tokens.
     """

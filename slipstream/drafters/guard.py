@@ -108,8 +108,8 @@ class Guard:
 
 
 def first_children(draft: Draft) -> Draft:
-    """The chain of first acceptable children of each tree. No token is dropped for its value: later siblings are left
-    out whatever they are."""
+    """Cut each tree to the chain of its first acceptable children. No token is dropped for its value: all later
+    siblings go."""
     kept: list[list[int]] = []  # for each sequence, the packed nodes of its chain
     for b in range(draft.batch):
         children, node = draft.children(b), -1

@@ -13,7 +13,7 @@ is done while the acceptance rate observed in this request is high enough.
 
          the ── cat ── sat ── .     q of the last two: point masses
 
-Every member observes every step with the draft that was verified, whoever proposed it, and updates its state from the
+Every member observes every step with the draft that was verified, its own or not, and updates its state from the
 emitted tokens.
 """
 
@@ -59,9 +59,9 @@ class HybridConfig(Strict):
 
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
-    the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: those of the
-    members, as a user writes them. predicted: requests without a prediction are drafted by the last member alone, whose
-    name it then has."""
+    the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: the members'
+    names, as a user writes them. predicted: the last member alone drafts for requests without a prediction, and the
+    drafter then has the name of that member."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class HybridDrafter:
         return join_drafts(parts, self.vocab_size, self.device).with_drawn(drawn if any(drawn) else None)
 
     def _stacks(self, seq: Sequence) -> bool:
-        """Whether more than the last member drafts for it."""
+        """Return whether more than the last member drafts for it."""
         return bool(seq.prediction) or not self._predicted
 
     def _lookup_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
@@ -130,8 +130,8 @@ class HybridDrafter:
         return deep
 
     def _is_long(self, seq: Sequence) -> bool:
-        """Whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft model
-        several: that of SmolLM2 reads a text in a twelfth of the target's time."""
+        """Return whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft
+        model several: SmolLM2's draft model reads a text in a twelfth of the target's time."""
         ratio = self.config.max_prefill_ratio * (HEAD_READS if self.traits.taps else 1)
         return self._stacks(seq) and len(seq.tokens) > ratio * seq.room
 
@@ -177,11 +177,11 @@ class HybridDrafter:
 
 @dataclass(frozen=True, eq=False)
 class DraftPart:
-    """What is drafted for one sequence.
+    """Describes the draft of one sequence.
 
-    draft  of the whole batch, of which it takes the nodes of this sequence.
-    name   of the drafter that proposed it; "": the draft says, or it is not to be named.
-    then   tokens after the last node of a chain; by: name of the drafter that they are of.
+    draft  draft of the batch, which holds the nodes of this sequence.
+    name   of the drafter that proposed it; "": `draft` names it, or the name is left out.
+    then   tokens after the last node of a chain; by: name of the drafter that proposed them.
     """
 
     draft: Draft
@@ -226,9 +226,9 @@ def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.dev
 
 
 def with_predictions(drafter: Drafter, target: Target) -> Drafter:
-    """A drafter that also copies from what a request expects its output to hold: itself if it reads predictions; a
-    suffix tree if it drafts nothing; else one before it, for requests with a prediction only (a tree alone was slower
-    than a draft model on short edits)."""
+    """Return a drafter that also copies from a request's predicted output: `drafter` itself if it reads predictions; a
+    suffix tree if it drafts nothing; otherwise a suffix tree before it, for requests with a prediction only (a tree
+    alone was slower than a draft model on short edits)."""
     if drafter.traits.reads_predictions:
         return drafter
     suffix = make_drafter("suffix", target)

@@ -85,7 +85,7 @@ class Grammars:
 
 
 def check_structured(structured: Structured) -> None:
-    """Raise ParameterError for a form that cannot be compiled, whatever the tokenizer."""
+    """Raise ParameterError for a form that cannot be compiled for any tokenizer."""
     if structured.tokens is None:
         compile_form(Vocabulary.of_bytes(), structured)
 
@@ -190,7 +190,7 @@ def _has_format(name: str) -> bool:
 
 
 def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
-    """What is wrong with a schema, and where; "" if nothing is."""
+    """Say what is wrong with a schema, and where; "" if it is right."""
     from llguidance import LLMatcher
 
     def find_fault(part: object) -> str:

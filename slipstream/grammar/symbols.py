@@ -76,7 +76,7 @@ class Symbols:
 
 
 class _Alphabet:
-    """What llguidance needs to know of a tokenizer."""
+    """The tokenizer that llguidance sees: one token for each byte and each special token."""
 
     bos_token_id = None
 

@@ -2,8 +2,8 @@
 
 Each is a decoder layer behind a projection of the target's last hidden state and the next token's embedding
 (DeepSeek-V3, 2412.19437, section 2.2). transformers builds and loads them where a family's configuration says how many
-there are; for the others, what it has to be told is written here. Sources: `MtpModel` of transformers 5.23; for
-Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
+there are; for the other families, the missing configuration is written here. Sources: `MtpModel` of transformers 5.23;
+for Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
 """
 
 import logging
@@ -28,9 +28,9 @@ COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 @dataclass(frozen=True)
 class MtpFamily:
     """index     matches one tensor of each MTP layer; its group is the layer's number.
-    numbered  whether they are numbered on after the target's layers, else from 0.
-    types     lists in the configuration with one entry for each MTP layer, and what that is; of those that transformers
-              does not fill itself.
+    numbered  whether their numbers continue the target's; otherwise they start at 0.
+    types     configuration lists that need an entry for each MTP layer and that transformers does not fill, with the
+              entry.
     config    other values that an MTP layer is built with.
     renamed   names in the checkpoint, after transformers' own renaming -> names in `MtpModel`; regular expressions.
     """
@@ -78,13 +78,13 @@ FAMILIES: dict[str, MtpFamily] = {
 
 
 def has_mtp_layers() -> bool:
-    """Whether the installed transformers builds MTP layers."""
+    """Return whether the installed transformers builds MTP layers."""
     installed, first = version("transformers").split("."), TRANSFORMERS.split(".")
     return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
 def explain_no_layers(family: str) -> PairError:
-    """What is said of a target whose family is not in `FAMILIES`."""
+    """Return the error for a target whose family is not in `FAMILIES`."""
     return PairError(
         f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
         why="they are known of " + ", ".join(sorted(FAMILIES)),

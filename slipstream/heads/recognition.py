@@ -57,7 +57,7 @@ def recognise(checkpoint: CheckpointName) -> HeadKind | None:
     if names:
         if "fc.weight" not in names:
             return None
-        # One tensor that EAGLE-1 lacks is enough: the loader names those that are missing.
+        # One tensor that EAGLE-1 lacks is enough: the loader names the missing ones.
         return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
     declared = str(config.get("architectures")).lower()
     family = config.get("speculators_model_type")
@@ -81,7 +81,7 @@ def check_host(
 ) -> None:
     """Raise PairError, with both values, unless a head that reads states of this width, with so many ids, can belong to
     this target. Vocabularies are padded to round numbers, so small differences pass. A head has no tokenizer to
-    compare. further: (whether it is wrong, what the head was made for, what the target has)."""
+    compare. further: more comparisons, as (is it wrong, the head's value, the target's value)."""
     for wrong, expected, actual in (
         (hidden_size != host.hidden_size, f"states of width {hidden_size}", f"states of width {host.hidden_size}"),
         (differ(host.vocab_size, vocab_size), f"a vocabulary of {vocab_size} ids", f"one of {host.vocab_size}"),
@@ -117,7 +117,7 @@ def write(
     folder: str | Path, config: JsonMapping, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
     """Write config.json and `file`, floats in `dtype`; int8: matrices, with a scale for each row, the rest in float16.
-    Raises CheckpointError for those that are not finite there."""
+    Raises CheckpointError for values that are not finite there."""
     path = Path(folder)
     if dtype == torch.int8:
         tensors, dtype = _rows_in_8_bits(tensors), torch.float16

@@ -161,7 +161,7 @@ def run_engine(pipe: Connection, model: Callable[[], Arguments]) -> None:
 
 
 def describe_engine(llm: LLM) -> EngineFacts:
-    """What a process without weights knows of an `LLM`."""
+    """Collect the facts about an `LLM` for a process without weights."""
     from slipstream.engine.engine_thread import kv_blocks
 
     runtime = llm.target.capabilities.runtime

@@ -54,7 +54,8 @@ class ReplyFormat:
         """Find the format from what the checkpoint declares.
 
         calls      name of one of `FORMATS`, "none", or "auto": see `recognised`.
-        reasoning  two markers with a space between, "none", or "auto": those of `REASONING` that the template holds.
+        reasoning  two markers with a space between, "none", or "auto": the markers in `REASONING` that the template
+                   contains.
 
         Raises ParameterError for other values.
         """

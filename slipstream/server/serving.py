@@ -1,7 +1,7 @@
 """Runs the application: a socket, uvicorn, and what signals do.
 
-The first SIGTERM or SIGINT: no new requests, those that run may end within the grace time, then they are ended with an
-error. The second one: stop at once.
+The first SIGTERM or SIGINT stops new requests; running requests may end within the grace time, then they end with an
+error. The second signal stops at once.
 """
 
 import asyncio

@@ -268,6 +268,10 @@ class DescribedDecoder(Described):
             return super().kv_bytes
         return self.config.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
 
+    @property
+    def state_bytes(self) -> int:
+        return self.config.state_bytes() if self.runner == "native" else 0
+
     def usual_kv_tokens(self, requests: int) -> int:
         return self.settings.kv_tokens or requests * self.config.context
 

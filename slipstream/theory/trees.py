@@ -181,8 +181,8 @@ def expected_tokens(tree: TreeShape, acceptance: Acceptance) -> Number:
 
 
 def best_count(chances: Seq[Number], costs: CostCurve) -> int:
-    """How many of the nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
-    the smallest among equals; 0 if no draft token pays. chances: decreasing, as of an optimal tree."""
+    """Choose how many nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
+    the smallest among equals; 0 if no draft token pays. chances: decreasing, as in an optimal tree."""
     best, most, tokens = 0, 1.0, 1.0
     for n, chance in enumerate(chances, start=1):
         tokens += float(chance)

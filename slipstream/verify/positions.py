@@ -30,12 +30,12 @@ KEPT = 256
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the drafter proposed at one position.
+    """Describes the drafter's proposal at one position.
 
     behind   whether an accepted draft token is before it in its step.
-    ids, q   tokens that it may propose with their probabilities, or the proposed tokens and None if they were chosen
-             deterministically. None for no draft token, or where they depend on the random numbers of verification, as
-             under `coupled`.
+    ids, q   tokens that the drafter may propose with their probabilities, or the proposed tokens and None if they were
+             chosen deterministically. None for no draft token, or where they depend on the random numbers of
+             verification, as under `coupled`.
     probe    logits of the pass that decided the token; None where several tokens were decoded in one call.
     """
 
@@ -58,8 +58,8 @@ class Positions:
 
     control   how much rounding changes logits.
     seed      of the random shares of the ranks.
-    proposed  what was proposed at each output position of each sequence.
-    faults    what is wrong with single texts, whatever was drawn.
+    proposed  the proposal at each output position of each sequence.
+    faults    errors in single texts that no random number explains.
     further   places of all positions that are added from now on.
 
     Places in the step are kept apart where the rule is tokenwise (see `outcomes`).
@@ -127,8 +127,7 @@ class Positions:
     def decode(
         self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
-        """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
-        outputs."""
+        """Sample a text for each request with the drafter, and add their positions. Returns the outputs."""
         with self._noted():
             seqs = together(self.llm, self.drafter, requests, map(Stream, seeds), batch)
         beside: list[float] = []  # v_t of the request before
@@ -170,7 +169,7 @@ class Positions:
     def _token(
         self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[Ranks]
     ) -> list[Ranks]:
-        """The ranks of the token, if the target allows it. last: those of the token before it, if there is one."""
+        """Compute the ranks of the token, if the target allows it. last: the ranks of the token before it, if any."""
         p = distribution(logits, context)
         params, prompt, output, _ = context
         never = None

@@ -1,8 +1,8 @@
 """The target's distribution, and where texts end, computed without the code that decoding uses.
 
 A fault in `core.warp` would change the texts with and without a drafter alike, and a reference that calls `warp` could
-not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, what the
-documentation of `SamplingParams` promises. It is slow and short.
+not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, the
+distribution that the documentation of `SamplingParams` promises. It is slow and short.
 """
 
 from collections import Counter
@@ -95,7 +95,7 @@ def impossible(p: np.ndarray, logits: np.ndarray, context: Context, noise: float
 
 
 def wrong_end(seq: Sequence) -> str | None:
-    """What is wrong with where a text ended, and with the reason that was given; None if nothing is."""
+    """Say what is wrong with the end of a text or its finish reason; None if they are right."""
     output, params = seq.output, seq.params
     room = min(params.max_tokens, seq.context - seq.prompt)
     for n, token in enumerate(output, 1):
@@ -108,7 +108,7 @@ def wrong_end(seq: Sequence) -> str | None:
 
 
 def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
-    """Whether the last of these tokens completes a stop string that counts."""
+    """Return whether the last of these tokens completes a stop string that counts."""
     if not seq.params.stop or len(output) < seq.params.min_tokens or seq.stop_search is None:
         return False
     asked = seq.tokens[: seq.prompt]
@@ -118,8 +118,8 @@ def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
 
 
 def wrong_logprob(logits: np.ndarray, token: int, said: TokenLogprob, noise: float) -> str | None:
-    """What is wrong with the log-probability of a token under these logits [V], or with those of its alternatives; None
-    if nothing is. noise: largest change of a logit by rounding."""
+    """Say what is wrong with the log-probabilities of a token and its alternatives under these logits [V]; None if they
+    are right. noise: largest change of a logit by rounding."""
     right = logits - logits.max()
     right -= np.log(np.exp(right).sum())
     best = np.sort(right)[::-1]  # the alternatives have these, in this order

@@ -44,7 +44,7 @@ class NativeEagle(NativePaged):
     drawn in float64. Created only if `table.backend_for_head` chooses this backend.
 
     head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
-    shared     the target's tables, if they are in memory already; None: copy those that the head borrowed.
+    shared     the target's tables, if they are in memory already; None: copy the tables that the head borrowed.
     threads: as in `NativeExecutor`."""
 
     name = "native"
@@ -108,7 +108,7 @@ class NativeEagle(NativePaged):
 
 
 class NativeDFlash(NativePaged):
-    """Implements `DFlashRuntime`: a block is a pass of a decoder, the head's layers, over a tree. Arguments as of
+    """Implements `DFlashRuntime`: a block is a pass of a decoder, the head's layers, over a tree. Arguments as for
     `NativeEagle`. If the target's own output head is in memory, it is read as it is stored there."""
 
     name = "native"

@@ -377,7 +377,7 @@ def decoder_weights(
 
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[np.ndarray, np.ndarray]]()
     for i, described in enumerate(config.described):
-        give_back_freed()  # what the layer before left
+        give_back_freed()  # memory that the layer before has freed
         at, layer = f"layers.{i}", layers[i]
         describe_layer(layer, config, i, layout)
         norm(layer, "norm", f"{at}.input_layernorm")
@@ -441,6 +441,9 @@ def decoder_weights(
             layout.embedding(weights, "side_embed_tokens.weight") if blocks is None
             else panelled(blocks, config.side_vocab)
         )  # fmt: skip
+    for layer in (layer for layer in layers if layer["experts"]):  # one packed input serves all of them
+        pairs = experts[layer["first_expert"] :][: layer["experts"]]
+        assert len({tuple(m[key] for m in pair for key in ("format", "outs", "columns")) for pair in pairs}) == 1
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair

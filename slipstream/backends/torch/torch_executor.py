@@ -333,7 +333,7 @@ class Linear:
     """The fastest layer y = x W^T + b for `weight` [out, in] and `bias` [out] on `device`, packed once at load. The
     caller frees the unpacked weights.
 
-    Decoding is memory-bound: its time is that of reading W. A good kernel reads W once for M = 1 and for M = 8, which
+    Decoding is memory-bound: it takes as long as reading W. A good kernel reads W once for M = 1 and for M = 8, which
     makes verifying a draft cheap. On a CPU `F.linear` does not: 8 rows cost 6 times 1 row for a 2048x2048 layer on one
     AVX-512 core (1.20 and 0.21 ms). oneDNN with weights reordered for a few rows does (0.33 and 0.18 ms). Without this
     operator, `F.linear` runs instead.

@@ -135,8 +135,8 @@ class Slots:
 
     def read(self, layer: int, ends: Seq[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of the slots up to the furthest of `ends`, [B, Hk, slots, D] each. A view for a single
-        sequence in consecutive blocks, else a copy. From ends[b] on, those of sequence b are zeros: they were written
-        for other tokens or other sequences, and a NaN there would pass the mask, because 0 * NaN is NaN."""
+        sequence in consecutive blocks, else a copy. Sequence b has zeros from ends[b] on: the slots there belong to
+        other tokens or other sequences, and a NaN would pass the mask, because 0 * NaN is NaN."""
         slots = max(ends)
         if self._first is not None:
             stored = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]

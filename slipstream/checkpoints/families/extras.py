@@ -95,6 +95,7 @@ def _ministral3(config: ReadKeys) -> Fields:
     given = common(config, context=262144, eps=1e-5, size=128)
     rope = rope_parameters(config, 1e6)
     beta = rope.get("llama_4_scaling_beta")
+    rope.get("max_position_embeddings")  # the context, which is said outside, too
     if beta:
         given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"))
     window = config.get("sliding_window") and count_of(config, "sliding_window")

@@ -31,7 +31,6 @@ class Family:
     plus_one    norms are stored as their weight minus 1.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
     further     whether its checkpoints may bring layers that predict further tokens (see `heads.mtp_names`): left out.
-    within      `model_type` of multimodal models whose `text_config` it is. What sees pictures is left out.
     gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
     gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files, where llama.cpp's usual ones are others.
@@ -47,7 +46,6 @@ class Family:
     plus_one: bool = False
     transposed: bool = False
     further: bool = False
-    within: str = ""
     gguf: str = ""
     keys: Callable[[GgufHeader], JsonMapping] | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)

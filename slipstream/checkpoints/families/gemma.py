@@ -114,6 +114,13 @@ def _gemma4(config: ReadKeys) -> Fields:
     )
 
 
+def _gemma4_unified(config: ReadKeys) -> Fields:
+    """Gemma 4 12B: the same, with other defaults, and without an embedding for each layer."""
+    usual = {"max_position_embeddings": 262144, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+    config.update({**usual, **config})
+    return _gemma4(config)
+
+
 def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str, list[int]]:
     """The size of heads and the number of key/value heads of each layer."""
     overrides = object_of(config, "per_layer_config")
@@ -167,4 +174,5 @@ FAMILIES = {
     "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one=True, gguf="gemma2", keys=_gemma2_keys),
     "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one=True, gguf="gemma3", keys=_gemma3_keys),
     "gemma4_text": Family(read=_gemma4, names=_GEMMA4, reads=["per_layer_config"]),
+    "gemma4_unified_text": Family(read=_gemma4_unified, names=_GEMMA4, reads=["per_layer_config"]),
 }

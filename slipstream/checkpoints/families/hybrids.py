@@ -232,6 +232,6 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": replace(
         _QWEN, gguf="qwen3next", keys=_qwen_keys, gguf_names=_QWEN_GGUF | {"recurrent.in_proj_ba": "ssm_ba"}
     ),
-    "qwen3_5_text": replace(_QWEN, within="qwen3_5"),
-    "qwen3_5_moe_text": replace(_QWEN, within="qwen3_5_moe", gguf="qwen35moe"),
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": replace(_QWEN, gguf="qwen35moe"),
 }  # fmt: skip

@@ -15,7 +15,7 @@ class Format(WeightFormat):
 
     @property
     def wide(self) -> bool:
-        """Whether the activations of a group are stored in 16 bits, see `block_tiles`."""
+        """Return whether the activations of a group are stored in 16 bits, see `block_tiles`."""
         return self.group > 0 and self.bits == 8 and processor.adds_pairs()
 
     @property

@@ -229,7 +229,7 @@ def draft_eagle(
     wanted         int64 [A], increasing; if K > 0, the last row of each sequence: A = B
     picks          `Picks`: how tokens are picked, and whether the call ends before K
     drawn          [K, B] receives the draft ids; K = 0: one pass, nothing is drawn
-    after          [A, d] receives the next features of the wanted rows, those of the last step
+    after          [A, d] receives the next features of the wanted rows in the last step
     logits, probs  [K or 1, A, padded V] and float64 [K, B, V]: see `decode`
     Returns the same as `forward`; NOT_FINITE if any step returned it.
     """

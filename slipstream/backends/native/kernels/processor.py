@@ -56,25 +56,25 @@ def registers() -> int:
 
 
 def has_byte_dots() -> bool:
-    """Whether one instruction adds four products of 8-bit integers to a 32-bit sum: AVX-512 VNNI, AVX-VNNI, or the dot
-    products of Arm."""
+    """Return whether one instruction adds four products of 8-bit integers to a 32-bit sum: AVX-512 VNNI, AVX-VNNI, or
+    the dot products of Arm."""
     if is_arm():
         return has("dotprod")
     return (lanes() == 16 and has("avx512vnni")) or has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
 
 
 def adds_pairs() -> bool:
-    """Whether products of 8-bit integers are added in pairs: x86 before AVX-512 and without byte dot products."""
+    """Return whether products of 8-bit integers are added in pairs: on x86 without AVX-512 and byte dot products."""
     return registers() == 16 and not has_byte_dots()
 
 
 def has_bfloat16_dots() -> bool:
-    """Whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
+    """Return whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
     return not is_arm() and lanes() == 16 and has("avx512bf16")
 
 
 def converts_half() -> bool:
-    """Whether an instruction converts float16 to float32 (F16C on x86; every 64-bit Arm has one)."""
+    """Return whether an instruction converts float16 to float32 (F16C on x86; every 64-bit Arm has one)."""
     return is_arm() or has("f16c") or has("avx512f")
 
 

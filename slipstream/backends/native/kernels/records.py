@@ -105,7 +105,7 @@ LAYER = _record(
     kv_heads=_I,
     size=_I,
     kv=_I,  # the layer of the cache that is read
-    writes=_I,  # whether keys and values are computed and written; else those of an earlier layer are read
+    writes=_I,  # whether keys and values are computed and written; else an earlier layer's are read
     norm=_I,  # 0: none
     norm_bias=_I,
     out_norm=_I,  # of attention's output; 0: none
@@ -125,7 +125,7 @@ LAYER = _record(
     gate=_I,  # whether attention's output is multiplied by the sigmoid of the last rows of `qkv`
     parallel=_I,  # whether the MLP reads the same x as attention
     window=_I,  # a row sees positions that are nearer than this; 0: all
-    causal=_I,  # whether no row sees a later one, whatever the rows of the pass say
+    causal=_I,  # no row sees a later row, even if the rows of the pass allow it
     scale=_F,  # of scores
     cap=_F,  # of scores; 0: none
     correction=_I,  # float32 [experts]; 0: none
@@ -142,7 +142,7 @@ LAYER = _record(
     up=MATRIX,  # gate and up, stacked, if the MLP is gated
     down=MATRIX,
     router=MATRIX,
-    experts=_I,  # number of experts; 0: the MLP is `up` and `down`, which else are those of a shared expert
+    experts=_I,  # number of experts; 0: the MLP is `up` and `down`, otherwise these are a shared expert's
     first_expert=_I,  # index of the first one in `MODEL.experts`
     recurrent=RECURRENT,
 )
@@ -183,11 +183,13 @@ STATE = _record(
     settled=_I,  # and rows of this pass
     first=_I,  # row
     count=_I,  # of rows
-    snapshot=_I,  # receives the state as of so many tokens; 0: none
-    tails=_I,  # receives the inputs of the last taps - 1 of them
-    snapshot_at=_I,
+    snapshots=_I,  # SNAPSHOT [snapshot_count]
+    snapshot_count=_I,
 )
 """What a sequence has in recurrent layers: see `recurrent`."""
+
+SNAPSHOT = _record(at=_I, cells=_I, tails=_I)
+"""cells receives the state after `at` tokens, tails the inputs of the last taps - 1 of them."""
 
 ROWS = _record(
     at=_I,  # ROW [count]
@@ -201,14 +203,22 @@ ROWS = _record(
 
 # --- the work of threads: one record for each kind -------------------------------------------------------------------
 
-PREPARE = _record(
-    model=_I, matrix=_I, inputs=_I, stride=_I, gather=_I, rows=_I, mode=_I, weight=_I, bias=_I, packed=_I, scratch=_I,
-    scratch_bytes=_I,
-)  # fmt: skip
-"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. model, matrix: addresses."""
+SECTION = _record(
+    matrix=_I,  # address
+    first=_I,
+    rows=_I,
+)
+"""Neighbouring rows that are multiplied by the same matrix: all rows of a pass, or those that chose an expert."""
 
-PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
-"""Packed rows times a matrix: see `products.product`."""
+PREPARE = _record(
+    model=_I, sections=_I, pieces=_I, inputs=_I, stride=_I, gather=_I, mode=_I, weight=_I, bias=_I, packed=_I,
+    scratch=_I, scratch_bytes=_I,
+)  # fmt: skip
+"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. sections: address of SECTIONs, each
+of which has `pieces` units of work."""
+
+PRODUCT = _record(sections=_I, pieces=_I, packed=_I, y=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
+"""Packed rows times the matrices of their SECTIONs: see `products.product`."""
 
 MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, factor=_F, eps=_F)
 """Outputs to normalise and to add to the residual stream: see `products.merge`."""
@@ -255,6 +265,9 @@ ROOM = _record(
     wide=_I,  # inside the MLP, before its activation function
     wide_stride=_I,
     packed=_I,  # rows packed for a product
+    alone=_I,  # the input of a mixture, each row packed as a tile of its own
+    chosen=_I,  # outputs of experts, [pairs, stride]
+    pairs=_I,  # most pairs of a row and an expert that are computed at a time
     side=_I,  # embeddings of all rows for all layers, `side_stride` apart
     side_stride=_I,
     bytes=_I,
@@ -272,6 +285,7 @@ BOARD = _record(
     run_layer=_I,  # and `layer.one_layer`
     prepare=PREPARE,
     product=PRODUCT,
+    whole=SECTION,  # all rows of a product with one matrix
     merge=MERGE,
     write_kv=WRITE_KV,
     attend=ATTEND,

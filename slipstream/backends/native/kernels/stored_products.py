@@ -28,7 +28,7 @@ _VECTOR = ir.VectorType(FLOAT, LANES)
 @generated(9)
 def stored_tile(b: Builder, fmt: Format) -> None:
     """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
-    ahead (bytes from w on to what is fetched meanwhile)."""
+    ahead (distance in bytes from w to the prefetched weights)."""
     w, bias, x, y = map(b.bytes_at, b.function.args[:4])
     columns, outs, rows, stride, ahead = b.function.args[4:]
     row_bytes, weight_bytes = b.mul(columns, WORD(4)), b.mul(columns, WORD(fmt.bytes))

@@ -10,7 +10,7 @@ A *tile* is up to `most_rows` rows of activations times a multiple of PANEL outp
     quad      int8                               [out / PANEL, in / 4, PANEL, 4]     four columns a step
 
 so that one load gets the weights of PANEL outputs for one step. The activations of a tile are interleaved,
-[in / step, rows], so that one address is enough for all rows; `block_tiles` has those with groups.
+[in / step, rows], so that one address is enough for all rows; tiles with groups are in `block_tiles`.
 """
 
 from collections.abc import Callable
