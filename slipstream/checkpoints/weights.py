@@ -54,7 +54,7 @@ Cut = Callable[[Tensor], Tensor]
 _PIECE = 2**20
 
 
-def widened(name: str, tensor: Tensor) -> Tensor:
+def widen(name: str, tensor: Tensor) -> Tensor:
     """A stored tensor in a dtype that can be computed with: float8, cast by hand, becomes bfloat16, which has all its
     values. Raises CheckpointError for numbers that are no weights without their scales."""
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
@@ -113,7 +113,7 @@ class Weights(Mapping[str, Tensor]):
         """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
         stored, read = self._readers[name]
         with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
-            raw = widened(stored, read(rows))
+            raw = widen(stored, read(rows))
         check_finite(stored, raw)
         tensor = raw.detach().to(raw.dtype if as_stored else self.dtype).contiguous()
         self._read += tensor.numel() * self.dtype.itemsize
@@ -130,8 +130,8 @@ class Weights(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._readers  # the method of Mapping would read the tensor
 
-    def stored_dtype(self, name: str) -> torch.dtype:
-        return widened(name, self._readers[name][1](slice(1))).dtype
+    def find_dtype(self, name: str) -> torch.dtype:
+        return widen(name, self._readers[name][1](slice(1))).dtype
 
     @property
     def quantised(self) -> str | None:
@@ -176,7 +176,7 @@ def load_weights(
     if adapter is not None:
         plain = dict(readers)
         # It is read in pieces.
-        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, widened(name, plain[name][0]())))
+        merged = lru_cache(maxsize=1)(lambda name: adapter.merge(name, widen(name, plain[name][0]())))
         for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
                 readers[name] = (partial(merged, name), shape)
@@ -237,7 +237,7 @@ def _assemble(
         _, embedding = assembled.setdefault(EMBEDDING, head)
         step = max(1, _PIECE // expected[HEAD][1])
         for rows in (slice(at, at + step) for at in range(0, config.vocab_size, step)):
-            if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
+            if not torch.equal(*(widen(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
                 config, assembled[HEAD] = apart, head
                 break
     expected = config.shapes()
@@ -304,13 +304,13 @@ def _canonical(
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)
     family = FAMILIES[config.model_type]
-    name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
+    name = _rename(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
     if config.within and OTHER_PARTS.match(name):
         return []
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
-        return _fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
+        return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
     layer = _LAYER.match(name)
     if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
         return []
@@ -353,12 +353,12 @@ def _names_of(model_type: str) -> re.Pattern[str]:
     return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
-def _renamed(model_type: str, name: str) -> str:
+def _rename(model_type: str, name: str) -> str:
     names = FAMILIES[model_type].names
     return _names_of(model_type).sub(lambda found: names[found[0]], name) if names else name
 
 
-def _fused_experts(
+def _list_fused_experts(
     prefix: str, part: str, kind: str, shape: tuple[int, ...], transposed: bool, expected: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, Cut]]:
     """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import UsualModels
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import SamplingParams
@@ -42,7 +42,7 @@ class Job:
     arms: list[Arm]
 
 
-@grouped
+@expand_groups
 def demo(
     models: UsualModels,
     tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
@@ -56,7 +56,7 @@ def demo(
     llm = load(models)
     jobs = plan_jobs(llm, models, prompts, tokens)
     render.line(banner(llm, models))
-    if render.coloured(render.out()):
+    if render.has_colour(render.out()):
         render.err().print(render.legend())
     from slipstream.measure.arms import count_passes, decode, line_up, race
     from slipstream.measure.benchmark import collect_warnings

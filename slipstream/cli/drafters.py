@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.cli import render
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import find_options
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-@grouped
+@expand_groups
 def drafters(
     name: str | None = argument("Show the options of this drafter.", default=None),
     as_json: bool = option(False, "Print one JSON object.", "--json"),

@@ -33,7 +33,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
     checked before. Raises the errors of `LLM`."""
     with pause_collection():
         quieten(silent)
-        target, draft, arguments = checked_arguments(models, silent)
+        target, draft, arguments = check_arguments(models, silent)
         check_requests(models, target, asked)
         with show_loading(quiet) as progress:
             from slipstream.llm import LLM
@@ -44,7 +44,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
             return llm
 
 
-def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
+def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
     """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation

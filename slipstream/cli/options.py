@@ -149,7 +149,7 @@ class ModelOptions(LoadSettings):
     @property
     def length(self) -> int | str:
         """The draft length in use, "auto" unless it is given. Raises ParameterError."""
-        return checked_length(AUTO if self.draft_tokens is None else self.draft_tokens)
+        return check_length(AUTO if self.draft_tokens is None else self.draft_tokens)
 
     @property
     def fixed_length(self) -> int:
@@ -209,7 +209,7 @@ class SamplingOptions(_SamplingOptions):
     """The fields of `SamplingParams` that have an option, with the same defaults."""
 
 
-def checked_length(given: int | str) -> int | str:
+def check_length(given: int | str) -> int | str:
     """A draft length as a number, or "auto". Raises ParameterError."""
     if given == AUTO:
         return AUTO

@@ -11,7 +11,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.methods import METHODS, LoopConfig, RunConfig, TrainingMethod
@@ -78,7 +78,7 @@ def _command(method: TrainingMethod) -> Callable[..., None]:
 
     command.__annotations__["options"] = method.options
     command.__doc__ = f"{method.help}\n\nCtrl-C saves a checkpoint and stops; --resume continues."
-    return grouped(command)
+    return expand_groups(command)
 
 
 for each in METHODS.values():

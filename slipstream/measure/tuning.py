@@ -18,7 +18,7 @@ from typing import TypeVar
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.core.strict import JsonObject
-from slipstream.drafters.draft_plan import embedded_role
+from slipstream.drafters.draft_plan import find_role
 from slipstream.llm import LLM
 from slipstream.measure.arms import Arm, ArmDrafter, Run, count_passes, is_recreated, line_up, load_weights_once, race
 from slipstream.measure.benchmark import Contender, collect_warnings, compute_figures
@@ -228,7 +228,7 @@ class _Tuning:
 
 def write_configurations(picked: DrafterChoice) -> Configurations:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
-    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, embedded_role(picked.drafter)))
+    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, find_role(picked.drafter)))
     return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))
 
 

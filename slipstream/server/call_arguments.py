@@ -65,7 +65,7 @@ class Pairs:
                 yield from reply.text(*ends, heard=lambda part: reply.write(json.dumps(part, ensure_ascii=False)[1:-1]))
                 reply.write('"')
             else:
-                reply.write(_typed((yield from reply.text(*ends))[0], kinds))
+                reply.write(_write_typed((yield from reply.text(*ends))[0], kinds))
         reply.write("}" if separator != "{" else "{}")
         return ""
 
@@ -134,7 +134,7 @@ def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> Non
             )
 
 
-def _typed(text: str, kinds: Collection[str]) -> str:
+def _write_typed(text: str, kinds: Collection[str]) -> str:
     """Return a value of one of these kinds as JSON; a text that cannot be read as one stays a text."""
     plain = text.strip()
     try:

@@ -66,7 +66,7 @@ class ReplyFormat:
             )
         template = None if tokenizer is None else tokenizer.chat_template
         texts = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-        written, joins = recognised(tokenizer, texts) if texts else (None, False)
+        written, joins = recognise_format(tokenizer, texts) if texts else (None, False)
         found = ReplyFormat(
             written if calls == AUTO else known.get(calls),
             next((each for each in REASONING if each[1] in texts), None) if reasoning == AUTO else None,
@@ -117,7 +117,7 @@ class ReplyFormat:
         return Reply(use.functions, read, self.reasoning, self._inside(prompt), most, calls.call_id, earlier)
 
 
-def recognised(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat | None, bool]:
+def recognise_format(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat | None, bool]:
     """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
     no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
     as text."""
@@ -134,7 +134,7 @@ def recognised(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat |
         shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
         taken += [joins] if turns else []
         for form in FORMATS:
-            if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
+            if any(_read_calls(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
                 return form, joins
     signs = (each for each in FORMATS if each.signs and all(sign in template for sign in each.signs))
     return None if shown else next(signs, None), taken[:1] == [True]
@@ -156,7 +156,7 @@ def _turns(tokenizer: Tokenizer | None, *answer: JsonObject, **given: object) ->
     return [text.rpartition(_ASKED)[2], text.removeprefix(prompt)]
 
 
-def _called(form: ToolFormat, turn: str) -> list[tuple[str, object]]:
+def _read_calls(form: ToolFormat, turn: str) -> list[tuple[str, object]]:
     """Return the calls that a format reads in the text of a turn."""
     reply = Reply(dict.fromkeys(_NAMES, _SCHEMA), form.read)
     reply.add(turn, True)

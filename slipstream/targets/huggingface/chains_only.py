@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.backends.torch.rows_apart import may_spoil
 from slipstream.checkpoints.module_shape import UNBOUNDED, ModuleShape
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -106,7 +106,7 @@ class ChainsOnly:
                 pieces.append(self._forward(seq, cache, text[len(cache.tokens) : len(cache.tokens) + most], 1, taps)[1])
             before = len(cache.tokens)
             logits, last = self._forward(seq, cache, text[before:], len(chain) + 1, taps)
-            if spoilt(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
+            if may_spoil(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
                 if not cache.roll_back(before):
                     cache = self._caches[seq.id] = RollbackCache(self.parts.cache_config)
                 if len(cache.tokens) < before:

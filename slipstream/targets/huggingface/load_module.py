@@ -17,7 +17,7 @@ from slipstream.checkpoints.checkpoint import Checkpoint, few
 from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
-from slipstream.checkpoints.module_shape import ModelShape, shape_in, unknown_architecture
+from slipstream.checkpoints.module_shape import ModelShape, explain_unknown, shape_in
 from slipstream.checkpoints.weights import Progress, check_finite
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, ParameterError, UnsupportedModelError, reading
@@ -120,7 +120,7 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
     if (isinstance(kind, str) and kind in CONFIG_MAPPING) or (code and trust_remote_code):
         return
     if not code:
-        raise unknown_architecture(kind)
+        raise explain_unknown(kind)
     allow = (
         f"read it; if you trust it: LLM({str(checkpoint)!r}, trust_remote_code=True), or --trust-remote-code"
         if role == "target"
@@ -193,5 +193,5 @@ def _merge(adapter: Adapter, module: PreTrainedModel) -> None:
                 raise ParameterError(
                     f"lora changes {name}, which the device map offloads", fix="offload less, or merge it by peft"
                 )
-            parameter.data = adapter.merged(name, parameter.data)
+            parameter.data = adapter.merge(name, parameter.data)
     adapter.check_all_used()

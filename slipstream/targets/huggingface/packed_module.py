@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.backends.torch.rows_apart import may_spoil
 from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
 from slipstream.checkpoints.module_shape import ModuleShape
 from slipstream.core.target import Runtime, Slice
@@ -104,7 +104,7 @@ class PackedModule(PackedLayers):
             through = partial(self._through, batch, hidden, wanted, (first, last), layers is not None)
             logits, seen = through()
             # In a dense pass, even rows of different sequences meet in attention.
-            if spoilt(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
+            if may_spoil(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
                 logits, seen = through(apart=True)
             stream = seen.get(last)
             if layers is not None and -1 not in taps and last not in taps:
