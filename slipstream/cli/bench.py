@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -42,7 +42,7 @@ class BenchModels(LabModels):
         lengths = (
             (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, check_length)
         )
-        contenders: dict[Any, Contender] = {}
+        contenders: dict[tuple[str, int | str], Contender] = {}
         for spec, length in product(self.specs(), lengths):
             one = make_contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
             contenders[one.label, one.length] = one

@@ -114,7 +114,7 @@ def tune(
     local = {"--batch": batch != 1, "--confirm": confirm != 3}
     if server.base_url is not None:
         local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
-        local |= dict.fromkeys(filter(None, map(list_changed, (sampling, texts, load_options))), True)
+        local |= {given: True for group in (sampling, texts, load_options) if (given := list_changed(group))}
     elif given := list_changed(server):
         raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
     if is_about_servers(server.base_url, "--base-url", models, engine, load_options, local):
