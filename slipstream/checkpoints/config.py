@@ -22,6 +22,7 @@ from slipstream.checkpoints.families.wrappers import WRAPPERS, text_part
 from slipstream.checkpoints.gguf_config import gguf_config
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
+from slipstream.checkpoints.mxfp4 import is_mxfp4
 from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.checkpoints.rotary import frequencies
 from slipstream.core.strict import JsonMapping
@@ -82,6 +83,8 @@ class DecoderConfig(ModelShape):
         if opened.is_gguf:
             return DecoderConfig.from_dict(gguf_config(opened.header))
         config = ReadKeys(opened.config)
+        if is_mxfp4(config):
+            del config["quantization_config"]  # tensors say which weights are
         eos = opened.json(GENERATION).get("eos_token_id")
         if eos is not None:
             config["eos_token_id"] = eos

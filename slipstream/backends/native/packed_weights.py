@@ -354,7 +354,8 @@ def decoder_weights(
 ) -> np.ndarray:
     """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format."""
     linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
-    kinds = {weights.find_dtype(name) for name in (*linear, weights.head)}
+    floating = (name for name in (*linear, weights.head) if weights.blocks(name, slice(0, 1)) is None)
+    kinds = {weights.find_dtype(name) for name in floating}
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
     fmt = choose_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
 
