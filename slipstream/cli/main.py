@@ -95,19 +95,19 @@ def main(arguments: Seq[str] | None = None) -> None:
         with render.show_log():
             code = parser()(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:
-        code = _failed(error, debug, 2)
+        code = _report_failure(error, debug, 2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
         misused = isinstance(error, _UsageError)  # type: ignore[arg-type]
-        code = _misused(error) if misused else _failed(error, debug, 1)
+        code = _report_misuse(error) if misused else _report_failure(error, debug, 1)
     if code == 130:
         render.restore_terminal()
     try:
         sys.stdout.flush()
     except OSError as fault:  # its buffer can never be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code or _failed(fault, debug, 1)
+        code = code or _report_failure(fault, debug, 1)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
@@ -133,7 +133,7 @@ def canonical(arguments: Seq[str]) -> list[str]:
     return out
 
 
-def _failed(error: Exception, debug: bool, code: int) -> int:
+def _report_failure(error: Exception, debug: bool, code: int) -> int:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who reads the output has what it wanted, as `head` does
@@ -148,7 +148,7 @@ def _failed(error: Exception, debug: bool, code: int) -> int:
     return code
 
 
-def _misused(error: Exception) -> int:
+def _report_misuse(error: Exception) -> int:
     what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     if what:  # empty if there were no arguments: typer has shown the help
         context = getattr(error, "ctx", None)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream import zoo
 from slipstream.core.params import SamplingParams
@@ -278,7 +278,7 @@ def _json_line(path: Path, number: int, line: str) -> Entry:
     category = str(value.get("category") or ("HumanEval" if "task_id" in value else path.stem))
     name = str(value.get("question_id", value.get("task_id", number)))
     turns = value.get("turns")
-    later: tuple[Any, ...] = ()
+    later: tuple[str, ...] = ()
     if isinstance(turns, list) and turns:
         text, request, later = turns[0], True, tuple(turns[1:])
     else:

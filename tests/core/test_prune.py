@@ -34,7 +34,7 @@ class OneOf:
     vocab: int
     prefixes: set[Text]
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> np.ndarray:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> np.ndarray:
         return np.array([[self.may_follow((*output, *tail), t) for t in range(self.vocab)] for tail in tails])
 
     def may_follow(self, text: Text, token: int) -> bool:

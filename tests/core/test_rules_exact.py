@@ -170,4 +170,4 @@ def test_coupled_emits_the_targets_picks_for_any_draft(vocab: int, shape: Shape)
             verdict = verify(draft, distributions, RULES["coupled"], Picks(table, paths))
             run = tuple(verdict.run(draft, 0))
             assert run == plain[: len(run)]
-            assert verdict.accepted(0) == len(run) - 1
+            assert verdict.count_accepted(0) == len(run) - 1

@@ -11,11 +11,11 @@ from slipstream.checkpoints.config_values import (
     FULL,
     count_of,
     flag,
+    make_refusal,
     partial_rope,
     positive,
     refuse,
     rope_parameters,
-    unsupported,
 )
 from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
 from slipstream.checkpoints.families.family import Family, Fields, common, described
@@ -101,7 +101,7 @@ def _granite_hybrid(config: ReadKeys) -> Fields:
     limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
     if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
         why = "transformers applies it to prompts, and not to the tokens that follow"
-        raise unsupported(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
+        raise make_refusal(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
     groups = count_of(config, "mamba_n_groups", 1)
     part = Recurrence(
         kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
