@@ -297,7 +297,7 @@ class GgufType:
 
     def blocks(self, raw: np.ndarray) -> Blocks:
         kind = FORMATS[self.format]
-        return Blocks(kind.bits, kind.group, *self.read(raw), kind.table)  # type: ignore[misc]
+        return Blocks(kind.bits, kind.group, *self.read(raw), table=kind.table)  # type: ignore[misc]
 
 
 TYPES = {
