@@ -88,7 +88,7 @@ def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Jo
     the embedded models use the draft model to continue code, and lookup too to edit code."""
     from slipstream.engine.draft_lengths import DraftLengths
     from slipstream.measure.arms import Arm
-    from slipstream.measure.prompts import encode_built_in
+    from slipstream.measure.prompts import choose_prompts
 
     params = SamplingParams(max_tokens=tokens)
     plain = Arm("plain", llm, params=params)
@@ -105,7 +105,7 @@ def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Jo
         in_use = arm(llm.drafter.name, llm.drafter, llm.most_draft_tokens, not isinstance(llm.draft_tokens, int))
         names = ("proofread", "summary", "chat") if models.target == SMOLLM2 else ("code", "edit")
         kinds = {kind: [plain, in_use] for kind in names}
-    return [Job(kind, encode_built_in(llm, kind, count), arms) for kind, arms in kinds.items()]
+    return [Job(kind, choose_prompts(llm, kind, count).ids, arms) for kind, arms in kinds.items()]
 
 
 def show(llm: LLM, job: Job) -> None:

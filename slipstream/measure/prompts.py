@@ -257,13 +257,6 @@ def ask_later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: i
     return prompt_turns
 
 
-def encode_built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
-    """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
-    their end, so that half of the context is free for the answer."""
-    ids = [encode(llm, entry, "auto") for entry in read_entries(kind)[:count]]
-    return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
-
-
 def _json_line(path: Path, number: int, line: str) -> Entry:
     try:
         value = parse_json(line)

@@ -44,6 +44,8 @@ def to_json(value: object) -> Any:
         return [to_json(one) for one in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
     if value is None or isinstance(value, (str, int)):
         return value
     raise TypeError(f"{type(value).__name__} has no form in JSON")
