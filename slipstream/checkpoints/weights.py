@@ -35,9 +35,11 @@ from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.families.wrappers import OTHER_PARTS
+from slipstream.checkpoints.gguf_config import in_blocks
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.mxfp4 import QUANTISED, Mxfp4Tensors, is_mxfp4
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -91,10 +93,10 @@ class Weights(Mapping[str, Tensor]):
         dtype: torch.dtype,
         progress: Progress | None = None,
         files: Checkpoint | None = None,
-        gguf: GgufTensors | None = None,
+        packed: GgufTensors | Mxfp4Tensors | None = None,
     ):
         self.config = config
-        self._files, self._gguf = files, gguf
+        self._files, self._packed = files, packed
         self._readers = readers  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
         self._progress, self._read, self.dtype = progress, 0, dtype
@@ -136,11 +138,11 @@ class Weights(Mapping[str, Tensor]):
     @property
     def quantised(self) -> str | None:
         """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
-        return self._gguf.quantised if self._gguf else None
+        return self._packed.quantised if self._packed else None
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
-        """Rows of a matrix as they are stored, if that is in blocks of integers (see `gguf_weights`)."""
-        return self._gguf.blocks(name, rows) if self._gguf else None
+        """Rows of a matrix as they are stored, if that is in blocks of integers (see `weight_blocks`)."""
+        return self._packed.blocks(name, rows) if self._packed else None
 
     def unmap(self) -> None:
         """Unmap the files, because mapped pages count as memory. The next access maps them again."""
@@ -181,7 +183,17 @@ def load_weights(
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
                 readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
-    return _assemble(readers, config, dtype, progress, str(folder), opened)
+    if not is_mxfp4(opened.config):
+        return _assemble(readers, config, dtype, progress, str(folder), opened)
+    packed = Mxfp4Tensors(readers, str(folder))
+    return _assemble(readers | packed.readers, config, dtype, progress, str(folder), opened, packed)
+
+
+def stored_as(checkpoint: Checkpoint) -> str | None:
+    """Return how a quantised checkpoint stores its weights, such as "Q4_K_M"; None if it is not quantised."""
+    if checkpoint.is_gguf:
+        return checkpoint.header.file_type if in_blocks(checkpoint.header) else None
+    return QUANTISED if is_mxfp4(checkpoint.config) else None
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
@@ -201,6 +213,7 @@ def _assemble(
     progress: Progress | None,
     origin: str,
     files: Checkpoint | None = None,
+    packed: Mxfp4Tensors | None = None,
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
 
@@ -231,7 +244,10 @@ def _assemble(
                     fix="take both from the same checkpoint",
                 )
             order = rows_of_halves(config, name) if pairs else None
-            assembled[name] = (f"{stored} in {origin}", partial(_rows, read, cut, order))
+            take = partial(_rows, read, cut, order)
+            if packed is not None and stored in packed.readers:
+                take = partial(packed.rows, stored)
+            assembled[name] = (f"{stored} in {origin}", take)
     if config.tie_embeddings and HEAD in assembled:
         head = assembled.pop(HEAD)
         _, embedding = assembled.setdefault(EMBEDDING, head)
@@ -257,7 +273,7 @@ def _assemble(
         )
     if config.within and (others := [name for name in readers if OTHER_PARTS.match(_PREFIX.sub("", name, count=1))]):
         log.warning(f"{origin} also holds parts for pictures or sounds, which are left out: {few(sorted(others))}")
-    return Weights(assembled, config, dtype, progress, files)
+    return Weights(assembled, config, dtype, progress, files, packed)
 
 
 def _rows(read: Read, cut: Cut, order: np.ndarray | None, rows: slice) -> Tensor:
@@ -312,7 +328,7 @@ def _canonical(
         prefix, part, bias = fused.groups()
         return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
     layer = _LAYER.match(name)
-    if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
+    if family.further and (name.startswith(("mtp.", "mtp_")) or (layer is not None and int(layer[1]) >= config.layers)):
         return []
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
@@ -330,6 +346,8 @@ def _canonical(
     if spans:
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
     name = _of_mlp(name, config)
+    if name.endswith(".gate_correction.bias"):
+        return [(name, torch.flatten)]  # a matrix of one row in ERNIE's
     return [
         (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
     ]

@@ -1,5 +1,7 @@
 """`slipstream drafters`: lists the drafters, what each one needs, and its options, all read from the code."""
 
+from __future__ import annotations
+
 import ast
 import inspect
 import json
@@ -7,7 +9,7 @@ import re
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, expand_groups, option
@@ -17,6 +19,9 @@ from slipstream.drafters.draft_plan import find_options
 from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.measure.tables import Column, Table, words
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @expand_groups
@@ -94,7 +99,7 @@ def meanings(config: object) -> dict[str, str]:
     return texts
 
 
-def defaults(config: Any) -> JsonObject:
+def defaults(config: type[DataclassInstance]) -> JsonObject:
     """Option -> default."""
     values = {}
     for field in fields(config):

@@ -31,7 +31,7 @@ from slipstream.cli.trace import trace
 from slipstream.cli.train import app as train
 from slipstream.cli.tune import tune
 from slipstream.cli.verify import verify
-from slipstream.errors import ParameterError, SlipstreamError
+from slipstream.errors import SlipstreamError
 
 app = typer.Typer(
     name="slipstream",
@@ -70,12 +70,6 @@ for panel, commands in EXAMPLES.items():
         app.command(name, help=unwrap(command.__doc__), epilog=epilog, rich_help_panel=panel)(command)
 app.add_typer(train, name="train", rich_help_panel=TRAINING)
 
-FORMER = {
-    "sweep": "bench -k 2:8", "doctor": "tune", "check-pair": "info TARGET DRAFT", "pairs": "simulate --pairs",
-    "suggest-draft": "simulate --pairs",
-}  # fmt: skip
-"""Name that a command had -> the command that has taken its place."""
-
 _UsageError = typer.BadParameter.__base__  # typer does not export it
 _UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."
 
@@ -107,10 +101,6 @@ def main(arguments: Seq[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         check_streams()
-        if arguments and arguments[0] in FORMER:
-            raise ParameterError(
-                f"there is no command {arguments[0]!r} any more", fix=f"slipstream {FORMER[arguments[0]]}"
-            )
         with render.show_log():
             code = parser()(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:

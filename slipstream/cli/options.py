@@ -4,7 +4,7 @@ arguments are reported at once."""
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -19,6 +19,9 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.settings import AUTO, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -138,7 +141,7 @@ class ModelOptions(LoadSettings):
         return ",".join(self.names)
 
     @property
-    def speculation(self) -> tuple[Any, JsonObject]:
+    def speculation(self) -> "tuple[DraftArgument, JsonObject]":
         """The drafter in use and its options, as `LLM.use` takes them."""
         return draft_plan.parse_draft(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
 

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
@@ -154,7 +154,7 @@ def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOpt
             engine.stop()
 
 
-def check_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, JsonObject]:
+def check_model(models: ModelOptions, max_batch: int) -> tuple[str | Described, DraftPlan, JsonObject]:
     """Run the checks that need no weights; return what the engine's process loads, and a table of its memory. This
     imports torch, so it runs in that process."""
     quieten()

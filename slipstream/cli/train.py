@@ -28,7 +28,7 @@ class RunOptions(RunConfig):
     def __post_init__(self) -> None:
         """Nothing: `of` makes what is checked."""
 
-    def of(self, method: TrainingMethod, options: Any) -> RunConfig:
+    def of(self, method: TrainingMethod, options: object) -> RunConfig:
         """The run. options: of the method. Raises ParameterError."""
         if not self.data and not self.self_tokens:
             fix = "give --data, a file or a folder; or --self TOKENS for a chat model"

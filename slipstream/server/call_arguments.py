@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.core.strict import JsonMapping
 from slipstream.core.structured import Structured
@@ -159,7 +158,7 @@ def python_arguments(text: str) -> str:
         raise NoCall from fault
 
 
-def _python(text: str) -> Any:
+def _python(text: str) -> object:
     """Return the value of a literal of JSON or of Python."""
     try:
         return loaded(text)

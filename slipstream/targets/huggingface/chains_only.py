@@ -7,7 +7,6 @@ convolution layers. Each sequence is one forward, drafts are chains, and rejecte
 import inspect
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,9 +158,9 @@ class ChainsOnly:
         states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
-    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:
+    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
         """What the model is called with to read ids [1, n]."""
-        given: dict[str, Any] = {"input_ids": ids, self._cache_name: cache.cache}
+        given: dict[str, object] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
             start = len(cache.tokens)
             given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]

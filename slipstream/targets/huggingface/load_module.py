@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from slipstream.backends.table import resolve
 from slipstream.checkpoints.checkpoint import Checkpoint, few
@@ -88,7 +89,7 @@ class DescribedModule(Described):
         return target
 
 
-def around(module: torch.nn.Module, settings: LoadSettings) -> Target:
+def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
     _refuse(settings)
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
@@ -133,7 +134,7 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
     )
 
 
-def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> Any:
+def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> PreTrainedModel:
     """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer
@@ -182,7 +183,7 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
     return module.eval()
 
 
-def _merge(adapter: Adapter, module: Any) -> None:
+def _merge(adapter: Adapter, module: PreTrainedModel) -> None:
     """Merge an adapter into a model in memory. Raises its errors, and ParameterError for offloaded weights."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     shared = None if head is None or head.weight is not embedding.weight else head.weight

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from slipstream.backends.torch.rows_apart import may_spoil
@@ -50,7 +50,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
 
 
 @contextmanager
-def attending(*configs: Any) -> Iterator[None]:
+def attending(*configs: PreTrainedConfig) -> Iterator[None]:
     """Models with these configurations use the packed attention in this block, and theirs after it: they may be someone
     else's, too."""
     before = {id(config): (config, config._attn_implementation) for config in configs}
@@ -145,7 +145,7 @@ class PackedModule(PackedLayers):
     def _cross(self, batch: Batch) -> CrossAttention | None:
         return None
 
-    def _inputs(self, one: PackedPass) -> dict[str, Any]:
+    def _inputs(self, one: PackedPass) -> dict[str, object]:
         return {
             "input_ids": one.tokens[None],
             self._cache_name: self._cache,
