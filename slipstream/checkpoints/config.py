@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config_keys import ReadKeys
-from slipstream.checkpoints.config_values import object_of, unsupported
+from slipstream.checkpoints.config_values import make_refusal, object_of
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.families.wrappers import WRAPPERS, text_part
 from slipstream.checkpoints.gguf_config import gguf_config
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
+from slipstream.checkpoints.mxfp4 import is_mxfp4
 from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.checkpoints.rotary import frequencies
 from slipstream.core.strict import JsonMapping
@@ -82,11 +83,13 @@ class DecoderConfig(ModelShape):
         if opened.is_gguf:
             return DecoderConfig.from_dict(gguf_config(opened.header))
         config = ReadKeys(opened.config)
+        if is_mxfp4(config):
+            del config["quantization_config"]  # tensors say which weights are
         eos = opened.json(GENERATION).get("eos_token_id")
         if eos is not None:
             config["eos_token_id"] = eos
         decoder = DecoderConfig.from_dict(config)
-        if unread := config.unread():
+        if unread := config.list_unread():
             log.warning(
                 f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: left out. "
                 "Texts differ if that changes what the model computes"
@@ -128,7 +131,7 @@ class DecoderConfig(ModelShape):
             )
         for key, plain in _ORDINARY.items():
             if key not in family.reads and config.get(key, plain) not in (plain, None):
-                raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
+                raise make_refusal(f"{key} is {config[key]!r}, only {plain} is supported")
         with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
             decoder = DecoderConfig(**family.read(config), within=within)
             decoder._check()

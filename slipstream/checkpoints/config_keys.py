@@ -31,8 +31,8 @@ class ReadKeys(dict[str, Any]):
         self._read.add(key)
         return super().__getitem__(key)
 
-    def unread(self) -> list[str]:
+    def list_unread(self) -> list[str]:
         """Keys that were not read and may have an effect: none that is null, false, zero or empty."""
         own = [key for key in self.keys() - self._read if self[key] and not _WITHOUT_EFFECT.fullmatch(key)]
-        inner = {name: each.unread() for name, each in self.items() if isinstance(each, ReadKeys)}
+        inner = {name: each.list_unread() for name, each in self.items() if isinstance(each, ReadKeys)}
         return sorted(own) + [f"{name}.{key}" for name, keys in inner.items() for key in keys]

@@ -119,7 +119,7 @@ def _out_of_range(name: str, value: Any) -> bool:
     return False
 
 
-def shown(sampling: JsonMapping) -> str:
+def describe_sampling(sampling: JsonMapping) -> str:
     """One line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
     return f"defaults of the checkpoint's {GENERATION}: {values} (--generation-config none leaves them out)"

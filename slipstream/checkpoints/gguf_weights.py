@@ -125,7 +125,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
             names[f"{parts[stem]}.{kind}"] = [name]
             continue
         _, layer, part = stem.split(".", 2)
-        if (whole := _fused(config, part)) is not None:
+        if (whole := _find_fused(config, part)) is not None:
             each = [f"layers.{layer}.{one}.{kind}" for one in family.fused[whole]]
             names[f"blk.{layer}.{parts[whole]}.{kind}"] = [one for one in each if one in shapes]
             continue
@@ -143,7 +143,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
     return names
 
 
-def _fused(config: DecoderConfig, part: str) -> str | None:
+def _find_fused(config: DecoderConfig, part: str) -> str | None:
     """The tensor of several parts, a key of `Family.fused`, in which a GGUF file has this one."""
     family = FAMILIES[config.model_type]
     return next((name for name, parts in family.fused.items() if part in parts and name in family.gguf_names), None)
@@ -154,7 +154,7 @@ def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape),) if len(wanted) == 1 else tuple(size for size in shape if size > 1)
 
 
-def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
+def rotate_rows(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     return values if order is None else values[np.argsort(order)]
@@ -166,7 +166,7 @@ def _rows(
     """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first` of `outs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
-    fused = _fused(config, name.rpartition(".")[0].split(".", 2)[-1])
+    fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])
     if fused is not None and (groups := groups_of(config, fused)) > 1:
         order = np.arange(outs).reshape(groups, -1)
         chosen = order[:, first // groups : (first + shape[0]) // groups].ravel()

@@ -115,7 +115,7 @@ class Adapter:
         self._left.discard(key)
         return True
 
-    def merged(self, name: str, weight: Tensor) -> Tensor:
+    def merge(self, name: str, weight: Tensor) -> Tensor:
         """Merge the adapter into a tensor that it changes."""
         key = _key(name)
         if key in self._full:

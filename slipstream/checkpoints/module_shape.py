@@ -196,7 +196,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         vocab_size=vocab,
         hidden_size=text.hidden_size,
         layers=layers,
-        context=min(context, _unscaled(rope, context)),
+        context=min(context, _count_unscaled(rope, context)),
         position="none" if context == UNBOUNDED else "rope" if rope else "learned",
         eos_ids=_eos(text, generation, vocab),
         heads=max(heads),
@@ -222,7 +222,7 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
     import transformers
 
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise unknown_architecture(kind)
+        raise explain_unknown(kind)
     with reading(f"transformers cannot read {folder / 'config.json'}", _FIX, ConfigError):
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
@@ -238,7 +238,7 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
         return shape_of(config, generation)
 
 
-def unknown_architecture(kind: object) -> UnsupportedModelError:
+def explain_unknown(kind: object) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
         fix="install a newer transformers, or use another model",
@@ -259,7 +259,7 @@ def _bound(text: object, key: str) -> int:
     return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED
 
 
-def _unscaled(rope: Any, context: int) -> int:
+def _count_unscaled(rope: Any, context: int) -> int:
     """How many positions have the same frequencies. "longrope" and "dynamic" change them when a text becomes longer,
     and keys that are in the cache cannot follow: the text would depend on how it was cut into passes."""
     each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]

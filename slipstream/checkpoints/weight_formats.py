@@ -95,4 +95,4 @@ DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 
 def few_bits(stored: str) -> bool:
     """Return whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
-    return re.match("I?[QW][2-5]", stored, re.IGNORECASE) is not None
+    return re.match("I?[QW][2-5]|MXFP4", stored, re.IGNORECASE) is not None

@@ -35,9 +35,11 @@ from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.families.wrappers import OTHER_PARTS
+from slipstream.checkpoints.gguf_config import in_blocks
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.mxfp4 import QUANTISED, Mxfp4Tensors, is_mxfp4
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -54,7 +56,7 @@ Cut = Callable[[Tensor], Tensor]
 _PIECE = 2**20
 
 
-def widened(name: str, tensor: Tensor) -> Tensor:
+def widen(name: str, tensor: Tensor) -> Tensor:
     """A stored tensor in a dtype that can be computed with: float8, cast by hand, becomes bfloat16, which has all its
     values. Raises CheckpointError for numbers that are no weights without their scales."""
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
@@ -91,10 +93,10 @@ class Weights(Mapping[str, Tensor]):
         dtype: torch.dtype,
         progress: Progress | None = None,
         files: Checkpoint | None = None,
-        gguf: GgufTensors | None = None,
+        packed: GgufTensors | Mxfp4Tensors | None = None,
     ):
         self.config = config
-        self._files, self._gguf = files, gguf
+        self._files, self._packed = files, packed
         self._readers = readers  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
         self._progress, self._read, self.dtype = progress, 0, dtype
@@ -113,7 +115,7 @@ class Weights(Mapping[str, Tensor]):
         """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
         stored, read = self._readers[name]
         with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
-            raw = widened(stored, read(rows))
+            raw = widen(stored, read(rows))
         check_finite(stored, raw)
         tensor = raw.detach().to(raw.dtype if as_stored else self.dtype).contiguous()
         self._read += tensor.numel() * self.dtype.itemsize
@@ -130,17 +132,17 @@ class Weights(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._readers  # the method of Mapping would read the tensor
 
-    def stored_dtype(self, name: str) -> torch.dtype:
-        return widened(name, self._readers[name][1](slice(1))).dtype
+    def find_dtype(self, name: str) -> torch.dtype:
+        return widen(name, self._readers[name][1](slice(1))).dtype
 
     @property
     def quantised(self) -> str | None:
         """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
-        return self._gguf.quantised if self._gguf else None
+        return self._packed.quantised if self._packed else None
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
-        """Rows of a matrix as they are stored, if that is in blocks of integers (see `gguf_weights`)."""
-        return self._gguf.blocks(name, rows) if self._gguf else None
+        """Rows of a matrix as they are stored, if that is in blocks of integers (see `weight_blocks`)."""
+        return self._packed.blocks(name, rows) if self._packed else None
 
     def unmap(self) -> None:
         """Unmap the files, because mapped pages count as memory. The next access maps them again."""
@@ -176,12 +178,22 @@ def load_weights(
     if adapter is not None:
         plain = dict(readers)
         # It is read in pieces.
-        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, widened(name, plain[name][0]())))
+        merged = lru_cache(maxsize=1)(lambda name: adapter.merge(name, widen(name, plain[name][0]())))
         for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
                 readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
-    return _assemble(readers, config, dtype, progress, str(folder), opened)
+    if not is_mxfp4(opened.config):
+        return _assemble(readers, config, dtype, progress, str(folder), opened)
+    packed = Mxfp4Tensors(readers, str(folder))
+    return _assemble(readers | packed.readers, config, dtype, progress, str(folder), opened, packed)
+
+
+def stored_as(checkpoint: Checkpoint) -> str | None:
+    """Return how a quantised checkpoint stores its weights, such as "Q4_K_M"; None if it is not quantised."""
+    if checkpoint.is_gguf:
+        return checkpoint.header.file_type if in_blocks(checkpoint.header) else None
+    return QUANTISED if is_mxfp4(checkpoint.config) else None
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
@@ -201,6 +213,7 @@ def _assemble(
     progress: Progress | None,
     origin: str,
     files: Checkpoint | None = None,
+    packed: Mxfp4Tensors | None = None,
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
 
@@ -231,13 +244,16 @@ def _assemble(
                     fix="take both from the same checkpoint",
                 )
             order = rows_of_halves(config, name) if pairs else None
-            assembled[name] = (f"{stored} in {origin}", partial(_rows, read, cut, order))
+            take = partial(_rows, read, cut, order)
+            if packed is not None and stored in packed.readers:
+                take = partial(packed.rows, stored)
+            assembled[name] = (f"{stored} in {origin}", take)
     if config.tie_embeddings and HEAD in assembled:
         head = assembled.pop(HEAD)
         _, embedding = assembled.setdefault(EMBEDDING, head)
         step = max(1, _PIECE // expected[HEAD][1])
         for rows in (slice(at, at + step) for at in range(0, config.vocab_size, step)):
-            if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
+            if not torch.equal(*(widen(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
                 config, assembled[HEAD] = apart, head
                 break
     expected = config.shapes()
@@ -257,7 +273,7 @@ def _assemble(
         )
     if config.within and (others := [name for name in readers if OTHER_PARTS.match(_PREFIX.sub("", name, count=1))]):
         log.warning(f"{origin} also holds parts for pictures or sounds, which are left out: {few(sorted(others))}")
-    return Weights(assembled, config, dtype, progress, files)
+    return Weights(assembled, config, dtype, progress, files, packed)
 
 
 def _rows(read: Read, cut: Cut, order: np.ndarray | None, rows: slice) -> Tensor:
@@ -304,7 +320,7 @@ def _canonical(
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)
     family = FAMILIES[config.model_type]
-    name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
+    name = _rename(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
     for part, other in family.otherwise.items():
         name = name if name in expected else name.replace(f".{part}.", f".{other}.")
@@ -312,7 +328,7 @@ def _canonical(
         return []
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
-        return _fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
+        return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
     layer = _LAYER.match(name)
     if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
         return []
@@ -355,12 +371,12 @@ def _names_of(model_type: str) -> re.Pattern[str]:
     return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
-def _renamed(model_type: str, name: str) -> str:
+def _rename(model_type: str, name: str) -> str:
     names = FAMILIES[model_type].names
     return _names_of(model_type).sub(lambda found: names[found[0]], name) if names else name
 
 
-def _fused_experts(
+def _list_fused_experts(
     prefix: str, part: str, kind: str, shape: tuple[int, ...], transposed: bool, expected: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, Cut]]:
     """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -14,8 +14,8 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, is_about_servers, list_servers, request_fields, start_servers
 from slipstream.cli.loading import check_drafters, load, name_backend
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, make_contender, parse_values, run
-from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import checked_length
+from slipstream.cli.option_groups import expand_groups, option
+from slipstream.cli.options import check_length
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
@@ -40,9 +40,9 @@ class BenchModels(LabModels):
     def contenders(self, adaptive: bool = False) -> list[Contender]:
         """Every drafter with every length."""
         lengths = (
-            (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, checked_length)
+            (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, check_length)
         )
-        contenders: dict[Any, Contender] = {}
+        contenders: dict[tuple[str, int | str], Contender] = {}
         for spec, length in product(self.specs(), lengths):
             one = make_contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
             contenders[one.label, one.length] = one
@@ -85,7 +85,7 @@ class TrafficOptions:
             loads.append(Traffic(n, rate, many, (n or 2) if self.warm_up is None else self.warm_up))
         return loads
 
-    def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
+    def make_requests(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
         """The chosen prompts as requests."""
         from slipstream.measure.traffic_client import TrafficPrompts
 
@@ -93,7 +93,7 @@ class TrafficOptions:
         return TrafficPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
 
 
-@grouped
+@expand_groups
 def bench(
     models: BenchModels,
     texts: BenchPrompts,
@@ -186,7 +186,7 @@ def bench_servers(
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
 
-    loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
+    loads, asked = load.loads("1,4,16"), load.make_requests(texts, params.max_tokens, params)
     files.check()
     config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
     arms = line_up_servers({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)

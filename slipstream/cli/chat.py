@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner, load
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import SamplingOptions, UsualModels
 from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROMPT, FENCE = ">>> ", '"""'
 
 
-@grouped
+@expand_groups
 def chat(
     models: UsualModels,
     sampling: SamplingOptions,
@@ -42,9 +42,9 @@ def chat(
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     if llm.defaults.sampling:
-        from slipstream.checkpoints.generation_defaults import shown
+        from slipstream.checkpoints.generation_defaults import describe_sampling
 
-        render.line(shown(llm.defaults.sampling))
+        render.line(describe_sampling(llm.defaults.sampling))
     if sys.stdin.isatty():
         with suppress(ImportError):  # Windows: the console edits lines itself
             import readline  # noqa: F401 makes `input` edit lines and remember them

@@ -1,10 +1,12 @@
 """`--engine vllm`: commands with vLLM's server as the engine. What commands on servers have in common."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli import render
@@ -20,6 +22,9 @@ from slipstream.errors import ParameterError
 from slipstream.measure.configs import DrafterChoice
 from slipstream.measure.vllm_server import LOADING, VllmServer, find_interpreter
 from slipstream.settings import AUTO, one_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
@@ -100,7 +105,7 @@ def make_vllm_server(
     return VllmServer(choice, defaults | given, models.threads)
 
 
-def refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
+def refuse_ignored(group: object, kind: type[DataclassInstance], read: Seq[str]) -> None:
     """Raise ParameterError for options of a group, with the defaults of `kind`, that are given and not `read`."""
     ignored = [f.name for f in fields(kind) if f.name not in read and getattr(group, f.name) != f.default]
     if ignored:
@@ -127,9 +132,9 @@ def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServ
 def is_about_servers(
     url: object,
     flag: str,
-    models: object,
+    models: DataclassInstance,
     engine: EngineOptions,
-    load: object = None,
+    load: DataclassInstance | None = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
     """Return whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
@@ -148,7 +153,7 @@ def is_about_servers(
     return True
 
 
-def list_changed(options: Any) -> str:
+def list_changed(options: DataclassInstance) -> str:
     return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
 
 

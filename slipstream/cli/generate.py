@@ -12,7 +12,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
@@ -59,7 +59,7 @@ def _read(option: str, path: str) -> str:
         raise ParameterError(f"{option} {path} cannot be read: {fault}", fix="check the file name") from fault
 
 
-@grouped
+@expand_groups
 def generate(
     models: ModelOptions,
     sampling: SamplingOptions,

@@ -13,7 +13,7 @@ from slipstream.checkpoints.module_shape import UNBOUNDED
 from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.registry import DRAFTERS
@@ -33,7 +33,7 @@ COMPARED = ("architecture", "parameters", "stored", "context", "vocabulary", "ex
 """Rows that are shown of both sides of a pair."""
 
 
-@grouped
+@expand_groups
 def info(
     model: str = argument("Model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", default="embedded"),
     draft: str | None = argument("Draft model, to check the pair.", default=None, shown=False),

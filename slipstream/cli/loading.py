@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import DownloadColumn
 
@@ -20,9 +20,12 @@ from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.weights import Progress
     from slipstream.core.target import Target
+    from slipstream.drafters.draft_plan import DraftArgument
     from slipstream.llm import LLM
     from slipstream.targets.described import Described
+    from slipstream.tokens.tokenizer import Tokenizer
 
 
 def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked: Iterable[SamplingParams] = ()) -> LLM:
@@ -30,7 +33,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
     checked before. Raises the errors of `LLM`."""
     with pause_collection():
         quieten(silent)
-        target, draft, arguments = checked_arguments(models, silent)
+        target, draft, arguments = check_arguments(models, silent)
         check_requests(models, target, asked)
         with show_loading(quiet) as progress:
             from slipstream.llm import LLM
@@ -41,7 +44,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
             return llm
 
 
-def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
+def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
     """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
@@ -51,7 +54,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str |
     return target, plan, models.keywords | {"draft_tokens": models.length, "rule": models.rule}
 
 
-def load_tokenizer_of(models: ModelOptions) -> Any:
+def load_tokenizer_of(models: ModelOptions) -> Tokenizer:
     """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
     from slipstream.tokens.text import load_tokenizer
 
@@ -87,7 +90,7 @@ def quieten(silent: bool = False) -> None:
 
 
 @contextmanager
-def show_loading(quiet: bool) -> Iterator[Any]:
+def show_loading(quiet: bool) -> Iterator[Progress]:
     """A progress bar over the bytes of the weights, removed when loading is done. Yields the callback for `LLM`."""
     with render.progress_bar(DownloadColumn(), quiet) as bar:
         task = bar.add_task("loading", total=None)
@@ -116,7 +119,7 @@ def name_backend(target: Target) -> str:
 
 
 def check_drafters(
-    models: ModelOptions, drafters: Seq[tuple[Any, JsonMapping]]
+    models: ModelOptions, drafters: Seq[tuple[DraftArgument, JsonMapping]]
 ) -> tuple[str | Described, list[DraftPlan]]:
     """The target, described if drafters read a draft model or head, and their plans, as far as the small files tell.
     drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft

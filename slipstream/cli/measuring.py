@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
@@ -151,7 +151,7 @@ class LabModels(ModelOptions):
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
-def make_contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
+def make_contender(models: LabModels, spec: str, adaptive: bool = False, **changes: object) -> Contender:
     """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
     `draft_tokens=auto` unless `adaptive`."""
     one, options = parse_drafter(models, spec, **changes)
@@ -163,7 +163,7 @@ def make_contender(models: LabModels, spec: str, adaptive: bool = False, **chang
     return Contender(label, drafter, one.fixed_length, options)
 
 
-def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, JsonObject]:
+def parse_drafter(models: LabModels, spec: str, **changes: object) -> tuple[ModelOptions, JsonObject]:
     """The models with one drafter, as given on the command line, and the options of the drafter."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])

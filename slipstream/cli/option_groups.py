@@ -25,7 +25,7 @@ def unwrap(text: str | None) -> str:
     return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
     hints = get_type_hints(command, include_extras=True)
     groups: JsonObject = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -35,7 +35,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             members = _members(groups[parameter.name])
         else:
             name, known = parameter.name, parameter.default
-            members = [(name, _annotated(name, hints[name], known.metadata[OPTION], known.default), known.default)]
+            members = [(name, _annotate(name, hints[name], known.metadata[OPTION], known.default), known.default)]
         for name, hint, default in members:
             annotations[name] = hint
             empty = inspect.Parameter.empty if default is MISSING else default
@@ -63,7 +63,7 @@ def _members(group: Any) -> list[tuple[str, Any, Any]]:
     for each in fields(group):
         declared, panel = _declaration(group, each.name)
         if declared.help:
-            hint = _annotated(each.name, types[each.name], declared, each.default, panel)
+            hint = _annotate(each.name, types[each.name], declared, each.default, panel)
             members.append((each.name, hint, each.default))
     return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # settings of loading follow
 
@@ -79,7 +79,7 @@ def _declaration(group: type, name: str) -> tuple[Option, str | None]:
     return Option(), None
 
 
-def _annotated(name: str, hint: object, declared: Option, default: object, panel: str | None = None) -> Any:
+def _annotate(name: str, hint: object, declared: Option, default: object, panel: str | None = None) -> Any:
     """Make the annotation of an option: its type, and typer's declaration of it."""
     if repeated := [get_args(part)[0] for part in (hint, *get_args(hint)) if get_origin(part) is Seq]:
         hint = list[repeated[0]] | None  # type: ignore[valid-type]  # typer collects a list

@@ -4,7 +4,7 @@ arguments are reported at once."""
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -19,6 +19,9 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.settings import AUTO, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -134,7 +137,7 @@ class ModelOptions(LoadSettings):
         return ",".join(self.names)
 
     @property
-    def speculation(self) -> tuple[Any, JsonObject]:
+    def speculation(self) -> "tuple[DraftArgument, JsonObject]":
         """The drafter in use and its options, as `LLM.use` takes them."""
         return draft_plan.parse_draft(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
 
@@ -146,7 +149,7 @@ class ModelOptions(LoadSettings):
     @property
     def length(self) -> int | str:
         """The draft length in use, "auto" unless it is given. Raises ParameterError."""
-        return checked_length(AUTO if self.draft_tokens is None else self.draft_tokens)
+        return check_length(AUTO if self.draft_tokens is None else self.draft_tokens)
 
     @property
     def fixed_length(self) -> int:
@@ -206,7 +209,7 @@ class SamplingOptions(_SamplingOptions):
     """The fields of `SamplingParams` that have an option, with the same defaults."""
 
 
-def checked_length(given: int | str) -> int | str:
+def check_length(given: int | str) -> int | str:
     """A draft length as a number, or "auto". Raises ParameterError."""
     if given == AUTO:
         return AUTO

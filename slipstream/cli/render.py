@@ -44,7 +44,7 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
-def coloured(console: Console) -> bool:
+def has_colour(console: Console) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
@@ -58,7 +58,7 @@ class TextWriter:
     def __init__(self, colours: bool = True):
         console = out()
         self._terminal = console.is_terminal
-        self.colours = colours and coloured(console)
+        self.colours = colours and has_colour(console)
         self.written = ""
 
     def write(self, text: str, drafted: bool = False) -> None:

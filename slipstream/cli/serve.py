@@ -11,14 +11,14 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, make_vllm_server, refuse_ignored
-from slipstream.cli.loading import checked_arguments, describe_target, load_tokenizer_of, pause_collection, quieten
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.loading import check_arguments, describe_target, load_tokenizer_of, pause_collection, quieten
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.core.strict import JsonObject
@@ -87,7 +87,7 @@ class ServerOptions:
         return tuple(self.api_key or ([os.environ[KEY]] if KEY in os.environ else ()))
 
 
-@grouped
+@expand_groups
 def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOptions) -> None:
     """Answer requests over HTTP, in the form of OpenAI's API.
 
@@ -114,7 +114,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
         text = load_tokenizer_of(models)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
-        engine = RemoteEngine(partial(checked_model, models, server.max_batch), server.engine_timeout)
+        engine = RemoteEngine(partial(check_model, models, server.max_batch), server.engine_timeout)
         try:
             limits = Limits(
                 body=server.max_body,
@@ -130,9 +130,9 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             address = f"http://{server.host}:{listening.getsockname()[1]}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             if engine.facts.sampling:
-                from slipstream.checkpoints.generation_defaults import shown
+                from slipstream.checkpoints.generation_defaults import describe_sampling
 
-                render.line(shown(engine.facts.sampling))
+                render.line(describe_sampling(engine.facts.sampling))
             running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
             engine.on_end = running.end
             if engine.over:
@@ -144,11 +144,11 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             engine.stop()
 
 
-def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, JsonObject]:
+def check_model(models: ModelOptions, max_batch: int) -> tuple[str | Described, DraftPlan, JsonObject]:
     """Run the checks that need no weights; return what the engine's process loads, and a table of its memory. This
     imports torch, so it runs in that process."""
     quieten()
-    named, draft, arguments = checked_arguments(models)
+    named, draft, arguments = check_arguments(models)
     target = describe_target(models, named)
     draft = draft.ready(target, models.of_draft())
     arguments |= {"kv_tokens": kv_tokens(models, target, draft, max_batch), "max_batch": max_batch}

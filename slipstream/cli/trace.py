@@ -5,14 +5,14 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.loading import check_drafters, load, name_backend
 from slipstream.cli.measuring import LabModels, OutputOptions, finish, keep_unfinished, show_section
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
 from slipstream.measure import prompts as texts
 from slipstream.measure.results import Result
 
 
-@grouped
+@expand_groups
 def trace(
     models: LabModels,
     sampling: SamplingOptions,

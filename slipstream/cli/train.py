@@ -11,7 +11,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.methods import METHODS, LoopConfig, RunConfig, TrainingMethod
@@ -28,7 +28,7 @@ class RunOptions(RunConfig):
     def __post_init__(self) -> None:
         """Nothing: `of` makes what is checked."""
 
-    def of(self, method: TrainingMethod, options: Any) -> RunConfig:
+    def of(self, method: TrainingMethod, options: object) -> RunConfig:
         """The run. options: of the method. Raises ParameterError."""
         if not self.data and not self.self_tokens:
             fix = "give --data, a file or a folder; or --self TOKENS for a chat model"
@@ -78,7 +78,7 @@ def _command(method: TrainingMethod) -> Callable[..., None]:
 
     command.__annotations__["options"] = method.options
     command.__doc__ = f"{method.help}\n\nCtrl-C saves a checkpoint and stops; --resume continues."
-    return grouped(command)
+    return expand_groups(command)
 
 
 for each in METHODS.values():

@@ -18,7 +18,7 @@ from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, is_about_servers, list_changed, list_servers, start_servers
 from slipstream.cli.loading import check_drafters, load, name_backend
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, keep_unfinished, run
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonObject
@@ -82,7 +82,7 @@ class RunningServer:
     limit: float = option(0.0, "Seconds after which to stop following; 0: Ctrl-C.", "--for", min=0)
 
 
-@grouped
+@expand_groups
 def tune(
     models: TuneModels,
     sampling: SamplingOptions,
@@ -114,7 +114,7 @@ def tune(
     local = {"--batch": batch != 1, "--confirm": confirm != 3}
     if server.base_url is not None:
         local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
-        local |= dict.fromkeys(filter(None, map(list_changed, (sampling, texts, load_options))), True)
+        local |= {given: True for group in (sampling, texts, load_options) if (given := list_changed(group))}
     elif given := list_changed(server):
         raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
     if is_about_servers(server.base_url, "--base-url", models, engine, load_options, local):
@@ -201,7 +201,7 @@ def tune_vllm(
     if write is not None:
         check_writable(write, "--write")
     files.check()
-    loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
+    loads, asked = load.loads("1"), load.make_requests(texts, min(params.max_tokens, MOST_TOKENS), params)
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
     from slipstream.measure.tuning import choose
 

@@ -106,7 +106,7 @@ def parameter(default: Any, check: Check, effect: Effect, help: str, *names: str
     return field(default=default, metadata={OPTION: declared})
 
 
-def _declared(params: type) -> dict[str, Parameter]:
+def _collect_parameters(params: type) -> dict[str, Parameter]:
     """Name -> declaration of every field of `params`: `SamplingParams` or a subclass. Raises TypeError for a field that
     was not declared with `parameter`, because mixed batches would ignore it."""
     parameters: dict[str, Parameter] = {}
@@ -118,4 +118,4 @@ def _declared(params: type) -> dict[str, Parameter]:
     return parameters
 
 
-declared: Callable[[type], dict[str, Parameter]] = cache(_declared)
+declared: Callable[[type], dict[str, Parameter]] = cache(_collect_parameters)

@@ -131,12 +131,12 @@ class PrefixKeeper(Drafter, Protocol):
     well for a request whose target begins in the middle of a prompt as for one that read all of it. The defaults suit
     a drafter that needs nothing of the text before."""
 
-    def cached_prefix(self, seq: Sequence) -> int:
+    def match_prefix(self, seq: Sequence) -> int:
         """After how many leading tokens of the sequence, read by the target for an earlier one, it could begin."""
         return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """The target begins the sequence after its first `length` tokens, at most `cached_prefix`."""
+        """The target begins the sequence after its first `length` tokens, at most `match_prefix`."""
         return
 
     def keep(self, seq: Sequence) -> None:

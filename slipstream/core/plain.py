@@ -40,7 +40,7 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
     rule = rules.pop()
     steps, memory = stride(seqs, capabilities.multi_step, drafter, rule, budgets), capabilities.memory
     # A call that does not fit would fail when it has taken blocks that single steps of other sequences need.
-    while memory and steps > 1 and memory.missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
+    while memory and steps > 1 and memory.count_missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
         steps //= 2
     if steps < 2:
         return False

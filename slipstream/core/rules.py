@@ -186,11 +186,11 @@ def _entries(table: Tensor, rows: Seq[int], columns: Seq[int]) -> list[float]:
 def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
     """norm((p - q)+) for the distributions p [F, V] and the packed nodes that were rejected there: [F, V]."""
     if draft.q is None:
-        return _normalise(p.scatter(1, _taken(draft.tokens, packed)[:, None], 0.0), p)
-    return _normalise((p - _taken(draft.q, packed)).clamp_(min=0), p)
+        return _normalise(p.scatter(1, _take(draft.tokens, packed)[:, None], 0.0), p)
+    return _normalise((p - _take(draft.q, packed)).clamp_(min=0), p)
 
 
-def _taken(table: Tensor, rows: Seq[int]) -> Tensor:
+def _take(table: Tensor, rows: Seq[int]) -> Tensor:
     """table[rows]; without a copy for one row, the usual case."""
     return table[rows[0] : rows[0] + 1] if len(rows) == 1 else table[torch.tensor(rows, device=table.device)]
 

@@ -130,7 +130,7 @@ class Sequence:
         depths = [draft.depths[i] for i in draft.nodes(b) if draft.acceptable is None or draft.acceptable[i]]
         if verdict.finish[b]:
             depths = [d for d in depths if d <= len(run)]  # draft tokens after a stop do not count
-        self.stats.count(depths, verdict.accepted(b), len(run))
+        self.stats.count(depths, verdict.count_accepted(b), len(run))
         self.kv_len = len(self.tokens) + len(verdict.path[b])
         self.tokens.extend(run)
         self.proposers.extend(verdict.proposers(draft, b))

@@ -156,7 +156,7 @@ class Constraint(Protocol):
     output  the ids emitted so far. tail: ids that follow it, as draft tokens do; () is the output itself.
     """
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         """Which tokens may follow each tail: [R, V]. All may after a tail that cannot become text: because it holds a
         forbidden token, or goes on after the text has ended. What is sampled there is never used.
 
@@ -167,7 +167,7 @@ class Constraint(Protocol):
         """Return whether the text ends after `tail`: it has the form, and no longer text has."""
         ...
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         """Tokens that probably follow the output, because the form forces the text that they write; perhaps none. They
         depend on the form and the output only."""
         ...

@@ -169,7 +169,7 @@ class Memory(Protocol):
         """Counts of its blocks, by holder."""
         ...
 
-    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+    def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """Count the blocks that are missing to write slots start..stop-1 of each of these sequences (id, start, stop),
         or the states of recurrent layers that have no room; 0 if they fit."""
         ...

@@ -178,7 +178,7 @@ def check_possible(seq: Sequence, vocab_size: int) -> None:
         return
     outputs, prompt = [seq.output], seq.tokens[: seq.prompt]
     try:
-        allowed = allowed_after(seq, outputs)
+        allowed = find_allowed(seq, outputs)
     except DeadEndError as fault:
         raise ParameterError(fault.what, why=fault.why, fix=fault.fix) from fault
     row = _edit(torch.zeros(1, vocab_size), seq.params, prompt, outputs, seq.stop_ids, allowed)  # [1, V]
@@ -208,17 +208,17 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
 
 def _warp_rows(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: Seq[Seq[int]] | None) -> Tensor:
     """`warp` of rows that follow these outputs of one sequence."""
-    allowed = None if outputs is None else allowed_after(seq, outputs)
+    allowed = None if outputs is None else find_allowed(seq, outputs)
     return warp(logits, params, seq.tokens[: seq.prompt], outputs, seq.stop_ids, allowed)
 
 
-def allowed_after(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | None:
+def find_allowed(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | None:
     """Which tokens the constraint of a sequence allows after each output, which begins with its own; None if it has no
     constraint."""
     if seq.constraint is None:
         return None
     written = seq.output
-    return seq.constraint.allowed(written, [output[len(written) :] for output in outputs])
+    return seq.constraint.find_allowed(written, [output[len(written) :] for output in outputs])
 
 
 def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, set[int]]:

@@ -133,7 +133,7 @@ class Chains:
             if self.confident is not None and budgets[b].row_costs:
                 confidence = drawn.confidence
                 each_top = self._tops(drawn.logits[:, r], params) if confidence is None else confidence[:, r].tolist()
-                most = self.confident.kept(seqs[b], chain[:most], each_top[:most], budgets[b])
+                most = self.confident.count_worth(seqs[b], chain[:most], each_top[:most], budgets[b])
             chains[b] = Chain(chain[:most], None if probs is None else probs[:most])
         return left
 
@@ -210,7 +210,7 @@ class Chains:
                 distributions[b].append(probs[r])
                 if self.confident is not None and budgets[b].row_costs:
                     tops[b] += self._tops(logits[r : r + 1], seqs[b].params)
-                    if self.confident.kept(seqs[b], tuple(chain), tops[b], budgets[b]) < len(chain):
+                    if self.confident.count_worth(seqs[b], tuple(chain), tops[b], budgets[b]) < len(chain):
                         del chain[-1], distributions[b][-1]
                         ended.add(b)
             rows = [b for b in rows if len(chains[b].tokens) < budgets[b].depth and b not in ended]

@@ -47,7 +47,7 @@ class ConfidentDrafts:
                 row[: budget.depth - 1] = np.maximum(costs[:-1], (np.array(costs[1:]) + budget.draw_cost) / GOES_ON)
         return Worth(rates, least)
 
-    def kept(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float], budget: Budget) -> int:
+    def count_worth(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float], budget: Budget) -> int:
         """Count the tokens of this chain that are worth their rows."""
         classes = [min(int(top * CONFIDENCES), CONFIDENCES - 1) if top > 0 else 0 for top in confidence]  # NaN: 0
         reach = accumulate((self._rates[seq.params.greedy][at] for at in classes), mul)

@@ -52,7 +52,7 @@ class DFlashDrafter(HeadDrafter):
         """Bring the context of these sequences up to date and run their blocks: see `MaskedPass`."""
         behind = [seq for seq in seqs if self.rows[seq.id].pending]
         if behind:
-            self.runtime.extend(*self.pending(behind))
+            self.runtime.extend(*self.collect_pending(behind))
             self.note_run(behind)
         c = self.runtime.config
         tokens = [[seq.tokens[-1], *[c.mask_token] * (c.block - 1)] for seq in seqs]

@@ -191,7 +191,7 @@ class DraftPlan:
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
-    def recognised(self, weights: bool = True) -> DraftPlan:
+    def recognise(self, weights: bool = True) -> DraftPlan:
         """Return the plan with the drafter of the head that a bare folder holds, if it holds one. weights: whether to
         download weights from the hub; without them not every head is recognised, and the plan may stay bare. Raises
         ParameterError for a name that is nearly a known one."""
@@ -219,7 +219,7 @@ class DraftPlan:
 
         Raises ParameterError for options that the drafter does not have or that are out of range, PairError for a draft
         model of another vocabulary, and what `describe` raises."""
-        plan = self.recognised(weights)
+        plan = self.recognise(weights)
         if plan.drafter is not None:
             return plan
         spec, options = DRAFTERS[plan.name], dict(plan.options)
@@ -313,7 +313,7 @@ def refuse_misspelt(name: CheckpointName) -> None:
         )
 
 
-def embedded_role(drafter: str) -> str:
+def find_role(drafter: str) -> str:
     """Return the role (see `Checkpoint.open`) of the embedded model that "embedded" names for this drafter or stack."""
     heads = [name for name in drafter.split(",") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
     return heads[0] if heads else "draft"

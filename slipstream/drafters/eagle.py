@@ -124,7 +124,7 @@ class EagleDrafter(HeadDrafter):
         """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""
         drafted = len(chains[0])
         if drafted == 0:
-            batch, features = self.pending(seqs)
+            batch, features = self.collect_pending(seqs)
             hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
             self.note_run(seqs)
         else:
@@ -146,7 +146,7 @@ class EagleDrafter(HeadDrafter):
         """See `chains.ChainModel`. Sampling with uniform numbers cumulates probabilities in the order of the
         draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
         and the distribution is still exact."""
-        batch, features = self.pending(seqs)
+        batch, features = self.collect_pending(seqs)
         if sampling.noise is not None and self._ids is not None:
             sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
         drawn = self.runtime.decode_steps(batch, features, steps, sampling)
@@ -158,7 +158,7 @@ class EagleDrafter(HeadDrafter):
         return drawn._replace(tokens=tokens, logits=logits, probs=probs)
 
     def _run_masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
-        batch, features = self.pending(seqs, masks=[d - 1 for d in depth])
+        batch, features = self.collect_pending(seqs, masks=[d - 1 for d in depth])
         _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
         self.note_run(seqs)
         return list(self._scatter(logits).split(list(depth)))
@@ -170,7 +170,7 @@ class EagleDrafter(HeadDrafter):
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
         seqs = [tree.seq for tree in trees]
-        batch, features = self.pending(seqs)
+        batch, features = self.collect_pending(seqs)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
         self.note_run(seqs)
         live, frontiers = list(trees), [[ROOT]] * len(trees)

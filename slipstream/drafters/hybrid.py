@@ -200,7 +200,7 @@ def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.dev
         return Draft.empty(len(parts), device)
     only = next(iter(drafts.values()))
     if len(drafts) == 1 and not any(only.draft.nodes(b) if part is None else part.then for b, part in enumerate(parts)):
-        return only.draft.named(only.name) if only.name else only.draft
+        return only.draft.with_name(only.name) if only.name else only.draft
     ids, parents, acceptable, by, splits = list[int](), list[int](), list[bool](), list[str](), [0]
     sampled: dict[int, tuple[Draft, list[int], list[int]]] = {}  # draft with q, its nodes, their places here
     for b, part in enumerate(parts):

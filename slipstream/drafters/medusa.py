@@ -55,7 +55,7 @@ class MedusaDraftConfig(Strict):
         if self.tree is not None and self.nodes:
             raise ParameterError("a fixed tree was given together with nodes", fix="give one or the other")
 
-    def fixed_tree(self) -> TreeShape | None:
+    def read_tree(self) -> TreeShape | None:
         """The tree given by the option `tree`. Raises ParameterError."""
         if self.tree is None:
             return None
@@ -95,7 +95,7 @@ class MedusaDrafter(PrefixKeeper):
     ):
         self.heads, self.vocab_size, self.device = heads, vocab_size, torch.device(device)
         self.config = config or MedusaDraftConfig()
-        self._fixed = self._checked(self.config.fixed_tree())
+        self._fixed = self._check_tree(self.config.read_tree())
         c = heads.config
         # Heads with few ids have no more ranks than ids.
         self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assume_accuracies(c.heads))[: c.heads])
@@ -152,7 +152,7 @@ class MedusaDrafter(PrefixKeeper):
             self._shapes[depth] = tree, torch.tensor(places, dtype=torch.int64, device=self.device)
         return self._shapes[depth]
 
-    def _checked(self, tree: TreeShape | None) -> TreeShape | None:
+    def _check_tree(self, tree: TreeShape | None) -> TreeShape | None:
         """`tree`; raises ParameterError if these heads cannot fill it."""
         c = self.heads.config
         if tree is not None:

@@ -92,7 +92,7 @@ class StringDrafter(PrefixKeeper):
         for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
             if budget.depth > 0:
                 copies.append(self._reader.follow(seq, len(seq.tokens)))
-                steps.append(self._wanted(len(copies[-1].tokens), len(seq.tokens), budget.depth))
+                steps.append(self._count_wanted(len(copies[-1].tokens), len(seq.tokens), budget.depth))
                 members.append(b)
         chains: list[list[int]] = [[] for _ in seqs]
         if members:
@@ -101,7 +101,7 @@ class StringDrafter(PrefixKeeper):
                 chains[b] = self._split(seqs[b], ids[:most])[: budgets[b].depth]
         return Draft.chains(chains, device=self.device)
 
-    def _wanted(self, draft_length: int, target_length: int, budget: int) -> int:
+    def _count_wanted(self, draft_length: int, target_length: int, budget: int) -> int:
         """How many tokens the draft model writes for `budget` of the target's, by the lengths of the text so far."""
         ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)

@@ -354,7 +354,7 @@ class Engine:
                 continue
             if self._bounded is not None:
                 writes.append(slots(seq, 0))
-                if self._running and self._bounded.missing(writes):
+                if self._running and self._bounded.count_missing(writes):
                     return
             self._waiting.remove(seq)
             self._running.append(seq)

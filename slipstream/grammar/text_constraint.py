@@ -78,7 +78,7 @@ class FreeText:
         stage, waiting, possible = self._read(place.stage, place.partial + self._written[token])
         return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokenise(possible))
 
-    def allowed(self, place: Place) -> NDArray[np.bool_]:
+    def find_allowed(self, place: Place) -> NDArray[np.bool_]:
         """Which tokens may follow in a free part: [V]."""
         key = place.stage, place.partial
         if key not in self._rows:
@@ -188,7 +188,7 @@ class TextConstraint:
         self._output: list[int] = []
         self._states: dict[Tail, ConstraintState] = {}
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         self._settle(output)
         states = [self._state(tuple(tail)) for tail in tails]
         fault = next((state.fault for tail, state in zip(tails, states, strict=True) if not tail), "")
@@ -204,7 +204,7 @@ class TextConstraint:
         self._settle(output)
         return self._state(tuple(tail)).complete
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         self._settle(output)
         state = self._state(())
         begin = state.place.begin
@@ -245,7 +245,7 @@ class TextConstraint:
 
     def _advance(self, place: Place, text: list[int]) -> ConstraintState:
         if place.begin is None:
-            return ConstraintState(place, self._free.allowed(place))
+            return ConstraintState(place, self._free.find_allowed(place))
         mask, accepting, fault = self._walk.after([*place.lead, *text[place.begin :]])
         if fault:
             return ConstraintState(place, self._none, fault=fault)
@@ -253,7 +253,7 @@ class TextConstraint:
         if accepting and not allowed.any():
             if self._free.repeats:
                 again = Place(None)
-                return ConstraintState(again, self._free.allowed(again))
+                return ConstraintState(again, self._free.find_allowed(again))
             return ConstraintState(place, self._all, over=True, complete=True)
         allowed[self._stops] = accepting
         return ConstraintState(place, allowed)
@@ -273,7 +273,7 @@ class GivenTokens:
             raise ParameterError(f"structured.tokens holds id {outside}, the vocabulary is 0..{vocab_size - 1}")
         self._text, self._vocab_size = tuple(tokens), vocab_size
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         rows = np.ones((len(tails), self._vocab_size), np.bool_)
         for row, tail in zip(rows, tails, strict=True):
             at = len(output) + len(tail)
@@ -285,7 +285,7 @@ class GivenTokens:
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return len(output) + len(tail) >= len(self._text)
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         return self._text[len(output) :]
 
 

@@ -160,7 +160,7 @@ class HeadDrafter:
     def room(self, seq: Sequence) -> int:
         return self.context - len(seq.tokens)
 
-    def pending(
+    def collect_pending(
         self, seqs: Seq[Sequence], most: int | None = None, masks: Seq[int] | None = None
     ) -> tuple[Batch, Tensor]:
         """Collect the rows that the head has not run yet (at most `most` of each sequence), and their features.
@@ -245,7 +245,7 @@ class HeadDrafter:
                 self.rows[seq.id].add(torch.cat([out.hidden[tap][begin:end] for tap in self.traits.taps], -1))  # [n, W]
                 self._catch_up(seq, 0)
 
-    def cached_prefix(self, seq: Sequence) -> int:
+    def match_prefix(self, seq: Sequence) -> int:
         return self._head.kv_memory.match(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
@@ -280,7 +280,7 @@ class HeadDrafter:
         rows = self.rows[seq.id]
         while rows.pending > most:
             count = min(CHUNK, rows.pending)
-            batch, features = self.pending([seq], count)
+            batch, features = self.collect_pending([seq], count)
             self._head.extend(batch, features)
             rows.note_run(count)
 

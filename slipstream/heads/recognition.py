@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.module_shape import differ
-from slipstream.checkpoints.weights import check_finite, widened
+from slipstream.checkpoints.weights import check_finite, widen
 from slipstream.core.strict import JsonMapping
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
@@ -104,7 +104,7 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     for name, each in checkpoint.tensors.items():
         tensor = each.read()
         if tensor.is_floating_point():
-            tensor = widened(f"{name} in {folder}", tensor)
+            tensor = widen(f"{name} in {folder}", tensor)
             check_finite(f"{name} in {folder}", tensor)
         tensors[name] = tensor
     checkpoint.unmap()

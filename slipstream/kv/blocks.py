@@ -74,7 +74,7 @@ class BlockPool:
         self._counts: list[int] = []  # tables (and other holders) of each block
         self._free = bytearray()  # for each block of the store 1 if nobody holds it, else 0
 
-    def needed(self, seq_id: int, start: int, stop: int) -> int:
+    def count_needed(self, seq_id: int, start: int, stop: int) -> int:
         """Free blocks that `reserve(seq_id, start, stop)` would take."""
         shared, missing = self._plan(self.tables.get(seq_id, []), start, stop)
         return len(shared) + missing

@@ -90,15 +90,15 @@ class KVMemory:
     def bounded(self) -> bool:
         return self.capacity is not None or self._states is not None
 
-    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+    def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """See `core.target.Memory`."""
         writes = list(writes)
         with self._lock():
             stateless = 0 if self._states is None else self._states.missing(seq_id for seq_id, _, _ in writes)
             if self._pool.capacity is None:
                 return stateless
-            short = sum(self._pool.needed(*write) for write in writes) - (self._pool.free or 0)
-            return max(stateless, 0 if short <= 0 else short - len(self._unused(short)))
+            short = sum(self._pool.count_needed(*write) for write in writes) - (self._pool.free or 0)
+            return max(stateless, 0 if short <= 0 else short - len(self._list_unused(short)))
 
     def match(self, tokens: Seq[int]) -> int:
         """How many leading tokens are in kept blocks."""
@@ -146,13 +146,13 @@ class KVMemory:
         """The blocks that a text can begin with."""
         return keys if self._states is None else keys[: self._states.longest(keys)]
 
-    def _unused(self, most: int) -> list[bytes]:
+    def _list_unused(self, most: int) -> list[bytes]:
         """Keys of up to `most` blocks that are only kept, in the order in which they are dropped."""
         return list(islice((key for key, block in self._kept.items() if self._pool.count(block) == 1), most))
 
     def _reclaim(self, count: int) -> None:
         """Drop `count` blocks that are only kept, or all of these."""
-        for key in self._unused(max(0, count)):
+        for key in self._list_unused(max(0, count)):
             self._pool.drop([self._kept.pop(key)])
             if self._states is not None:
                 self._states.drop(key)

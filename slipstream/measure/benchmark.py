@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -99,18 +98,18 @@ def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet,
     return runs
 
 
-def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
+def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]]) -> dict[str, list[object]]:
     """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
     axis if a drafter is measured at several."""
-    axes: dict[str, list[Any]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
+    axes: dict[str, Seq[object]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
     for c in contenders:
-        lengths = [other.length for other in contenders if other.label == c.label]
+        lengths: Seq[object] = [other.length for other in contenders if other.label == c.label]
         axes["draft_tokens"] = max(axes["draft_tokens"], lengths, key=len)
     axes |= {name: list(values) for name, values in conditions.items()}
     return {name: distinct for name, values in axes.items() if len(distinct := list(dict.fromkeys(values))) > 1}
 
 
-def choose_x_axis(axes: Mapping[str, Seq[Any]]) -> str | None:
+def choose_x_axis(axes: Mapping[str, Seq[object]]) -> str | None:
     """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals; None if there
     is none."""
     numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]

@@ -13,14 +13,14 @@ measurement is reused in another run, because the speed of a machine drifts.
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.core.strict import JsonObject
-from slipstream.drafters.draft_plan import embedded_role
+from slipstream.drafters.draft_plan import find_role
 from slipstream.llm import LLM
-from slipstream.measure.arms import Arm, Run, count_passes, is_recreated, line_up, load_weights_once, race
+from slipstream.measure.arms import Arm, ArmDrafter, Run, count_passes, is_recreated, line_up, load_weights_once, race
 from slipstream.measure.benchmark import Contender, collect_warnings, compute_figures
 from slipstream.measure.configs import DrafterChoice, slipstream, vllm
 from slipstream.measure.diagnosis import diagnose
@@ -152,7 +152,7 @@ class _Tuning:
         self.costs = CostCurve.flat(0.0)
         self.shortlisted: list[Candidate] = []
         self.raced: list[Run] = []
-        self._ready: list[tuple[Any, JsonObject]] = []
+        self._ready: list[tuple[ArmDrafter, JsonObject]] = []
 
     def record(self, advance: Callable[[], None]) -> None:
         arms = [self.plain]
@@ -228,11 +228,12 @@ class _Tuning:
 
 def write_configurations(picked: DrafterChoice) -> Configurations:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
-    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, embedded_role(picked.drafter)))
+    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, find_role(picked.drafter)))
     return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))
 
 
-def _name(drafter: Any) -> str:
+def _name(drafter: ArmDrafter) -> str:
+    assert drafter is not None
     if isinstance(drafter, list):
         return ",".join(map(_name, drafter))
-    return drafter if isinstance(drafter, str) else str(drafter.name)
+    return drafter if isinstance(drafter, str) else drafter.name

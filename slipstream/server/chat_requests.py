@@ -27,7 +27,7 @@ from slipstream.server.generation import Generation, make_generation
 from slipstream.server.response_writer import ResponseWriter
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, read_tool_use
-from slipstream.tokens.chat_template import chosen_template, names_read
+from slipstream.tokens.chat_template import choose_template, names_read
 
 MEMBERS = {
     "system": ("content", "name"),
@@ -127,7 +127,7 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
         if service.tokenizer is not None:
-            known = names_read(chosen_template(service.tokenizer.chat_template, bool(use.tools)))
+            known = names_read(choose_template(service.tokenizer.chat_template, bool(use.tools)))
     names: JsonObject = {}
     if use.tools:
         if "tools" not in known:

@@ -300,7 +300,7 @@ def read_sampling_params(
     return SamplingParams(**values)
 
 
-def _convert_json(name: str, value: object) -> Any:
+def _convert_json(name: str, value: object) -> object:
     """The value as `SamplingParams` wants it: JSON has no integers as keys."""
     if name == "logit_bias" and isinstance(value, dict):
         try:

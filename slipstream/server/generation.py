@@ -262,7 +262,7 @@ class Generation:
         return Part(choice, text, offset, deltas, tokens, choice.logprobs[first:shown], update.finish)
 
 
-async def _gather_all(work: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather_all(work: Seq[Coroutine[object, object, T]]) -> list[T]:
     """The results of all. If one fails, or who waits is cancelled, the others are cancelled, too."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:

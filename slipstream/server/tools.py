@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
@@ -64,7 +63,7 @@ class ToolUse:
 
 def call_schema(
     schemas: Mapping[str, object], arguments: str, name_key: str = "name", id_key: str = ""
-) -> tuple[Any, JsonObject]:
+) -> tuple[JsonObject, JsonObject]:
     """Return the schema of one call, {name_key: NAME, arguments: {...}}, and its definitions, for `$defs` at the root.
     schemas: see `ToolUse`; arguments: key of the arguments; id_key: key of an id that may come first."""
     shared = {str(i): _move_references(schema, i) for i, schema in enumerate(schemas.values())}

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from slipstream.backends.table import backend, choose, resolve, warn_slower
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_config import in_blocks, keys_read
+from slipstream.checkpoints.gguf_config import keys_read
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
 from slipstream.checkpoints.weight_formats import FORMATS
-from slipstream.checkpoints.weights import Progress, Weights, from_module, load_weights
+from slipstream.checkpoints.weights import Progress, Weights, from_module, load_weights, stored_as
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -227,13 +227,13 @@ class DescribedDecoder(Described):
     def of(checkpoint: Checkpoint, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
         backend does not; ParameterError where weights would be quantised twice."""
-        if checkpoint.is_gguf and in_blocks(checkpoint.header):
+        if stored_as(checkpoint) is not None:
             settings.refuse(
                 ("quantize",),
-                "asked of a GGUF file",
+                "asked of a GGUF file" if checkpoint.is_gguf else "asked of a quantised checkpoint",
                 "its weights are quantised, and rounding them again would change them much more",
                 ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
-                + ", or give the folder of the checkpoint that the file was made of",
+                + ", or give the folder of the checkpoint that it was made of",
             )
         config, resolved = DecoderConfig.load(checkpoint), resolve(settings)
         chosen, refusals = choose(config, resolved)
@@ -248,8 +248,7 @@ class DescribedDecoder(Described):
         if self.runner != "native":
             return None
         quantised = self.settings.weight_format
-        header = self.checkpoint.header if self.checkpoint.is_gguf else None
-        return quantised.quantize if quantised else header.file_type if header and in_blocks(header) else None
+        return quantised.quantize if quantised else stored_as(self.checkpoint)
 
     @property
     def weight_bytes(self) -> int:

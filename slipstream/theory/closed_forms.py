@@ -21,7 +21,7 @@ from slipstream.errors import ParameterError
 from slipstream.theory.cost_curve import CostCurve
 
 
-def expected_tokens(alpha: float, gamma: int) -> float:
+def expect_tokens(alpha: float, gamma: int) -> float:
     """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
 
@@ -42,7 +42,7 @@ def speedup(
 ) -> float:
     """Expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` it is L's
     tau / (gamma c + 1), where verifying gamma draft tokens costs what decoding one costs (L, theorem 3.8)."""
-    return expected_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
+    return expect_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
 
 
 def best_gamma(
@@ -77,7 +77,7 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
     for name, value in (("c", c), ("host", host)):
         check_number(name, value, 0.0, float("inf"))
     cost = step_cost(gamma, c, costs, batch, host)
-    return None if cost > gamma + 1 else smallest(lambda alpha: expected_tokens(alpha, gamma) >= cost)
+    return None if cost > gamma + 1 else smallest(lambda alpha: expect_tokens(alpha, gamma) >= cost)
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
@@ -108,7 +108,7 @@ def check_rates(rates: Seq[float]) -> None:
             )
 
 
-def expected_length(position_rates: Seq[float]) -> float:
+def expect_length(position_rates: Seq[float]) -> float:
     """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact for rates of any
     origin if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
     return 1 + sum(position_rates)

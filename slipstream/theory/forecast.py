@@ -108,7 +108,7 @@ class Forecast(Strict):
     @property
     def tau(self) -> float:
         """Tokens a step, the bonus token included."""
-        return closed_forms.expected_length(list(self.rates.by_position)[: self.draft_tokens])
+        return closed_forms.expect_length(list(self.rates.by_position)[: self.draft_tokens])
 
     @property
     def step_cost(self) -> float:

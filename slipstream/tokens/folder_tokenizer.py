@@ -139,9 +139,9 @@ class FolderTokenizer:
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
         """Text of a conversation (tokenize=False), or its ids."""
         if self._whole is None and named.get("tokenize") is False and _is_plain(conversation):
-            from slipstream.tokens.chat_template import chosen_template, names_read, render
+            from slipstream.tokens.chat_template import choose_template, names_read, render
 
-            template = chosen_template(self._template, named.get("tools") is not None)
+            template = choose_template(self._template, named.get("tools") is not None)
             names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
             read = names.keys() <= {"tools", *names_read(template)} - {"messages"}
             if template and read and _are_objects(names.get("tools", [])):

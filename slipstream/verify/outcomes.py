@@ -172,7 +172,7 @@ class PlaceTest:
         return 0.0 if self.forbidden else min([1.0 if self.ranks is None else self.ranks, *self.outcomes.values()])
 
 
-def tested(place: str, row: Evidence) -> PlaceTest:
+def judge(place: str, row: Evidence) -> PlaceTest:
     outcomes = {name: p for name in OUTCOMES if name in row.sums and (p := row.sums[name].p) is not None}
     ids, joint = uniform(row.ids), uniform(row.joint)
     if ids is not None:

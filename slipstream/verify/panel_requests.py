@@ -52,7 +52,7 @@ def lengths(draft_tokens: int) -> list[int]:
     return sorted({1, min(2, draft_tokens), draft_tokens})
 
 
-def mixed_lengths(draft_tokens: int) -> list[int]:
+def mix_lengths(draft_tokens: int) -> list[int]:
     """Return draft lengths of parallel requests: pairs of equal and of different lengths, and one without drafts."""
     return [draft_tokens, draft_tokens, 1, min(2, draft_tokens), 0, draft_tokens, min(3, draft_tokens)]
 
@@ -163,7 +163,7 @@ def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, Samp
     return {name: params for name, params in each.items() if name in names}
 
 
-def continued(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int) -> list[PanelRequest]:
+def continue_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int) -> list[PanelRequest]:
     """Requests that begin with what others said, as the next turn of a conversation does; longest: most tokens of a
     prompt."""
     prompts = [[*one.ids, *output, *one.ids[:1]] for one, output in zip(requests, outputs, strict=True)]
@@ -174,7 +174,7 @@ def continued(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int)
     ]
 
 
-def crossed(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
+def cross_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
     """Requests that go on like one earlier text behind the beginning of another, as prompts made of common parts do. A
     prefix cache holds blocks of both, of `block` tokens, and must not join them."""
     texts = [[*one.ids, *output] for one, output in zip(requests, outputs, strict=True)]

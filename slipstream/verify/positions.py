@@ -45,7 +45,7 @@ class Proposal:
     q: np.ndarray | None = None
     probe: Probe | None = None
 
-    def favoured(self, p: np.ndarray) -> np.ndarray | None:
+    def find_favoured(self, p: np.ndarray) -> np.ndarray | None:
         """The tokens that the draft makes more likely than the target does (without q: all that were proposed)."""
         if self.ids is None:
             return None
@@ -80,16 +80,16 @@ class Positions:
         self._by_place = self.llm.rule.tokenwise
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _note_proposals(self) -> Iterator[None]:
         """Notes what the drafter proposes meanwhile."""
         observe = self.drafter.observe
 
-        def noting(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        def note(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
             for b, seq in enumerate(seqs):
                 self._note(seq, draft, b, out, verdict)
             observe(seqs, draft, out, verdict)
 
-        self.drafter.observe = noting
+        self.drafter.observe = note
         try:
             yield
         finally:
@@ -128,7 +128,7 @@ class Positions:
         self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
         """Sample a text for each request with the drafter, and add their positions. Returns the outputs."""
-        with self._noted():
+        with self._note_proposals():
             seqs = together(self.llm, self.drafter, requests, map(Stream, seeds), batch)
         beside: list[float] = []  # v_t of the request before
         for request, seq in zip(requests, seqs, strict=True):
@@ -147,7 +147,7 @@ class Positions:
 
     def decode_at_ends(self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int) -> None:
         """Decode with the ends of the random numbers, and replay each step. The tokens are no samples."""
-        with self._noted():
+        with self._note_proposals():
             together(self.llm, self.drafter, requests, map(EndStream, seeds), batch)
         self.proposed.clear()
 
@@ -160,7 +160,7 @@ class Positions:
                 self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []
             context = (seq.params, seq.tokens[: seq.prompt], text[:t], seq.stop_ids)
             proposal = proposed.get(t, undrafted)
-            moved = 0.0 if proposal.probe is None else proposal.probe.moved(logits)
+            moved = 0.0 if proposal.probe is None else proposal.probe.measure_move(logits)
             if moved > self.control.limit:
                 self.faults.append(f"{request.name}: logits before token {t} are off by {moved:.2g}")
             placed += self._token(logits, context, text[t], proposal, placed[-1:])
@@ -180,7 +180,7 @@ class Positions:
             self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
             return []
         edge = never is not None and bool((never == (p == 0)).all())
-        tested = outcomes.sets(p, proposal.favoured(p), context, edge)
+        tested = outcomes.sets(p, proposal.find_favoured(p), context, edge)
         inside = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested if len(ids)]
         u, v = outcomes.ranks(p, token, self._shares.random())
         late = len(prompt) + len(output) >= outcomes.LATE_FROM

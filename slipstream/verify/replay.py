@@ -93,8 +93,8 @@ def wrong_step(
             chosen = int(np.searchsorted(ends, due[0], "right"))
         if chosen != token:
             return f"token {position + t} is id {token}; its logits, draft and random numbers give id {chosen}"
-    if accepted != verdict.accepted(b):
-        return f"{verdict.accepted(b)} draft tokens were accepted at token {position}, it should be {accepted}"
+    if accepted != verdict.count_accepted(b):
+        return f"{verdict.count_accepted(b)} draft tokens were accepted at token {position}, it should be {accepted}"
     return None
 
 
@@ -111,7 +111,7 @@ class Probe:
         ids = np.unique([token, *range(0, len(row), -(-len(row) // PROBED))])
         return Probe(ids, row[ids])
 
-    def moved(self, row: np.ndarray) -> float:
+    def measure_move(self, row: np.ndarray) -> float:
         """Largest difference from the same logits of another row [V]; 0 where one of both is infinite."""
         with np.errstate(invalid="ignore"):
             differences = np.abs(row[self.ids] - self.logits)

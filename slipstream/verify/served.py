@@ -176,7 +176,7 @@ def verify_served(
 
     with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
         before = [read_counters_of(place) for place in (served, reference)]
-        for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sampled, "distribution")):
+        for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sample, "distribution")):
             getattr(data, check).extend(compare(served, reference, prompts, config, pool, advance))
             after = [read_counters_of(place) for place in (served, reference)]
             (drafted, accepted), (shared, _) = map(count_drafted, before, after)
@@ -254,7 +254,7 @@ def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | N
     return TIE if tie else BUG, at, margin
 
 
-def _sampled(
+def _sample(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
 ) -> list[SampledPrompt]:  # fmt: skip
@@ -374,7 +374,7 @@ def make_section(result: Result) -> Section:
     data, settings = result.measured(ServedData), result.settings
     shown = Section("Do two servers give the same output?", _lead(data, settings))
     shown.tables += [_greedy_table(data.greedy)] if data.greedy else []
-    shown.tables += [_sampled_table(data.sampled, settings)] if data.sampled else []
+    shown.tables += [_make_sampled_table(data.sampled, settings)] if data.sampled else []
     shown.notes.append(BLIND_TO)
     return shown
 
@@ -414,7 +414,7 @@ def _greedy_table(rows: list[ServedText]) -> Table:
     )  # fmt: skip
 
 
-def _sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
+def _make_sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
     columns = [
         words("prompt", lambda row: shorten(row.prompt)),
         Column("samples", cell=lambda row: row.samples),

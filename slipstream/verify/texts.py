@@ -22,7 +22,7 @@ from slipstream.core.target import Target, release_after, start_sequence
 from slipstream.llm import LLM
 from slipstream.measure.identity import Divergence, Scores, distance, find_divergence
 from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
-from slipstream.verify.reference import distribution, edited, logits_of
+from slipstream.verify.reference import distribution, edit_logits, logits_of
 from slipstream.verify.report_verify import BUG as BUG, IDENTICAL as IDENTICAL, TIE as TIE, Control
 from slipstream.verify.seeded_lengths import SeededLengths
 
@@ -112,7 +112,7 @@ def texts(
         llm.max_batch, llm.draft_tokens = before
 
 
-def compared(
+def compare(
     llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
 ) -> Divergence | None:
     """Find where two texts diverge, by the edited logits. The noise is the larger of the control's and the position's
@@ -152,7 +152,7 @@ def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
         raw, context = logits.double().cpu().numpy(), (params, before, output, stop_ids)  # raw: [V]
         if params.greedy:
-            return torch.from_numpy(edited(raw, context))
+            return torch.from_numpy(edit_logits(raw, context))
         with np.errstate(divide="ignore"):
             logs = np.log(distribution(raw, context))
         return torch.from_numpy(logs + Stream(params.seed).gumbel(len(before) + len(output), len(logs)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import MODEL_TYPES
-from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weight_blocks import TYPES
 
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11
@@ -188,5 +188,5 @@ def model_parts(
         for part in parts:
             floats[part] = (rng.standard_normal(shapes[part]) * 0.1 + ("norm" in part)).astype(np.float32)
         join = np.stack if "_exps" in tensor else np.concatenate
-        tensors[tensor] = join([rotated(config, part, floats[part]) for part in parts])
+        tensors[tensor] = join([rotate_rows(config, part, floats[part]) for part in parts])
     return whole, tensors, stored, floats

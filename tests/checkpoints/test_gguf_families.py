@@ -14,7 +14,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weights import load_weights
 from tests.checkpoints.gguf_files import gguf_bytes, model_parts
 from tests.tiny_checkpoints import rewrite
@@ -41,7 +41,7 @@ def test_a_converted_file_describes_the_checkpoint(
     assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in held} | set(extra) == set(names)
     tensors: dict[str, np.ndarray] = {}
     for name, parts in held.items():
-        values = [rotated(config, part, weights[part].numpy()) for part in parts]
+        values = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
         tensors[name] = np.stack(values) if "_exps" in name else np.concatenate(values)
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf_bytes(stored["metadata"], tensors | extra))

@@ -30,7 +30,7 @@ from slipstream.measure.tables import Estimate
 from slipstream.measure.traffic_client import Answered
 from slipstream.measure.traffic_figures import TrafficPass, compute_passes
 from slipstream.server.serving import open_listener
-from tests.measure.vllm_environment import python as python
+from tests.measure.fake_vllm import python as python
 
 tune_module = importlib.import_module("slipstream.cli.tune")
 VLLM = EngineOptions(engine="vllm")

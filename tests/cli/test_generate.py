@@ -11,7 +11,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli.options import ModelOptions
-from slipstream.cli.serve import checked_model
+from slipstream.cli.serve import check_model
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.described import MemoryPlan
 from slipstream.targets.pair_check import PairReport
@@ -49,7 +49,7 @@ def test_each_model_is_opened_once_and_the_pair_compared_once(cli, pair, calls, 
 
 
 def test_a_server_opens_each_model_once_and_checks_its_memory_once(tiny, calls):
-    target, draft, arguments = checked_model(ModelOptions(target=str(tiny.target), draft=str(tiny.draft)), 2)
+    target, draft, arguments = check_model(ModelOptions(target=str(tiny.target), draft=str(tiny.draft)), 2)
     LLM(target, draft, **arguments)
     assert calls() == (2, 1, 1)
 

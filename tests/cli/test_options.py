@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from slipstream.cli import options
-from slipstream.cli.loading import checked_arguments
+from slipstream.cli.loading import check_arguments
 from slipstream.cli.main import canonical, main, parser
 from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
 from slipstream.core.declaration import declared
@@ -87,7 +87,7 @@ def test_every_command_that_loads_a_target_has_the_options_of_models(command):
 
 
 def test_the_map_is_for_the_target_and_code_is_never_trusted_for_a_draft():
-    *_, given = checked_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
+    *_, given = check_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
     assert (given["device_map"], given["trust_remote_code"]) == ("auto", True)
     assert not any(name.startswith("draft") and ("map" in name or "remote" in name) for name in given)
 

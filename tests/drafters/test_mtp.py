@@ -212,7 +212,7 @@ class TestDraftTokens:
             while not seq.finish:
                 engine.step()
             check_recomputed(of, [recorder], (*prompt, end), seq.tokens)
-        assert recorder.drafter.cached_prefix(seq) == 64
+        assert recorder.drafter.match_prefix(seq) == 64
 
 
 class TestLoading:

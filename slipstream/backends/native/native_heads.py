@@ -14,10 +14,10 @@ from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MED
 from slipstream.backends.native.packed_weights import (
     Layout,
     SharedTables,
+    choose_format,
     describe_layer,
     describe_model,
     narrowest,
-    quantised_format,
 )  # fmt: skip
 from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, cut_steps, make_picks
 from slipstream.backends.native.threads import Workspace, kernel_lock
@@ -92,7 +92,7 @@ class NativeEagle(NativePaged):
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
         probs = np.empty((steps, count if steps else 0, vocab if sampled else 0))
         expected = self.config.hidden_size if from_head else len(self.config.taps) * self.config.target_hidden
-        given = _given(features, batch.splits[-1], expected)
+        given = _read_features(features, batch.splits[-1], expected)
         with kernel_lock():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
@@ -135,7 +135,7 @@ class NativeDFlash(NativePaged):
         self._reset_cache()
 
     def extend(self, batch: Batch, features: Tensor) -> None:
-        given = _given(features, batch.splits[-1], len(self.config.taps) * self.config.target_hidden)
+        given = _read_features(features, batch.splits[-1], len(self.config.taps) * self.config.target_hidden)
         with kernel_lock():
             rows = self._rows(batch)  # kept until the call returns
             args = self._head, self._caches(batch), rows.record[:1], given
@@ -169,7 +169,7 @@ class NativeDFlash(NativePaged):
         return torch.from_numpy(logits)[:, : int(model["vocab"][0])]
 
 
-def _given(features: Tensor, rows: int, width: int) -> np.ndarray:
+def _read_features(features: Tensor, rows: int, width: int) -> np.ndarray:
     """Features as the kernels read them: they are compiled for this layout only."""
     if tuple(features.shape) != (rows, width):
         raise TargetError(f"features are {tuple(features.shape)}, the head needs [{rows}, {width}]")
@@ -186,7 +186,7 @@ def _eagle_record(
     if c.version == 3:
         prefixes[0] = "midlayer."
     eagle, fmt, _ = _head_record(head, prefixes, [output], quantised, layout)
-    record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.named, weights)
+    record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.find_vector, weights)
     if c.version == 1:  # it has neither norm
         model["norm"] = layout.vector(torch.ones(c.hidden_size))
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
@@ -214,7 +214,7 @@ def _dflash_records(
     layers["window"] = [window or 0 for window in c.decoder.windows]
     layers["causal"] = [c.causal_windows and window is not None for window in c.decoder.windows]
     model, markov = dflash[0]["decoder"], np.zeros(1, MODEL)
-    dflash[0]["feature_norm"] = layout.named(weights, "hidden_norm.weight")
+    dflash[0]["feature_norm"] = layout.find_vector(weights, "hidden_norm.weight")
     embedding, output = head.embedding, head.output_head
     model["embed"] = layout.embedding({"": embedding}, "") if shared is None or c.own_embedding else shared.embedding
     model["head"] = layout.matrix(output, fmt) if shared is None or c.own_lm_head else shared.head
@@ -239,8 +239,8 @@ def _head_record(
     [L]. tables: the head's other matrices, which will have the same format."""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
-    fmt = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
-    vector, layers = partial(layout.named, weights), np.zeros(len(prefixes), LAYER)
+    fmt = choose_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
+    vector, layers = partial(layout.find_vector, weights), np.zeros(len(prefixes), LAYER)
     ones = layout.vector(torch.ones(d.hidden_size))  # the first layer of EAGLE-1 has no norm
     for number, (layer, prefix) in enumerate(zip(layers, prefixes, strict=True)):
         describe_layer(layer, d, number, layout)
@@ -248,14 +248,14 @@ def _head_record(
         layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
         for group, names in INPUTS.items():
-            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], fmt)
+            layer[group] = layout.join(weights, [f"{prefix}{n}" for n in names], fmt)
     layout.arrays.append(layers)
     records = np.zeros(1, EAGLE)
     record, model = records[0], records[0]["decoder"]
     describe_model(model, d)
     model["layers"], model["count"] = layers.ctypes.data, len(layers)
     model["gated"], model["norm"] = 1, vector("norm.weight")
-    record["fc"] = layout.joined(weights, ["fc"], fmt)
+    record["fc"] = layout.join(weights, ["fc"], fmt)
     record["taps"], record["target_width"] = len(c.taps), c.target_hidden
     return records, fmt, layers
 
@@ -293,7 +293,7 @@ def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: L
     """MEDUSA [1]"""
     out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
     blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
-    fmt = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
+    fmt = choose_format(quantised) if quantised else narrowest([blocks, out.detach()])
     medusa = np.zeros(1, MEDUSA)
     record = medusa[0]
     record["first"] = layout.matrix(blocks[0].flatten(0, 1), fmt, None if biases is None else biases[0].flatten())

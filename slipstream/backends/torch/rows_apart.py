@@ -19,7 +19,7 @@ class Attend(Protocol):
         ...
 
 
-def spoilt(hidden: Tensor | None, sequences: int) -> bool:
+def may_spoil(hidden: Tensor | None, sequences: int) -> bool:
     """Return whether a row of the residual stream [M, d] is not finite and may have spoilt another row. A value that is
     not finite spreads over its row, so one column is enough. CUDA is not checked: that would be a second
     synchronisation per step."""

@@ -14,12 +14,12 @@ from slipstream.checkpoints.config_values import (
     count_of,
     flag,
     layer_kinds,
+    make_refusal,
     object_of,
     positive,
     refuse,
     rope_parameters,
     ropes_by_kind,
-    unsupported,
 )
 from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
@@ -76,7 +76,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     refuse(config, "enable_moe_block", False)
     both = config.get("use_bidirectional_attention")
     if both not in (None, "vision"):
-        raise unsupported(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
+        raise make_refusal(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
     given = common(config, context=131072, tied=True, size=256, act=GELU)
     biased, layers = flag(config, "attention_bias", False), given["layers"]
     given |= {"qkv_bias": biased, "o_bias": biased, "embedding_scale": math.sqrt(given["hidden_size"])}
@@ -131,7 +131,7 @@ def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str
     if overrides:
         every = [object_of(overrides, str(i)) for i in range(len(slides))]
     if odd := {key for each in every for key in each} - {"head_dim", "num_key_value_heads"}:
-        raise unsupported(f"per_layer_config has {', '.join(sorted(odd))}", "layers differ in their heads only")
+        raise make_refusal(f"per_layer_config has {', '.join(sorted(odd))}", "layers differ in their heads only")
     return {
         "head_dim": [count_of(each, "head_dim", given["head_dim"]) for each in every],
         "kv_heads": [count_of(each, "num_key_value_heads", given["kv_heads"]) for each in every],

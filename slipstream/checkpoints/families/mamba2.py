@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.checkpoints.config_keys import ReadKeys
-from slipstream.checkpoints.config_values import FULL, count_of, flag, positive, refuse, rope_parameters, unsupported
+from slipstream.checkpoints.config_values import FULL, count_of, flag, make_refusal, positive, refuse, rope_parameters
 from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
 from slipstream.checkpoints.families.family import Family, Fields, common, described
 from slipstream.checkpoints.families.hybrids import LINEAR, SSM, layer_types, mixers
@@ -24,7 +24,7 @@ def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool =
     limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
     if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
         why = "transformers applies it to prompts, and not to the tokens that follow"
-        raise unsupported(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
+        raise make_refusal(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
     heads, groups = count_of(config, "mamba_n_heads", 128), count_of(config, "mamba_n_groups", 1)
     if config.get("mamba_d_head") == "auto":
         config["mamba_d_head"] = width // heads

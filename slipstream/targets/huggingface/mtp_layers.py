@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -182,7 +183,7 @@ class MtpLayers(PackedLayers):
         return out[0]
 
 
-def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
+def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
     """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
     gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
     family of LoadError."""
@@ -217,7 +218,7 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
     )
 
 
-def _loaded(module: Any, folder: Path, layers: int) -> Any:
+def _loaded(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
     shared, and the target stays as it is."""
     text = module.config.get_text_config(decoder=True)
@@ -231,10 +232,11 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
         setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
     # Those of the class name the layers of released checkpoints.
-    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
+    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected or ())
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded
-    stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    setattr(stand_in, "_weight_conversions", conversions)  # noqa: B010 its class does not declare it
     place = next(module.get_decoder().layers[-1].parameters()).device
     why, fix = "config.json and the weights must say the same", "download the checkpoint again, or use another drafter"
     with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError, why):

@@ -20,7 +20,7 @@ from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import LoadSettings
-from slipstream.checkpoints.weight_blocks import READERS, Blocks, Scales, format_holding, stacked
+from slipstream.checkpoints.weight_blocks import READERS, Blocks, Scales, format_holding, stack
 from slipstream.checkpoints.weights import load_weights
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
 from tests.backends.native.products import ROWS, Product, model_of_blocks
@@ -125,7 +125,7 @@ STACKS = [*itertools.combinations_with_replacement(READERS, 2), ("Q4_K", "Q4_K",
 @pytest.mark.parametrize("names", STACKS, ids="-".join)
 def test_matrices_of_two_kinds_are_one_matrix_of_the_same_weights(names: tuple[str, ...]) -> None:
     parts = [READERS[name](random_bytes(name, 32, 512 // SIZES[name][0], i, 0.1)) for i, name in enumerate(names)]
-    joined, columns = stacked([part.divided(format_holding(parts)) for part in parts]), np.arange(0, 512, 37)
+    joined, columns = stack([part.divide(format_holding(parts)) for part in parts]), np.arange(0, 512, 37)
     assert np.array_equal(joined.floats(), np.concatenate([part.floats() for part in parts]))
     output, want = Product(joined)(np.eye(512, dtype=np.float32)[columns]), joined.floats()[:, columns].T
     assert np.allclose(output, want, rtol=1e-6, atol=1e-6 * np.abs(want).max())

@@ -27,7 +27,7 @@ from numba.core import cgutils
 from slipstream.backends.native.kernels import processor, tiles
 from slipstream.backends.native.kernels.formats import FLOAT16, Format
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, generated
+from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, emit
 
 
 def _scales(b: Builder, values: ir.Value, factors: ir.Value, fmt: Format) -> ir.Value:
@@ -59,7 +59,8 @@ def _add_narrow(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value
     name = "llvm.x86.ssse3.pmadd.ub.sw.128" if lanes == 4 else "llvm.x86.avx2.pmadd.ub.sw"
     small, shorts = ir.VectorType(BYTE, 4 * lanes), ir.VectorType(SHORTS.element, 2 * lanes)
     parts = zip(b.split(weights, lanes), b.split(number, lanes), strict=True)
-    return b.add(total, b.join([b.built_in(name, shorts, b.bitcast(w, small), b.bitcast(n, small)) for w, n in parts]))
+    sums = [b.call_builtin(name, shorts, b.bitcast(w, small), b.bitcast(n, small)) for w, n in parts]
+    return b.add(total, b.join(sums))
 
 
 def _settle(b: Builder, sums: list[ir.Value]) -> None:
@@ -75,7 +76,7 @@ def _settle(b: Builder, sums: list[ir.Value]) -> None:
         b.store(b.join(parts[r * count // len(sums) : (r + 1) * count // len(sums)]), total)
 
 
-@generated(10)
+@emit(10)
 def block_tile(b: Builder, fmt: Format) -> None:
     """See `tiles.matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
     float32 [groups, rows], quads [groups, rows, group / 4] (wide formats: pairs [groups, rows, group / 2]). A unit is
@@ -134,10 +135,10 @@ def block_tile(b: Builder, fmt: Format) -> None:
                 if scale is not None:
                     part = b.fmul(part, scale)
                 unit = b.spread(b.load(b.gep(units, [b.add(at, WORD(r))]), align=4))
-                total = b.fused(part, unit, b.load(totals[r]))
+                total = b.multiply_add(part, unit, b.load(totals[r]))
                 if minimum is not None:
                     sum_of = b.spread(b.load(b.gep(wholes, [b.add(at, WORD(r))]), align=4))
-                    total = b.fused(minimum, sum_of, total)
+                    total = b.multiply_add(minimum, sum_of, total)
                 b.store(total, totals[r])
 
         with cgutils.for_range(b, b.udiv(columns, WORD(span))) as outer:
@@ -156,7 +157,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
     tiles.by_rows(b, fmt, rows, outs, group, odd=False)
 
 
-@generated(5)
+@emit(5)
 def round_groups(b: Builder, group: int, width: int) -> None:
     """Round a row to integers in [-127, 127], 127 at the largest absolute value of each group, and write it as row r of
     the `count` rows of a tile, in `width` bits; see `block_tile`. Generated explicitly: loops over columns that are not
@@ -174,13 +175,13 @@ def round_groups(b: Builder, group: int, width: int) -> None:
     with cgutils.for_range(b, b.udiv(columns, WORD(group))) as loop:
         values = b.load_vector(b.gep(x, [b.mul(loop.index, WORD(4 * group))]), FLOAT, group, 4)
         bits = b.and_(b.bitcast(values, integers), ir.Constant(integers, [0x7FFFFFFF] * group))
-        top = b.bitcast(b.built_in(f"llvm.vector.reduce.smax.v{group}i32", INT, bits), FLOAT)  # NaN if there is one
+        top = b.bitcast(b.call_builtin(f"llvm.vector.reduce.smax.v{group}i32", INT, bits), FLOAT)  # NaN if there is one
         least = FLOAT(1e-30)
         factor = b.fdiv(FLOAT(127), b.select(b.fcmp_ordered(">", top, least), top, least))
         half = ir.Constant(floats, [0.5] * group)
-        scaled = b.fused(values, b.spread(factor, group), half)
-        whole = b.fptosi(b.built_in(f"llvm.floor.v{group}f32", floats, scaled), integers)
-        total = b.built_in(f"llvm.vector.reduce.add.v{group}i32", INT, whole)
+        scaled = b.multiply_add(values, b.spread(factor, group), half)
+        whole = b.fptosi(b.call_builtin(f"llvm.floor.v{group}f32", floats, scaled), integers)
+        total = b.call_builtin(f"llvm.vector.reduce.add.v{group}i32", INT, whole)
         unit, at = b.fdiv(top, FLOAT(127)), b.add(b.mul(loop.index, count), r)
         b.store(unit, b.gep(units, [at]), align=4)
         b.store(b.mul(total, INT(-processor.byte_offset())), b.gep(firsts, [at]), align=4)

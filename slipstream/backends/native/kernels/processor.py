@@ -24,10 +24,10 @@ def has(feature: str) -> bool:
     ("+avx2,+fma,...") names the features of another processor for which Numba compiles."""
     chosen = config.CPU_FEATURES  # type: ignore[attr-defined]
     features = get_host_cpu_features() if chosen is None else chosen
-    return f"+{feature}" in features.split(",") or (is_arm() and feature in _ARM_CODE and _implied(feature, features))
+    return f"+{feature}" in features.split(",") or (is_arm() and feature in _ARM_CODE and _implies(feature, features))
 
 
-def _implied(feature: str, features: str) -> bool:
+def _implies(feature: str, features: str) -> bool:
     """Return True if the name of the Arm processor for which Numba compiles implies a feature. On Linux LLVM lists few
     features of Arm and derives the others from that name. The code that it generates shows them."""
     binding.initialize_native_target()

@@ -208,14 +208,22 @@ ROWS = _record(
 
 # --- the work of threads: one record for each kind -------------------------------------------------------------------
 
-PREPARE = _record(
-    model=_I, matrix=_I, inputs=_I, stride=_I, gather=_I, rows=_I, mode=_I, weight=_I, bias=_I, packed=_I, scratch=_I,
-    scratch_bytes=_I,
-)  # fmt: skip
-"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. model, matrix: addresses."""
+SECTION = _record(
+    matrix=_I,  # address
+    first=_I,
+    rows=_I,
+)
+"""Neighbouring rows that are multiplied by the same matrix: all rows of a pass, or those that chose an expert."""
 
-PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
-"""Packed rows times a matrix: see `products.product`."""
+PREPARE = _record(
+    model=_I, sections=_I, pieces=_I, inputs=_I, stride=_I, gather=_I, mode=_I, weight=_I, bias=_I, packed=_I,
+    scratch=_I, scratch_bytes=_I,
+)  # fmt: skip
+"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. sections: address of SECTIONs, each
+of which has `pieces` units of work."""
+
+PRODUCT = _record(sections=_I, pieces=_I, packed=_I, y=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
+"""Packed rows times the matrices of their SECTIONs: see `products.product`."""
 
 MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, factor=_F, eps=_F)
 """Outputs to normalise and to add to the residual stream: see `products.merge`."""
@@ -262,6 +270,9 @@ ROOM = _record(
     wide=_I,  # inside the MLP, before its activation function
     wide_stride=_I,
     packed=_I,  # rows packed for a product
+    alone=_I,  # the input of a mixture, each row packed as a tile of its own
+    chosen=_I,  # outputs of experts, [pairs, stride]
+    pairs=_I,  # most pairs of a row and an expert that are computed at a time
     side=_I,  # embeddings of all rows for all layers, `side_stride` apart
     side_stride=_I,
     bytes=_I,
@@ -279,6 +290,7 @@ BOARD = _record(
     run_layer=_I,  # and `layer.one_layer`
     prepare=PREPARE,
     product=PRODUCT,
+    whole=SECTION,  # all rows of a product with one matrix
     merge=MERGE,
     write_kv=WRITE_KV,
     attend=ATTEND,
