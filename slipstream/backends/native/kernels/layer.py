@@ -290,8 +290,8 @@ def one_layer(
         matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
     if beside:
         matrices.transformed(
-            board, model, layer.beside, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv,
-            room.qkv_stride, NOTHING,
+            board, model, layer.beside, given, given_stride, count, mode, norm, norm_bias, room.qkv, room.qkv_stride,
+            NOTHING,
         )  # fmt: skip
     attends = beside or (mixes and not recurs)
     if attends:
