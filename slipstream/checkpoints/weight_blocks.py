@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slipstream.checkpoints.weight_formats import FORMATS, WeightFormat
+from slipstream.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Scales:
     """A number for each output and group of columns: values[o, c // span] * factors[o, c // group].
 
-    values   float16 [outs, columns / span].
+    values   float16 [outs, columns / span], or uint8: value e is 2^(e - 128).
     factors  int8 [outs, columns / group]; None: all are 1, and a span is a group.
     """
 
@@ -28,9 +29,26 @@ class Scales:
     def __getitem__(self, rows: slice) -> Scales:
         return Scales(self.values[rows], None if self.factors is None else self.factors[rows])
 
+    @property
+    def powers(self) -> bool:
+        return self.values.dtype == np.uint8
+
+    def in_half(self) -> Scales:
+        """Powers of 2 in float16; 0 instead of one that float16 does not have."""
+        with np.errstate(over="ignore"):
+            values = self._numbers.astype(np.float16)
+        return Scales(np.where(np.isfinite(values), values, np.float16(0)))
+
+    @property
+    def _numbers(self) -> np.ndarray:
+        """Values in float32."""
+        if self.powers:
+            return np.ldexp(np.float32(1), self.values.astype(np.int32) - 128)
+        return self.values.astype(np.float32)
+
     def floats(self, group: int, columns: int) -> np.ndarray:
         """float32 [outs, columns / group], exact."""
-        spread = np.repeat(self.values.astype(np.float32), columns // group // self.values.shape[1], axis=1)
+        spread = np.repeat(self._numbers, columns // group // self.values.shape[1], axis=1)
         return spread if self.factors is None else spread * self.factors
 
     def divide(self, group: int, span: int, factors: bool, columns: int) -> Scales:
@@ -48,6 +66,7 @@ class Blocks:
 
     integers  [outs, columns]; uint8 below 16 if `bits` is 4, else int8.
     minima    None if all are 0.
+    table     see `WeightFormat.table`: weights are table[integers] * scales.
     """
 
     bits: int
@@ -55,6 +74,12 @@ class Blocks:
     integers: np.ndarray
     scales: Scales
     minima: Scales | None
+    table: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """What is multiplied with scales: int8 [outs, columns], or uint8."""
+        return np.array(self.table, np.int8)[self.integers] if self.table else self.integers
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,22 +102,31 @@ class Blocks:
     def floats(self) -> np.ndarray:
         """The weights in float32."""
         scales = self.scales.floats(self.group, self.shape[1])
-        values = self.integers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
+        values = self.numbers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
         if self.minima is not None:
             values += np.repeat(self.minima.floats(self.group, self.shape[1]), self.group, axis=1)
         return values
 
     def divide(self, kind: WeightFormat) -> Blocks:
-        """The same weights in the blocks of a format that holds them."""
+        """The same weights in the blocks of a format that holds them. Raises CheckpointError for a scale that float16
+        does not have."""
+        scales = self.scales
+        if scales.powers and not kind.powers:
+            scales = scales.in_half()
+            lost = scales.floats(self.span, self.shape[1]) != self.scales.floats(self.span, self.shape[1])
+            if (lost & self.numbers.reshape(*lost.shape, -1).any(axis=-1)).any():
+                why = "scales of MXFP4 are powers of 2; in a matrix that is joined with another type they are float16"
+                raise CheckpointError("a scale is not among the numbers of float16", why=why, fix="convert it again")
         columns, least, (group, span, factors) = self.shape[1], self.minima, (kind.group, kind.span, kind.factors)
         if kind.minima and least is None:
             least = Scales(np.zeros_like(self.scales.values), self.scales.factors)
         return Blocks(
             kind.bits,
             group,
-            self.integers.astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
-            self.scales.divide(group, span, factors, columns),
+            (self.integers if kind.table else self.numbers).astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
+            scales.divide(group, span, factors, columns),
             least and least.divide(group, span, factors, columns),
+            kind.table,
         )
 
 
@@ -114,7 +148,10 @@ def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
     def holds(kind: WeightFormat, part: Blocks) -> bool:
         divides = part.group % kind.group == part.span % kind.span == part.shape[1] % kind.span == 0
         minima, factors = part.minima is not None, part.scales.factors is not None
-        return divides and kind.bits >= part.bits and kind.minima >= minima and kind.factors >= factors
+        fits = kind.powers <= part.scales.powers and kind.minima >= minima and kind.factors >= factors
+        if kind.table != part.table:  # the numbers of the table are stored
+            return divides and fits and kind.bits == 8 and not kind.table
+        return divides and fits and kind.bits >= part.bits
 
     return next((kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts)), None)
 
@@ -230,13 +267,8 @@ def _q3_k(raw: np.ndarray) -> Parts:
     return _join_numbers(parts), Scales(scale, factors), Scales(scale * np.float16(-4), factors)
 
 
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""What the 16 numbers of a nibble stand for; those of MXFP4 are doubled."""
-
-
 def _iq4_nl(raw: np.ndarray) -> Parts:
-    return _join_numbers([_IQ4[part] for part in _nibbles(raw[..., 2:])], np.int8), Scales(_half(raw, 0)), None
+    return _join_numbers(_nibbles(raw[..., 2:])), Scales(_half(raw, 0)), None
 
 
 def _iq4_xs(raw: np.ndarray) -> Parts:
@@ -244,23 +276,12 @@ def _iq4_xs(raw: np.ndarray) -> Parts:
     upper = (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
     lower = np.stack(_nibbles(low), axis=-1).reshape(*low.shape[:-1], 8)
     factors = _join_numbers([(lower | upper << 4).astype(np.int8) - 32], np.int8)
-    parts = [_IQ4[part] for g in range(8) for part in _nibbles(raw[..., 8 + 16 * g : 24 + 16 * g])]
-    return _join_numbers(parts, np.int8), Scales(_half(raw, 0), factors), None
+    parts = [part for g in range(8) for part in _nibbles(raw[..., 8 + 16 * g : 24 + 16 * g])]
+    return _join_numbers(parts), Scales(_half(raw, 0), factors), None
 
 
 def _mxfp4(raw: np.ndarray) -> Parts:
-    """Scales are powers of 2 in 8 bits. Raises ValueError for one that float16 does not have."""
-    integers = _join_numbers([_FP4[part] for part in _nibbles(raw[..., 1:])], np.int8)
-    exponents = raw[..., 0].astype(np.int32) - 128
-    with np.errstate(over="ignore"):
-        scale = np.ldexp(np.float32(1), exponents).astype(np.float16)
-    lost = ~((exponents >= -24) & (exponents <= 15))
-    if lost.any():
-        used = integers.reshape(*lost.shape, 32).any(axis=-1)
-        if (lost & used).any():
-            raise ValueError("a scale of MXFP4 is not among the numbers of float16")
-        scale[lost] = 0
-    return integers, Scales(scale), None
+    return _join_numbers(_nibbles(raw[..., 1:])), Scales(raw[..., 0]), None
 
 
 @dataclass(frozen=True)
@@ -275,7 +296,8 @@ class GgufType:
     read: Callable[[np.ndarray], Parts] | None = None
 
     def blocks(self, raw: np.ndarray) -> Blocks:
-        return Blocks(FORMATS[self.format].bits, FORMATS[self.format].group, *self.read(raw))  # type: ignore[misc]
+        kind = FORMATS[self.format]
+        return Blocks(kind.bits, kind.group, *self.read(raw), table=kind.table)  # type: ignore[misc]
 
 
 TYPES = {
@@ -292,9 +314,9 @@ TYPES = {
         14: ("Q6_K", 256, 210, "blocks8_by_16", _q6_k),
         10: ("Q2_K", 256, 84, "blocks4_by_16", _q2_k),
         11: ("Q3_K", 256, 110, "blocks4_by_16", _q3_k),
-        20: ("IQ4_NL", 32, 18, "blocks8", _iq4_nl),
-        23: ("IQ4_XS", 256, 136, "blocks8_factors", _iq4_xs),
-        39: ("MXFP4", 32, 17, "blocks8", _mxfp4),
+        20: ("IQ4_NL", 32, 18, "blocks4_iq4", _iq4_nl),
+        23: ("IQ4_XS", 256, 136, "blocks4_iq4_factors", _iq4_xs),
+        39: ("MXFP4", 32, 17, "blocks4_fp4", _mxfp4),
         9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292),
         16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
         21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),

@@ -68,7 +68,7 @@ def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float 
         numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
         raw[..., at : at + 2] = numbers.view(np.uint8)
     if name == "MXFP4":
-        powers = (104, 144) if scale == 1.0 else (122, 124)  # all that float16 has, or those of weights of about 0.1
+        powers = (104, 144) if scale == 1.0 else (122, 124)  # as far as float16 has them, or for weights of about 0.1
         raw[..., 0] = rng.integers(*powers, (outs, blocks))
     return raw
 

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,12 @@ from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.native.threads import pool
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import Experts
+from slipstream.checkpoints.weights import load_weights
 from tests.backends.native.models import (
     ALONE,
     EVERY_FORMAT,
     TOGETHER,
+    VOCAB,
     chain,
     check,
     config,
@@ -26,6 +29,7 @@ from tests.backends.native.models import (
     same,
     weights,
 )
+from tests.checkpoints.gguf_files import family_config, gguf_model
 
 MANY = Experts(16, 8, 48, True, (True, True))
 FEW_ROWS_EACH, ALL_ROWS_EACH = Experts(40, 3, 80, False, (True, True)), Experts(3, 3, 16, True, (True, True))
@@ -54,6 +58,16 @@ def test_trees_and_chains_of_several_sequences(experts: Experts, form: str) -> N
             parents = random_tree(draw, 8)
             members.append((draw.randint(0, 20), ids(1 + len(parents), draw.randrange(999)), parents))
         check(model, members, seed)
+
+
+@pytest.mark.parametrize("kind", ["MXFP4", "IQ4_NL", "IQ4_XS", "Q4_K", "Q6_K", "Q8_0"])
+def test_experts_in_blocks(kind: str, tmp_path: Path) -> None:
+    shape = family_config("qwen3_moe", num_local_experts=12, num_experts=12, num_experts_per_tok=3, vocab_size=VOCAB)
+    file, _ = gguf_model(tmp_path, shape, (kind,))
+    model = NativeExecutor(shape, load_weights(file, shape), LoadSettings(threads=1))
+    model._workspace._small = False
+    check(model, [(9, ids(7, 1), [-1, -1, 0, 2]), (0, ids(5, 2), []), (30, ids(1, 3), [])], seed=0)
+    check(model, [(3, ids(70, 4), [])], seed=1)
 
 
 def test_threads_meet_as_often_for_eight_experts_of_a_row_as_for_two() -> None:

@@ -19,6 +19,9 @@ from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CA
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
+_NUMBERS = np.array([fmt.table or range(16) for fmt in FORMATS], np.int8)
+"""What integers of 4 bits stand for, by format."""
+_POWERS = np.array([fmt.powers for fmt in FORMATS])
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
 _ONE = np.float32(1)
@@ -112,7 +115,8 @@ def room(board, model, rows, arena, columns, bytes):
 @kernel()
 def _add_block_row(table, token, out):
     """out += the row of one token, of weights in blocks; see `block_tiles`."""
-    heading, per, scale_bytes = 2 * PANEL * (1 + table.minima), table.span // table.group, 0
+    powers = _POWERS[table.format]
+    heading, per, scale_bytes = (2 - powers) * PANEL * (1 + table.minima), table.span // table.group, 0
     if table.span > table.group:
         scale_bytes = PANEL * (1 + table.minima)
     block = scale_bytes + PANEL * table.group * table.bits // 8
@@ -120,7 +124,12 @@ def _add_block_row(table, token, out):
     panel = table.values + token // PANEL * (count // per * (heading + per * block))
     for g in range(count):
         span = panel + g // per * (heading + per * block)
-        here, scale, minimum = span + heading + g % per * block, half(span + 2 * lane), np.float32(0)
+        here, minimum = span + heading + g % per * block, np.float32(0)
+        if powers:
+            exponent = np.int64(np.uint8(small(span + lane, 1)[0])) - 128
+            scale = np.float32(np.int64((exponent + 1023) << 52).view(np.float64))
+        else:
+            scale = half(span + 2 * lane)
         if table.minima:
             minimum = half(span + 2 * PANEL + 2 * lane)
         if scale_bytes:
@@ -129,9 +138,8 @@ def _add_block_row(table, token, out):
         for c in range(table.group):
             number = np.int32(0)
             if table.bits == 4:
-                number = np.int32(
-                    small(here + scale_bytes + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0] >> (c % 8 // 4 * 4) & 15
-                )
+                byte = small(here + scale_bytes + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0]
+                number = np.int32(_NUMBERS[table.format, byte >> (c % 8 // 4 * 4) & 15])
             else:
                 number = np.int32(small(here + scale_bytes + c // 4 * 4 * PANEL + 4 * lane + c % 4, 1)[0] ^ _FLIPPED)
             out[g * table.group + c] += np.float32(number) * scale + minimum
@@ -207,7 +215,7 @@ def _add_mlp(board, model, layer, count, factor):
         mixture(board, model, layer, count, sums)
         _merge_array(board, model, layer.mlp_out_norm, sums, scale, factor)
         return
-    inner(board, model, layer, layer.up, count)
+    inner(board, model, layer, layer.up, layer.mlp_norm, count)
     if layer.mlp_out_norm == 0 and scale == 1 and factor == 1:
         outer(board, model, layer.down, count, room.x, room.stride, ADD)
         return
@@ -313,7 +321,7 @@ def one_layer(
             room.mixed + (4 * layer.o.width if beside else 0), room.mixed_stride,
         )  # fmt: skip
     if layer.parallel:
-        inner(board, model, layer, layer.up, active_count)
+        inner(board, model, layer, layer.up, layer.mlp_norm, active_count)
         _add_attention(board, model, layer, active_count)
         outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
         return

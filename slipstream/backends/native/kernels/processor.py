@@ -68,6 +68,15 @@ def adds_pairs() -> bool:
     return registers() == 16 and not has_byte_dots()
 
 
+def lookup() -> tuple[int, str]:
+    """Return bytes of a vector, and LLVM's name of the instruction that replaces each, below 16, by a table's."""
+    if is_arm():
+        return 16, "llvm.aarch64.neon.tbl1.v16i8"
+    if lanes() == 16 and has("avx512bw"):
+        return 64, "llvm.x86.avx512.pshuf.b.512"
+    return (32, "llvm.x86.avx2.pshuf.b") if lanes() > 4 else (16, "llvm.x86.ssse3.pshuf.b.128")
+
+
 def has_bfloat16_dots() -> bool:
     """Return whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
     return not is_arm() and lanes() == 16 and has("avx512bf16")
