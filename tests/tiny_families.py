@@ -55,6 +55,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,
         hidden_size_per_layer_input=0, final_logit_softcapping=3.0,
     ),
+    "gemma4-moe": lambda: config_of(
+        "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=32,
+    ),
     "gemma4-shared": lambda: config_of(
         "Gemma4Text", **_TIED | {"num_hidden_layers": 6}, sliding_window=6, layer_types=[*_KINDS, SLIDING, FULL],
         **_GEMMA4, hidden_size_per_layer_input=16, vocab_size_per_layer_input=FAMILY_VOCAB, num_kv_shared_layers=3,
@@ -96,6 +100,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "GraniteMoeShared", **_MOE, **_GRANITE, num_local_experts=4, shared_intermediate_size=48
     ),
     "ernie4.5": lambda: config_of("Ernie4_5", **_TIED, head_dim=32, use_bias=True),
+    "ernie4.5-moe": lambda: config_of(
+        "Ernie4_5_Moe", **_TIED, moe_intermediate_size=32, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
+        moe_layer_interval=1,
+    ),
     "minimax-m2": lambda: config_of("MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16),
     "arcee": lambda: config_of("Arcee", **_SHAPE, **_BIASED, head_dim=16),
     "starcoder2": lambda: config_of("Starcoder2", **_TIED, sliding_window=9),

@@ -37,7 +37,8 @@ class DecoderConfig(ModelShape):
 
     each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
                  `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the largest of them.
-    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`.
+    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`; out_eps:
+                 that of the norms of outputs, 0: the same. embed_norm: embeddings are normalised, without a weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
@@ -54,6 +55,8 @@ class DecoderConfig(ModelShape):
     norm: str = "rms"
     norm_bias: bool = True
     norm_eps: float = 1e-6
+    out_eps: float = 0.0
+    embed_norm: bool = False
     activation: str = "silu"
     limit: float = 0.0
     gated: bool = True
@@ -186,6 +189,8 @@ class DecoderConfig(ModelShape):
             "limit",
             "norm_bias",
             "side_width",
+            "out_eps",
+            "embed_norm",
         ):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 return f"it has {name} {getattr(self, name)}"
@@ -285,7 +290,7 @@ class DecoderConfig(ModelShape):
         for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
-        for part, width in zip(["q", *own[:1]] if layer.qk_norm else [], (q, kv), strict=False):
+        for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
             out[f"{at}.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
         if layer.sinks:
             out[f"{at}.sinks.weight"] = (layer.heads,)
@@ -297,6 +302,10 @@ class DecoderConfig(ModelShape):
         linear(f"{at}.mlp.gate", experts.count, self.hidden_size, experts.router_bias)
         if experts.corrected:
             out[f"{at}.mlp.gate_correction.bias"] = (experts.count,)
+        if experts.apart:
+            norms = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
+            out |= {f"{at}.mlp.{part}.weight": (self.hidden_size,) for part in norms}
+            out[f"{at}.mlp.expert_scales.weight"] = (experts.count,)
         for e in range(experts.count):
             mlp(f"{at}.mlp.experts.{e}", experts.intermediate_size)
         if experts.shared:

@@ -19,8 +19,8 @@ class LayerDescription:
     scale          of the scores; None: 1 / sqrt(head_dim).
     cap            c: scores become c * tanh(score / c); 0: they stay.
     sinks          a learned score for each head joins the softmax, without a value.
-    qk_norm        "head": RMS norm of each query and key head, "width": of all heads together, "": none;
-                   late_norm: after the rotary embedding.
+    qk_norm        "head": RMS norm of each query and key head, "plain": the same without a weight, "width": of all
+                   heads together, "": none; late_norm: after the rotary embedding.
     value_norm     RMS norm of each value head, without a weight.
     key_is_value   values are the keys before their norm and rotary embedding.
     shared         the layer whose keys and values it reads; None: it has its own.

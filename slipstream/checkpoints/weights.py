@@ -328,7 +328,7 @@ def _canonical(
         prefix, part, bias = fused.groups()
         return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
     layer = _LAYER.match(name)
-    if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
+    if family.further and (name.startswith(("mtp.", "mtp_")) or (layer is not None and int(layer[1]) >= config.layers)):
         return []
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
@@ -346,6 +346,8 @@ def _canonical(
     if spans:
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
     name = _of_mlp(name, config)
+    if name.endswith(".gate_correction.bias"):
+        return [(name, torch.flatten)]  # a matrix of one row in ERNIE's
     return [
         (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
     ]

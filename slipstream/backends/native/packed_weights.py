@@ -340,6 +340,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
     record["width"], record["vocab"] = config.hidden_size, config.vocab_size
     record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
     record["gated"], record["eps"], record["limit"] = config.gated, config.norm_eps, config.limit
+    record["out_eps"] = config.out_eps or config.norm_eps
     record["embedding_scale"], record["residual_scale"] = config.embedding_scale, config.residual_scale
     record["logits_scale"], record["logits_cap"] = config.logits_scale, config.logits_cap
     if config.experts is not None:
@@ -385,7 +386,10 @@ def decoder_weights(
         norm(layer, "mlp_norm", f"{at}.{'input' if described.one_norm else 'post_attention'}_layernorm")
         layer["out_norm"] = vector(f"{at}.attention_out_norm.weight")
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
-        layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
+        if described.qk_norm == "plain":
+            layer["q_norm"] = layer["k_norm"] = layout.vector(torch.ones(described.head_dim))
+        else:
+            layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
         if described.recurrence is not None:
             layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
@@ -413,6 +417,11 @@ def decoder_weights(
         assert config.experts is not None
         layer["router"] = join([f"{at}.mlp.gate"], floats)
         layer["correction"] = vector(f"{at}.mlp.gate_correction.bias")
+        layer["router_norm"] = layer["experts_norm"] = layer["mlp_norm"]
+        if config.experts.apart:
+            for part in ("experts_norm", "experts_out_norm", "shared_out_norm", "expert_scales"):
+                layer[part] = vector(f"{at}.mlp.{part}.weight")
+            layer["router_norm"] = layout.vector(weights[f"{at}.mlp.router_norm.weight"] * config.hidden_size**-0.5)
         layer["experts"], layer["first_expert"] = config.experts.count, len(experts)
         experts += [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
         if config.experts.shared:
@@ -423,6 +432,7 @@ def decoder_weights(
     record = model[0]
     describe_model(record, config)
     norm(record, "norm", "norm")
+    record["embed_norm"] = layout.vector(torch.ones(config.hidden_size)) if config.embed_norm else 0
     record["head"] = join([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
     tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
     if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):

@@ -211,7 +211,7 @@ def _add_mlp(board, model, layer, count, factor):
         mixture(board, model, layer, count, sums)
         _merge_array(board, model, layer.mlp_out_norm, sums, scale, factor)
         return
-    inner(board, model, layer, layer.up, count)
+    inner(board, model, layer, layer.up, layer.mlp_norm, count)
     if layer.mlp_out_norm == 0 and scale == 1 and factor == 1:
         outer(board, model, layer.down, count, room.x, room.stride, ADD)
         return
@@ -309,7 +309,7 @@ def one_layer(
             room.mixed_stride,
         )  # fmt: skip
     if layer.parallel:
-        inner(board, model, layer, layer.up, active_count)
+        inner(board, model, layer, layer.up, layer.mlp_norm, active_count)
         _add_attention(board, model, layer, active_count)
         outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
         return

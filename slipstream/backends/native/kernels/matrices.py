@@ -141,7 +141,7 @@ def merge(board, model, norm, y, y_stride, rows, scale, factor):
     """Add rows at y to the residual stream: see `products.merge`."""
     job, room = board.merge, board.room
     job.x, job.stride, job.y, job.y_stride = room.x, room.stride, y, y_stride
-    job.width, job.rows, job.each, job.norm, job.scale, job.eps = model.width, rows, 8, norm, scale, model.eps
+    job.width, job.rows, job.each, job.norm, job.scale, job.eps = model.width, rows, 8, norm, scale, model.out_eps
     job.factor = factor
     share(board, records.MERGED, (rows + 7) // 8, rows * model.width > MIN_SHARED_NUMBERS)
 
