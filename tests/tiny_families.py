@@ -1,5 +1,6 @@
 """Tiny random models of the families whose layers have more parts than Llama's: every part is switched on."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,15 @@ _MAMBA = {
     "shared_intermediate_size": 48,
 }  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+def granite_mamba() -> dict[str, Any]:
+    """Mamba-2 layers in one group, as released models have, where transformers norms all groups at once (5.17)."""
+    from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
+
+    by_group = "group_size" in inspect.signature(granite.GraniteMoeHybridRMSNormGated).parameters
+    return _MAMBA if by_group else _MAMBA | {"mamba_n_groups": 1}
+
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma": lambda: config_of("Gemma", **_TIED, head_dim=16),
@@ -96,7 +106,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "GraniteMoeShared", **_MOE, **_GRANITE, num_local_experts=4, shared_intermediate_size=48
     ),
     "ernie4.5": lambda: config_of("Ernie4_5", **_TIED, head_dim=32, use_bias=True),
-    "minimax-m2": lambda: config_of("MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16),
+    "minimax-m2": lambda: config_of(
+        "MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16,
+        partial_rotary_factor=0.5,  # transformers 5.17 does not read `rotary_dim`
+    ),
     "arcee": lambda: config_of("Arcee", **_SHAPE, **_BIASED, head_dim=16),
     "starcoder2": lambda: config_of("Starcoder2", **_TIED, sliding_window=9),
     "cohere": lambda: config_of("Cohere", **_TIED, logit_scale=0.5),
@@ -113,9 +126,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Qwen3_5MoeText", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
     ),
     "granite-hybrid": lambda: config_of(
-        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0
+        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **granite_mamba(), num_local_experts=0, num_experts_per_tok=0
     ),
     "granite-hybrid-moe": lambda: config_of(
-        "GraniteMoeHybrid", **_MOE, **_GRANITE, **_MAMBA, num_local_experts=4, position_embedding_type="rope"
+        "GraniteMoeHybrid", **_MOE, **_GRANITE, **granite_mamba(), num_local_experts=4, position_embedding_type="rope"
     ),
 }  # fmt: skip
