@@ -37,7 +37,8 @@ class DecoderConfig(ModelShape):
 
     each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
                  `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the largest of them.
-    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`.
+    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`; out_eps:
+                 that of the norms of outputs, 0: the same. embed_norm: embeddings are normalised, without a weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
@@ -54,6 +55,8 @@ class DecoderConfig(ModelShape):
     norm: str = "rms"
     norm_bias: bool = True
     norm_eps: float = 1e-6
+    out_eps: float = 0.0
+    embed_norm: bool = False
     activation: str = "silu"
     limit: float = 0.0
     gated: bool = True
@@ -186,6 +189,8 @@ class DecoderConfig(ModelShape):
             "limit",
             "norm_bias",
             "side_width",
+            "out_eps",
+            "embed_norm",
         ):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 return f"it has {name} {getattr(self, name)}"
@@ -208,6 +213,12 @@ class DecoderConfig(ModelShape):
     def state_bytes(self, tokens: int = 32) -> int:
         """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
         return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
+
+    def factor(self, name: str) -> float:
+        """What multiplies the outputs of a linear layer, by its canonical name."""
+        _, _, rest = name.partition("layers.")
+        number, _, part = rest.partition(".")
+        return self.described[int(number)].factors.get(part, 1.0) if part else 1.0
 
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -255,9 +266,9 @@ class DecoderConfig(ModelShape):
             at = f"layers.{i}"
             if layer.norm_before:
                 norm(f"{at}.input_layernorm")
-            if layer.recurrence is not None:
+            if layer.recurrence is not None and layer.mixes:
                 out |= {f"{at}.recurrent.{part}": shape for part, shape in layer.recurrence.shapes(d).items()}
-            else:
+            if layer.attends:
                 self._attention(f"{at}.self_attn", layer, out, linear)
             if layer.norm_before and not layer.one_norm:
                 norm(f"{at}.post_attention_layernorm")
@@ -282,10 +293,10 @@ class DecoderConfig(ModelShape):
         """Add the shapes of a layer's attention."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
-        for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
+        for part, rows in (("q", q), *((part, kv) for part in own), *_gate(layer)):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
-        for part, width in zip(["q", *own[:1]] if layer.qk_norm else [], (q, kv), strict=False):
+        for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
             out[f"{at}.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
         if layer.sinks:
             out[f"{at}.sinks.weight"] = (layer.heads,)
@@ -297,12 +308,21 @@ class DecoderConfig(ModelShape):
         linear(f"{at}.mlp.gate", experts.count, self.hidden_size, experts.router_bias)
         if experts.corrected:
             out[f"{at}.mlp.gate_correction.bias"] = (experts.count,)
+        if experts.apart:
+            norms = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
+            out |= {f"{at}.mlp.{part}.weight": (self.hidden_size,) for part in norms}
+            out[f"{at}.mlp.expert_scales.weight"] = (experts.count,)
         for e in range(experts.count):
             mlp(f"{at}.mlp.experts.{e}", experts.intermediate_size)
         if experts.shared:
             mlp(f"{at}.mlp.shared_expert", experts.shared)
         if experts.shared_gate:
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
+
+
+def _gate(layer: LayerDescription) -> list[tuple[str, int]]:
+    """The part and the rows of an attention's gate, if it has one."""
+    return [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
 
 
 _ORDINARY: JsonMapping = {

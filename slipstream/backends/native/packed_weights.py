@@ -294,8 +294,9 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     layer = config.described[number]
     record["heads"], record["kv_heads"], record["size"] = layer.heads, layer.kv_heads, layer.head_dim
     record["kv"], record["writes"] = number if layer.shared is None else layer.shared, layer.shared is None
-    record["window"], record["parallel"], record["gate"] = layer.window or 0, layer.parallel, layer.gate
-    record["scale"], record["cap"] = layer.score_scale, layer.cap
+    record["window"], record["parallel"] = layer.window or 0, layer.parallel
+    record["gate"] = {"": 0, "output": 1, "head": layer.head_dim}[layer.gate]
+    record["scale"], record["cap"], record["out_scale"] = layer.score_scale, layer.cap, layer.out_scale
     record["wide_norm"], record["late_norm"] = layer.qk_norm == "width", layer.late_norm
     record["key_is_value"] = layer.key_is_value
     record["value_norm"] = layout.vector(torch.ones(layer.head_dim)) if layer.value_norm else 0
@@ -324,10 +325,12 @@ def recurrent_layer(
     if part.per_head:
         record["rate"] = layout.vector(-weights[f"{at}.A_log"].double().exp().float())
         record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
+        record["step_scale"] = 2 if part.doubled else 1
     record["skip"] = layout.find_vector(weights, f"{at}.D")
     if part.normed:
         norm = weights[f"{at}.norm.weight"]
-        record["norm"], record["norm_width"], record["eps"] = layout.vector(norm), len(norm), config.norm_eps
+        record["norm"], record["norm_width"] = layout.vector(norm), len(norm)
+        record["eps"] = config.norm_eps if part.eps is None else part.eps
     before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
     record["cells_before"] = sum(each.cells for each in before)
     record["kept_before"] = sum(each.kept for each in before)
@@ -340,6 +343,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
     record["width"], record["vocab"] = config.hidden_size, config.vocab_size
     record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
     record["gated"], record["eps"], record["limit"] = config.gated, config.norm_eps, config.limit
+    record["out_eps"] = config.out_eps or config.norm_eps
     record["embedding_scale"], record["residual_scale"] = config.embedding_scale, config.residual_scale
     record["logits_scale"], record["logits_cap"] = config.logits_scale, config.logits_cap
     if config.experts is not None:
@@ -365,7 +369,12 @@ def decoder_weights(
 
     def join(names: Seq[str], chosen: str = fmt) -> np.ndarray:
         blocks = layout.join_blocks(weights, names) if as_stored else None
-        return layout.join(weights, names, chosen) if blocks is None else blocks
+        matrix = layout.join(weights, names, chosen) if blocks is None else blocks
+        factors = [config.factor(name) for name in names]
+        if any(factor != 1 for factor in factors):
+            each = np.repeat(factors, [weights.shapes[f"{name}.weight"][0] for name in names])
+            matrix["factors"] = layout.keep(np.pad(each, (0, int(matrix["outs"]) - len(each))).astype(np.float32))
+        return matrix
 
     def norm(record: np.ndarray, field_name: str, name: str) -> None:
         record[field_name] = vector(f"{name}.weight")
@@ -385,7 +394,10 @@ def decoder_weights(
         norm(layer, "mlp_norm", f"{at}.{'input' if described.one_norm else 'post_attention'}_layernorm")
         layer["out_norm"] = vector(f"{at}.attention_out_norm.weight")
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
-        layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
+        if described.qk_norm == "plain":
+            layer["q_norm"] = layer["k_norm"] = layout.vector(torch.ones(described.head_dim))
+        else:
+            layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
         if described.recurrence is not None:
             layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
@@ -397,10 +409,11 @@ def decoder_weights(
             else:
                 layer["qkv"] = join(each)
             layer["o"] = join([f"{at}.recurrent.out_proj"])
-        else:
+        if described.attends:
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-            layer["qkv"] = join([name for name in parts if f"{name}.weight" in weights])
-            layer["o"] = join([f"{at}.self_attn.o_proj"])
+            first, last = ("beside", "beside_o") if described.beside else ("qkv", "o")
+            layer[first] = join([name for name in parts if f"{name}.weight" in weights])
+            layer[last] = join([f"{at}.self_attn.o_proj"])
         if described.scaled:
             layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
         if config.side_width:
@@ -413,6 +426,11 @@ def decoder_weights(
         assert config.experts is not None
         layer["router"] = join([f"{at}.mlp.gate"], floats)
         layer["correction"] = vector(f"{at}.mlp.gate_correction.bias")
+        layer["router_norm"] = layer["experts_norm"] = layer["mlp_norm"]
+        if config.experts.apart:
+            for part in ("experts_norm", "experts_out_norm", "shared_out_norm", "expert_scales"):
+                layer[part] = vector(f"{at}.mlp.{part}.weight")
+            layer["router_norm"] = layout.vector(weights[f"{at}.mlp.router_norm.weight"] * config.hidden_size**-0.5)
         layer["experts"], layer["first_expert"] = config.experts.count, len(experts)
         experts += [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
         if config.experts.shared:
@@ -423,6 +441,7 @@ def decoder_weights(
     record = model[0]
     describe_model(record, config)
     norm(record, "norm", "norm")
+    record["embed_norm"] = layout.vector(torch.ones(config.hidden_size)) if config.embed_norm else 0
     record["head"] = join([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
     tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
     if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):

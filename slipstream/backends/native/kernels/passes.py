@@ -64,6 +64,10 @@ def _forward(
         if model.embedding_scale != 1:
             for r in range(count):
                 _scale(floats(space.x + 4 * space.stride * r, model.width), model.embedding_scale)
+        if model.embed_norm:
+            for r in range(count):
+                row = floats(space.x + 4 * space.stride * r, model.width)
+                rms_norm(row, floats(model.embed_norm, model.width), model.eps, row)
         if model.positions.count > 0:
             positions, at = np.empty(count, np.int64), rows_at(rows.at, count)
             for r in range(count):
