@@ -67,8 +67,8 @@ class TargetError(SlipstreamError):
 
 
 class DeadEndError(TargetError):
-    """A request cannot go on because of what it asks for: every token is forbidden where its text stands, or its form
-    takes too much work. The target is well."""
+    """A request cannot go on because of its own parameters: every next token is forbidden, or its form takes too much
+    work. The target is not at fault."""
 
 
 class EngineError(SlipstreamError):
@@ -76,7 +76,7 @@ class EngineError(SlipstreamError):
 
 
 class ReaderError(SlipstreamError):
-    """What a request gained was not read for so long that it was ended."""
+    """A request was ended because nobody read its output for too long."""
 
 
 class ResultError(SlipstreamError):

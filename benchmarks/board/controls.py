@@ -137,7 +137,7 @@ def not_rolled_back() -> None:
                 logits[row] = 0.6 * logits[row] + 0.4 * left.pop(seq.id)
         verdict = right(seqs, draft, logits, rule)
         for b, seq in enumerate(seqs):
-            if verdict.accepted(b) < len(draft.nodes(b)):
+            if verdict.count_accepted(b) < len(draft.nodes(b)):
                 left[seq.id] = logits[draft.splits[b + 1] + b]
         return verdict
 

@@ -12,7 +12,7 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, is_about_servers, make_vllm_server, request_fields, start_servers
 from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import OutputOptions, PromptOptions, run
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, ServedError
@@ -22,13 +22,13 @@ from slipstream.measure.results import Result, check_writable
 
 @dataclass(frozen=True)
 class VerifyPrompts(PromptOptions):
-    """Of every embedded kind."""
+    """Prompts of every embedded kind."""
 
     prompts: str = "code,edit,varied"
     count: int = 9
 
 
-@grouped
+@expand_groups
 def verify(
     models: ModelOptions,
     sampling: SamplingOptions,

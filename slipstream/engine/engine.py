@@ -111,7 +111,7 @@ class Engine:
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.stats = EngineStats()  # what is counted here; `EngineThread.stats` adds the rest
         memory = target.capabilities.memory
-        self._bounded = None if memory is None or memory.capacity is None else memory
+        self._bounded = memory if memory is not None and memory.bounded else None
         self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)
         self._lock = lock or Turns()
         self._requests: dict[int, Request] = {}  # those that wait or run
@@ -354,7 +354,7 @@ class Engine:
                 continue
             if self._bounded is not None:
                 writes.append(slots(seq, 0))
-                if self._running and self._bounded.missing(writes):
+                if self._running and self._bounded.count_missing(writes):
                     return
             self._waiting.remove(seq)
             self._running.append(seq)

@@ -53,7 +53,7 @@ def fitting_lengths(
     for limit in (most, most // 2, 0):
         lengths = [min(limit, length) for length in wanted]
         writes = [slots(seq, most_nodes(n)) for seq, n in zip(seqs, lengths, strict=True)]
-        if not memory.missing([*writes, *(slots(seq, 0) for seq in prompts)]):
+        if not memory.count_missing([*writes, *(slots(seq, 0) for seq in prompts)]):
             return lengths
     return None
 
@@ -81,7 +81,7 @@ class SharedPrefixes:
         """
         if self._memory is None:
             return
-        most = min(len(seq.tokens) - 1, self._drafter.cached_prefix(seq)) if drafts else len(seq.tokens) - 1
+        most = min(len(seq.tokens) - 1, self._drafter.match_prefix(seq)) if drafts else len(seq.tokens) - 1
         seq.kv_len = self._memory.begin(seq.id, seq.tokens, most)
         if drafts:
             self._drafter.begin(seq, seq.kv_len)

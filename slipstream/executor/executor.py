@@ -85,8 +85,8 @@ def make_batch(
     """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last of these tokens and
     for every node.
 
-    Slots: the KV of token i of a sequence is in slot i, that of node j of the draft in slot len(tokens) + j. A node's
-    position is that of the last pending token plus the node's depth, so siblings share one.
+    Slots: the KV of token i of a sequence is in slot i, the KV of node j of the draft in slot len(tokens) + j. A node's
+    position is the last pending token's plus the node's depth, so siblings share one.
 
     starts  slot of the first token to run, where part of a long prompt has run already; else `seq.kv_len`.
     stop    where a piece of a long prompt ends, before `end`.
@@ -153,7 +153,7 @@ class Executor(Protocol):
 
     @property
     def slices(self) -> bool:
-        """Whether `forward` takes `layers`."""
+        """Return whether `forward` takes `layers`."""
         ...
 
     @property

@@ -100,7 +100,7 @@ class Proposer:
         """vLLM calls it; a lookup has no weights."""
 
     def see(self, runner: GPUModelRunner, scheduled: SchedulerOutput) -> None:
-        """Note the runner of this step, and what it ran (`SchedulerOutput`)."""
+        """Note the runner of this step and its `SchedulerOutput`."""
         self._runner, self._scheduled = runner, scheduled
 
     def propose(
@@ -143,7 +143,7 @@ class Proposer:
         return RowDrafts(drafter, self._most, self._model.max_model_len, self._timed)
 
     def _read_request(self, key: str, prompt: int) -> RowRequest:
-        """What vLLM knows of a request."""
+        """Read a request from vLLM's own state."""
         params = self._runner.requests[key].sampling_params
         most = self._model.max_model_len if params.max_tokens is None else prompt + params.max_tokens
         return RowRequest(prompt, most, self._read_prediction((params.extra_args or {}).get(PREDICTION)))
@@ -178,8 +178,8 @@ def _read_tokens(row: np.ndarray, begin: int, end: int) -> list[int]:
 
 
 def _watch_runners() -> None:
-    """Have vLLM's runners show their proposer, before each draft, what it is for. Raises ParameterError where this
-    vLLM has no such runner."""
+    """Make vLLM's runners show their proposer each step before it drafts. Raises ParameterError where this vLLM has no
+    such runner."""
     try:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import numpy as np
 
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.strict import JsonObject
@@ -21,6 +22,12 @@ from slipstream.llm import LLM, Completion
 from slipstream.measure import estimates
 from slipstream.measure.estimates import FEWEST_PASSES, Estimate
 from slipstream.measure.identity import Divergence, find_divergence
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
+
+ArmDrafter: TypeAlias = "str | Drafter | list[str | Drafter] | None"
+"""A name, or names of a stack, of drafters that are created again for every pass; or one drafter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +48,7 @@ class Arm:
 
     name: str
     llm: LLM
-    drafter: Any = None
+    drafter: ArmDrafter = None
     draft_tokens: int = 0
     options: JsonObject = field(default_factory=dict)
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -49,28 +56,36 @@ class Arm:
     lengths: DraftLengths | None = None
     against: Arm | None = None
 
-    def prepare(self) -> Any:
+    def prepare(self) -> Drafter | None:
         if not isinstance(self.drafter, (str, list)):
             return self.drafter
         self.llm.use(self.drafter, **self.options)
         return self.llm.drafter
 
 
-def is_recreated(drafter: Any) -> bool:
+def is_recreated(drafter: object) -> TypeGuard[str]:
     """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
 
-def load_weights_once(llm: LLM, drafter: Any, options: JsonObject | None = None) -> tuple[Any, JsonObject]:
+def load_weights_once(
+    llm: LLM, drafter: DraftArgument, options: JsonObject | None = None
+) -> tuple[ArmDrafter, JsonObject]:
     """The drafter and options for an `Arm`. A drafter with weights is loaded here, once; others stay names and are
     created again for every pass. Any drafter is created once here, so that bad options raise before anything is
     measured."""
-    llm.use(drafter, **(options or {}))
+    given = dict(options or {})
+    loaded = _load(llm, drafter, given)
+    if isinstance(drafter, list):
+        return [each if is_recreated(each) else _load(llm, each, {}) for each in drafter], given
+    return (drafter, given) if is_recreated(drafter) else (loaded, {})
+
+
+def _load(llm: LLM, drafter: DraftArgument, options: JsonObject) -> Drafter:
+    llm.use(drafter, **options)
     loaded = llm.drafter
     llm.use(None)
-    if isinstance(drafter, list):
-        return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
-    return (drafter, dict(options or {})) if is_recreated(drafter) else (loaded, {})
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -101,7 +116,7 @@ class Run:
     cells: list[list[Cell]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
     divergences: list[tuple[int, Divergence]] = field(default_factory=list)
-    drafter: Any = None
+    drafter: Drafter | None = None
     context: int | None = None
 
     @property
@@ -243,7 +258,9 @@ def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> 
         advance()
 
 
-def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:
+def decode(
+    arm: Arm, drafter: Drafter | None, prompts: Seq[Seq[int]], seeds: Seq[int]
+) -> tuple[list[Completion], float]:
     """Decodes one batch. Returns the completions and the wall seconds."""
     llm = arm.llm
     llm.use(drafter)

@@ -4,18 +4,23 @@ It knows the names and defaults of `vllm serve` 0.33. If vLLM does not have the 
 no other. Nothing is measured or loaded here; of a draft model or head in a folder, config.json is read.
 """
 
+from __future__ import annotations
+
 import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipstream.core.params import Strict
 from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, SAME
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
 STARTED_WITH = {
@@ -33,7 +38,7 @@ class Contender:
     """
 
     label: str
-    drafter: Any
+    drafter: DraftArgument
     draft_tokens: int
     options: JsonObject = field(default_factory=dict)
     adaptive: bool = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Target, TargetOut
+from slipstream.drafters.none import NoDrafter
 from slipstream.measure.arms import Arm, Run
 from slipstream.measure.step_figures import Measured
 from slipstream.theory.cost_curve import CostCurve
@@ -82,8 +82,8 @@ class CountingArm(Arm):
 
     tally: Tally = field(default_factory=Tally)
 
-    def prepare(self) -> Any:
-        return Counting(super().prepare(), self.tally)
+    def prepare(self) -> Counting:
+        return Counting(super().prepare() or NoDrafter(), self.tally)
 
 
 def measure_steps(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:

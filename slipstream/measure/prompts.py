@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream import zoo
 from slipstream.core.params import SamplingParams
@@ -257,13 +257,6 @@ def ask_later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: i
     return prompt_turns
 
 
-def encode_built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
-    """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
-    their end, so that half of the context is free for the answer."""
-    ids = [encode(llm, entry, "auto") for entry in read_entries(kind)[:count]]
-    return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
-
-
 def _json_line(path: Path, number: int, line: str) -> Entry:
     try:
         value = parse_json(line)
@@ -278,7 +271,7 @@ def _json_line(path: Path, number: int, line: str) -> Entry:
     category = str(value.get("category") or ("HumanEval" if "task_id" in value else path.stem))
     name = str(value.get("question_id", value.get("task_id", number)))
     turns = value.get("turns")
-    later: tuple[Any, ...] = ()
+    later: tuple[str, ...] = ()
     if isinstance(turns, list) and turns:
         text, request, later = turns[0], True, tuple(turns[1:])
     else:

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream import __version__
 from slipstream.checkpoints.checkpoint import Checkpoint
@@ -147,7 +147,7 @@ def public(text: str) -> str:
     return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
-def public_values(value: object) -> Any:
+def public_values(value: object) -> object:
     """JSON values with `public` applied to every string in them, keys excepted."""
     if isinstance(value, dict):
         return {key: public_values(one) for key, one in value.items()}
@@ -156,13 +156,13 @@ def public_values(value: object) -> Any:
     return public(value) if isinstance(value, str) else value
 
 
-def note_conditions(seed: int | None = None, **more: Any) -> JsonObject:
+def note_conditions(seed: int | None = None, **more: object) -> JsonObject:
     """The conditions of any measurement, as plain JSON values."""
     here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
     return here | {"seed": seed, **more}
 
 
-def note_provenance(llm: LLM, seed: int | None = None, **more: Any) -> JsonObject:
+def note_provenance(llm: LLM, seed: int | None = None, **more: object) -> JsonObject:
     """The conditions of a measurement with this engine, as plain JSON values."""
     return note_conditions(seed, **describe_engine(llm), **more)
 

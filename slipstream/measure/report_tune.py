@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from slipstream.core.strict import JsonObject
 from slipstream.measure.configs import Settings
@@ -12,6 +11,7 @@ from slipstream.measure.results import Result
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import (
     Alarm,
+    CellValue,
     Column,
     Estimate,
     Section,
@@ -201,7 +201,7 @@ def tabulate_costs(curve: CostCurve) -> Table:
     """The cost curve of the target at powers of two."""
     shown = [(n, seconds) for n, seconds in zip(curve.rows, curve.seconds, strict=True) if n & (n - 1) == 0]
     columns = [words("rows per pass"), *(Column(str(n), digits=2) for n, _ in shown)]
-    cells: list[list[Any]] = [
+    cells: list[list[CellValue]] = [
         ["ms", *(f"{1e3 * seconds:.1f}" for _, seconds in shown)],
         ["relative to one row", *(seconds / curve.seconds[0] for _, seconds in shown)],
     ]

@@ -33,7 +33,7 @@ INTERRUPTED = "the run was interrupted: these are the measurements until then"
 T = TypeVar("T")
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Turn dataclasses, mappings and sequences into JSON values: null for NaN and infinity, which JSON does not have;
     keys are strings."""
     if is_dataclass(value):
@@ -44,12 +44,14 @@ def to_json(value: Any) -> Any:
         return [to_json(one) for one in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
     if value is None or isinstance(value, (str, int)):
         return value
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def from_json(kind: Any, value: Any) -> Any:
+def from_json(kind: Any, value: object) -> Any:
     """Make a value of this type from what `to_json` made of it. Raises KeyError for a missing field, TypeError for
     what is no object. What is no dataclass, and holds none, stays as it is."""
     if get_origin(kind) in (Union, types.UnionType):
@@ -141,7 +143,7 @@ def read_all(path: str | Path) -> list[Result]:
     return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
 
 
-def _loaded(path: str | Path) -> Any:
+def _loaded(path: str | Path) -> object:
     try:
         return parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
@@ -170,7 +172,7 @@ def _checked(path: str, content: object) -> Result:
 
 
 @contextmanager
-def recording(result: Result, path: str | Path | None, collect: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+def recording(result: Result, path: str | Path | None, collect: Callable[[], object]) -> Iterator[Callable[[], None]]:
     """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
     far.
 

@@ -13,8 +13,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import ServedError
 from slipstream.measure.counters import SERVERS, Counters
 from slipstream.measure.diagnosis import ACCEPTANCE, NOTHING
@@ -29,7 +29,7 @@ VERDICTS = {NOTHING: PAYS, ACCEPTANCE: COSTS, SELDOM: COSTS, COSTLY: COSTS}
 LIKE = 1.02
 """Windows whose tokens a step differ by less than this factor have as many: they are estimates."""
 
-Event = dict[str, Any]
+Event = JsonObject
 """What is said, under "event", and of a verdict the figures behind it."""
 
 
@@ -66,7 +66,7 @@ class PayWatch:
             self.state = event["event"]
         return event if is_said else None
 
-    def _verdict(self, counters: dict[str, Any], diagnosis: ServedDiagnosis) -> Event:
+    def _verdict(self, counters: JsonObject, diagnosis: ServedDiagnosis) -> Event:
         known = {} if diagnosis.forecast is None else asdict(diagnosis.forecast)
         event = {
             "event": VERDICTS.get(diagnosis.cause, UNDECIDED),

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import sentence
 from slipstream.templates.sizes import size as size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+CellValue: TypeAlias = "str | float | Estimate | None"
+MakeCell: TypeAlias = Callable[[Any], CellValue]
+"""Makes the cell of what a row stands for."""
 NOTHING = "-"
 """The text of a cell that is None."""
 
@@ -39,13 +43,13 @@ class Column:
     unit: str = ""
     digits: int = 0
     words: bool = False
-    cell: Callable[[Any], Any] = field(default=lambda row: row, repr=False)
+    cell: MakeCell = field(default=lambda row: row, repr=False)
 
     @property
     def heading(self) -> str:
         return f"{self.name}, ms" if self.unit == "ms" else self.name
 
-    def text(self, cell: Any) -> str:
+    def text(self, cell: CellValue) -> str:
         """Write the cell. An `Estimate` has its interval behind it; text stays as it is."""
         if cell is None:
             return NOTHING
@@ -56,7 +60,7 @@ class Column:
         return FORMATS[self.unit](cell, self.digits)
 
 
-def words(name: str, cell: Callable[[Any], Any] = lambda row: row) -> Column:
+def words(name: str, cell: MakeCell = lambda row: row) -> Column:
     """Make a column of text."""
     return Column(name, words=True, cell=cell)
 
@@ -67,7 +71,7 @@ class Table:
 
     title: str
     columns: Seq[Column]
-    rows: Seq[Seq[Any]]
+    rows: Seq[Seq[CellValue]]
     note: str = ""
 
     def texts(self) -> list[list[str]]:
@@ -127,10 +131,10 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     configs: list[tuple[str, str, str]] = field(default_factory=list)
-    trace: Any = None
+    trace: JsonObject | None = None
 
 
-def tabulate(title: str, things: Iterable[Any], columns: Seq[Column], note: str = "") -> Table:
+def tabulate(title: str, things: Iterable[object], columns: Seq[Column], note: str = "") -> Table:
     """Make a table with a row for each thing, whose cells the columns make."""
     return Table(title, columns, [[column.cell(thing) for column in columns] for thing in things], note)
 

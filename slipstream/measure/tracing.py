@@ -45,7 +45,7 @@ class Recorder(WrappedDrafter):
         super().observe(seqs, draft, out, verdict)
 
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
-        run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
+        run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.count_accepted(0)
         probs = compute_target_probs(seq, draft, logits, len(run))  # [1 + N, V]
         children = draft.children(0)
         who = [name or self.name for name in draft.by or [""] * len(draft)]  # of each node

@@ -10,11 +10,11 @@ such a load cannot overload a server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Awaitable, Callable, Mapping, Sequence as Seq
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from slipstream.measure.traffic_figures import TrafficPass, collect_warnings, co
 if TYPE_CHECKING:
     import httpx
 
+Ask: TypeAlias = "Callable[[TrafficRequest, float], Awaitable[Timed]]"
+"""Sends a request that is due at this time, and waits for its end."""
 LEAST = 16
 """Requests of a pass, if none is asked for: as many, or twice as many as are in flight."""
 
@@ -217,7 +219,7 @@ async def run_pass(
     return TrafficPass(ended - began, [read_stream(each) for each in done], gained, said)
 
 
-async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Callable[[TrafficRequest, float], Any]) -> list[Timed]:
+async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Ask) -> list[Timed]:
     clock, waiting, done = asyncio.get_running_loop().time, iter(asked), []
 
     async def slot() -> None:
@@ -228,13 +230,10 @@ async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Callable[[Traff
     return done
 
 
-async def _arriving(
-    asked: Seq[TrafficRequest], due: np.ndarray, ask: Callable[[TrafficRequest, float], Any]
-) -> list[Timed]:
+async def _arriving(asked: Seq[TrafficRequest], due: np.ndarray, ask: Ask) -> list[Timed]:
     async def later(request: TrafficRequest, at: float) -> Timed:
         await asyncio.sleep(at - asyncio.get_running_loop().time())
-        timed: Timed = await ask(request, at)
-        return timed
+        return await ask(request, at)
 
     return list(await asyncio.gather(*(later(*each) for each in zip(asked, due.tolist(), strict=True))))
 

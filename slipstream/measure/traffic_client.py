@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.errors import ParameterError
@@ -218,7 +218,7 @@ def read_stream(timed: Timed) -> Answered:
     )
 
 
-def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
+def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, JsonObject | None]]:
     """(time at which it was complete, JSON value) of each event; None for [DONE]. An event is one line of data."""
     rest = b""
     for at, piece in pieces:

@@ -272,7 +272,7 @@ class HarmonyFormat(ToolFormat):
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
-def _named(reply: Reply) -> Reading:
+def _read_named(reply: Reply) -> Reading:
     (name,) = reply.functions
     yield from reply.attempt(lambda: reply.arguments(name), "")
     return (yield from plain(reply))
@@ -339,5 +339,5 @@ FORMATS: tuple[ToolFormat, ...] = (
 )  # fmt: skip
 """What models write of their own accord. A format stands before those whose signs are among its own."""
 
-FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _named}
+FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _read_named}
 """What a grammar makes them write, by the choice of a `ToolUse`: an array of calls, or arguments of one function."""

@@ -7,11 +7,11 @@ incompatible pair still decodes correctly, because the target verifies ids, but 
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 from slipstream.checkpoints.checkpoint import CheckpointName
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import differ
+from slipstream.core.strict import JsonObject
 from slipstream.errors import PairError, ParameterError
 from slipstream.targets.describe import describe
 from slipstream.targets.described import Described
@@ -127,7 +127,7 @@ class PairReport:
         corollary 3.9): if it is above 1, no draft length does."""
         return self.draft.config.step_parameters / self.target.config.step_parameters
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {
             "fits": self.fits,
             "problem": self.problem,

@@ -7,12 +7,11 @@ convolution layers. Each sequence is one forward, drafts are chains, and rejecte
 import inspect
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.backends.torch.rows_apart import may_spoil
 from slipstream.checkpoints.module_shape import UNBOUNDED, ModuleShape
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -107,7 +106,7 @@ class ChainsOnly:
                 pieces.append(self._forward(seq, cache, text[len(cache.tokens) : len(cache.tokens) + most], 1, taps)[1])
             before = len(cache.tokens)
             logits, last = self._forward(seq, cache, text[before:], len(chain) + 1, taps)
-            if spoilt(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
+            if may_spoil(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
                 if not cache.roll_back(before):
                     cache = self._caches[seq.id] = RollbackCache(self.parts.cache_config)
                 if len(cache.tokens) < before:
@@ -159,9 +158,9 @@ class ChainsOnly:
         states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
-    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:
+    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
         """What the model is called with to read ids [1, n]."""
-        given: dict[str, Any] = {"input_ids": ids, self._cache_name: cache.cache}
+        given: dict[str, object] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
             start = len(cache.tokens)
             given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]

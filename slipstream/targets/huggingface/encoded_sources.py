@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 from transformers.cache_utils import DynamicCache
 
 from slipstream.core.draft import Draft
@@ -32,7 +33,7 @@ class Source:
 
     hidden: Tensor
     cross: DynamicCache
-    rules: list[Any]
+    rules: list[LogitsProcessor]
 
 
 class EncodedSources:

@@ -11,8 +11,8 @@ Which of these holds is not looked up in a list of architectures: the model is t
 import logging
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
-from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from slipstream.checkpoints.module_shape import ModuleShape, shape_of
@@ -33,7 +33,9 @@ from slipstream.targets.huggingface.trials import Trial, fault_of, forward_logit
 log = logging.getLogger("slipstream")
 
 
-def of_module(module: Any, checkpoint: Path | None = None, chunk: int = 512, kv_blocks: int | None = None) -> Target:
+def of_module(
+    module: PreTrainedModel, checkpoint: Path | None = None, chunk: int = 512, kv_blocks: int | None = None
+) -> Target:
     """A target around a transformers model in memory, which stays as it is.
 
     kv_blocks  blocks of a KV cache of fixed size; None: it grows.
@@ -94,7 +96,7 @@ def of_module(module: Any, checkpoint: Path | None = None, chunk: int = 512, kv_
 
 
 def _run_alone(
-    module: Any, parts: ModuleParts, start: Seq[int], pad: int | None
+    module: PreTrainedModel, parts: ModuleParts, start: Seq[int], pad: int | None
 ) -> tuple[ModuleShape, Trial, DynamicCache]:
     """The model's shape, what it gives for two texts, and an empty cache. start, pad: ids of the texts of an
     encoder-decoder. A fault of its own code, before the trial begins, becomes an UnsupportedModelError."""
@@ -152,7 +154,7 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
     return target
 
 
-def _check_streams(module: object, parts: ModuleParts, trial: Trial) -> None:
+def _check_streams(module: PreTrainedModel, parts: ModuleParts, trial: Trial) -> None:
     """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
     with parts.hidden_states(range(len(parts.layers) + 1)):
         forward_logits(module, parts, trial.texts[0])

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from slipstream.errors import TargetError
@@ -25,7 +26,7 @@ class ModuleParts:
     layers   its layers in order; empty where they were not found.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: PreTrainedModel):
         self.module = module
         self.config = module.config.get_text_config(decoder=True)
         self.decoder: nn.Module = module.get_decoder()
@@ -48,22 +49,21 @@ class ModuleParts:
         return ""
 
     @property
-    def cache_config(self) -> Any:
+    def cache_config(self) -> PreTrainedConfig:
         """What transformers makes the decoder's cache from."""
-        nested = self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel)
-        return self.decoder.config if nested else self.config
+        if self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel):
+            return self.decoder.config
+        return self.config
 
     @property
     def embedding(self) -> nn.Module | None:
         """The input embedding, [V, d]."""
-        layer: nn.Module | None = self.module.get_input_embeddings()
-        return layer
+        return self.module.get_input_embeddings()
 
     @property
     def head(self) -> nn.Module | None:
         """The output head, [V, d]."""
-        layer: nn.Module | None = self.module.get_output_embeddings()
-        return layer
+        return self.module.get_output_embeddings()
 
     @property
     def device(self) -> torch.device:
@@ -81,12 +81,12 @@ class ModuleParts:
                 hooks.callback(self._hook(tap, seen).remove)
             yield seen
 
-    def _hook(self, tap: int, seen: dict[int, Tensor]) -> Any:
+    def _hook(self, tap: int, seen: dict[int, Tensor]) -> RemovableHandle:
         if tap != -1 and not 0 <= tap <= len(self.layers):
             raise TargetError(f"tap {tap} was asked of a model with {len(self.layers)} layers")
 
         # Copies: a layer may add to its input in place.
-        def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             seen[tap] = _stream(args[0] if args else kwargs["hidden_states"]).clone()
 
         def after(_: nn.Module, __: object, output: object) -> None:
@@ -105,8 +105,8 @@ class ModuleParts:
         """Layers first..last-1 alone run in this block; others return what they are given. hidden: the residual stream
         [M, d] that layer `first` starts from, None for the embeddings."""
 
-        def standing_in(given: Tensor | None) -> Callable[..., Any]:
-            def forward(*args: object, **kwargs: object) -> Any:
+        def standing_in(given: Tensor | None) -> Callable[..., object]:
+            def forward(*args: object, **kwargs: object) -> object:
                 stream = args[0] if args else kwargs["hidden_states"]
                 stream = stream if given is None else given.unsqueeze(0)
                 return (stream,) if self._tuples else stream

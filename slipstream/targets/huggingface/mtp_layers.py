@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -27,7 +28,7 @@ from slipstream.checkpoints.weights import check_finite
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 from slipstream.executor.executor import Batch, check_ids, check_steps
-from slipstream.heads.mtp_names import COUNTS, FAMILIES
+from slipstream.heads.mtp_names import COUNTS, FAMILIES, check_stored
 from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
@@ -74,7 +75,9 @@ class MtpLayers(PackedLayers):
         self.model, self.device, self.kind = model, device, kind
         self.layers: int = model.num_mtp_layers
         self.place = next(model.layers.parameters()).device
-        self.config: Any = SimpleNamespace(version=1, taps=(-1,), decoder=SimpleNamespace(context=context))
+        self.config: Any = SimpleNamespace(
+            version=1, taps=(-1,), reduced=False, decoder=SimpleNamespace(context=context)
+        )
         self.ids = torch.arange(model.shared_head.out_features, device=device)
         self._few_rows, self._cache = FewRows(model), PackedCache(self.layers)
         self._open: dict[int, _Open] = {}
@@ -182,7 +185,7 @@ class MtpLayers(PackedLayers):
         return out[0]
 
 
-def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
+def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
     """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
     gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
     family of LoadError."""
@@ -197,12 +200,7 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
     folder = opened.download()
     stored = FAMILIES[config.model_type].count_layers(opened.tensor_names, config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
-    if stored < max(1, declared):
-        raise ConfigError(
-            f"drafter 'mtp' was asked of {folder}, which holds {stored} MTP layers and promises {declared}",
-            why="config.json counts layers that the weights do not have" if declared else "they are what drafts",
-            fix="use another drafter, or a checkpoint that was saved with its MTP layers",
-        )
+    check_stored(folder, stored, declared)
     model, why = _loaded(module, folder, declared), ""
     for kind in KINDS:
         layers = MtpLayers(model, device, context, kind)
@@ -217,7 +215,7 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
     )
 
 
-def _loaded(module: Any, folder: Path, layers: int) -> Any:
+def _loaded(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
     shared, and the target stays as it is."""
     text = module.config.get_text_config(decoder=True)
@@ -231,10 +229,11 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
         setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
     # Those of the class name the layers of released checkpoints.
-    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
+    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected or ())
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded
-    stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    setattr(stand_in, "_weight_conversions", conversions)  # noqa: B010 its class does not declare it
     place = next(module.get_decoder().layers[-1].parameters()).device
     why, fix = "config.json and the weights must say the same", "download the checkpoint again, or use another drafter"
     with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError, why):

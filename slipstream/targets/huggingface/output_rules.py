@@ -12,13 +12,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
+from transformers import LogitsProcessor
 
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.errors import TargetError, UnsupportedModelError
 
 log = logging.getLogger("slipstream")
 
-_REFUSED: dict[str, Any] = {
+_REFUSED: dict[str, object] = {
     "sequence_bias": None, "guidance_scale": 1, "exponential_decay_length_penalty": None, "watermarking_config": None,
     "stop_strings": None, "remove_invalid_values": False, "token_healing": False,
 }  # fmt: skip
@@ -65,7 +66,7 @@ class OutputRules:
                     fix=f"set model.generation_config.{name} = None, or decode without beams",
                 )
 
-    def of(self, seq: Sequence) -> list[Any]:
+    def of(self, seq: Sequence) -> list[LogitsProcessor]:
         """The processors of one text, in transformers' order; empty where nothing is forced or forbidden.
 
         A text that must have a form, or may not end yet, is not ended by force at its limit. Raises TargetError if its

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +43,10 @@ class PackedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the blocks are made by `ModuleBlocks`."""
 
-    def get_seq_length(self) -> Any:
+    def get_seq_length(self) -> int | Tensor:  # type: ignore[override]
         return current_pass().before
 
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Nobody reads them: masks are made for each sequence."""
         return (query_length if isinstance(query_length, int) else len(query_length)), 0
 

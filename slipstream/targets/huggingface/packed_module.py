@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.backends.torch.rows_apart import may_spoil
 from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
 from slipstream.checkpoints.module_shape import ModuleShape
 from slipstream.core.target import Runtime, Slice
@@ -50,7 +50,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
 
 
 @contextmanager
-def attending(*configs: Any) -> Iterator[None]:
+def attending(*configs: PreTrainedConfig) -> Iterator[None]:
     """Models with these configurations use the packed attention in this block, and theirs after it: they may be someone
     else's, too."""
     before = {id(config): (config, config._attn_implementation) for config in configs}
@@ -104,7 +104,7 @@ class PackedModule(PackedLayers):
             through = partial(self._through, batch, hidden, wanted, (first, last), layers is not None)
             logits, seen = through()
             # In a dense pass, even rows of different sequences meet in attention.
-            if spoilt(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
+            if may_spoil(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
                 logits, seen = through(apart=True)
             stream = seen.get(last)
             if layers is not None and -1 not in taps and last not in taps:
@@ -145,7 +145,7 @@ class PackedModule(PackedLayers):
     def _cross(self, batch: Batch) -> CrossAttention | None:
         return None
 
-    def _inputs(self, one: PackedPass) -> dict[str, Any]:
+    def _inputs(self, one: PackedPass) -> dict[str, object]:
         return {
             "input_ids": one.tokens[None],
             self._cache_name: self._cache,

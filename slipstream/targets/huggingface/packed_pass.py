@@ -287,7 +287,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """See `AttentionInterface`. query [1, H, M, D] -> [1, M, H, Dv].
 

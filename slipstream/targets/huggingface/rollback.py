@@ -15,13 +15,13 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 from slipstream.errors import UnsupportedModelError
 
 
-def new_cache(config: Any) -> DynamicCache:
+def new_cache(config: PreTrainedConfig) -> DynamicCache:
     """An empty cache for one sequence. config: of the model's text decoder.
 
     Raises UnsupportedModelError for a layer of the cache that cannot be rolled back; it names the layer."""
@@ -64,7 +64,7 @@ class RollbackCache:
     tokens  those that it holds, which later passes may turn out not to be those of the sequence.
     """
 
-    def __init__(self, config: object):
+    def __init__(self, config: PreTrainedConfig):
         self.cache, self.tokens = new_cache(config), list[int]()
         self._stateful = has_states(self.cache)
         self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence, SourcedSequence
@@ -73,7 +74,7 @@ def limit_of(dtype: torch.dtype) -> Limit:
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
-def forward_logits(module: Any, parts: ModuleParts, text: Seq[int], source: Seq[int] = ()) -> Tensor:
+def forward_logits(module: PreTrainedModel, parts: ModuleParts, text: Seq[int], source: Seq[int] = ()) -> Tensor:
     """Logits [n, V] of the model's own forward, with the positions that `generate` passes."""
     given = {"decoder_input_ids" if source else "input_ids": torch.tensor([list(text)], device=parts.device)}
     if source:
@@ -187,7 +188,7 @@ def quantised_layers(module: nn.Module) -> list[nn.Module]:
     return [layer for layer, weight in weights if weight is None or not is_plain(weight)]
 
 
-def measured_limit(module: Any, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
+def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
     """What rounding explains in this model: more than its dtype says where activations are quantised, but at most half
     of what a mistake would do. A warning then says what that means.
 
@@ -216,7 +217,7 @@ def measured_limit(module: Any, run: Callable[[Seq[int]], Tensor], text: Seq[int
     return Limit(max(usual.largest, min(_MARGIN * rounding, mistake / 2)))
 
 
-def runtime_of(module: Any, limit: Limit, checkpoint: Path | None) -> Runtime:
+def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -> Runtime:
     """What runs the model. limit: of its trials."""
     layers = quantised_layers(module)
     name = None

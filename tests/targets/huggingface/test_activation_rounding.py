@@ -19,8 +19,7 @@ from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_pass import PackedRow
 from slipstream.targets.huggingface.trials import Limit, forward_logits, limit_of, measured_limit, quantised_layers
 from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
-from tests.targets.huggingface.architectures import VOCAB, random_model
-from tests.targets.huggingface.rounding_linear import ROUNDS, behind, with_int8_layers
+from tests.targets.huggingface.architectures import ROUNDS, VOCAB, behind, random_model, with_int8_layers
 
 PROMPTS = [[5, 9, 33, 5, 9, 33], [7, 8, 9, 10, 7, 8]]
 SHORT = SamplingParams(max_tokens=16, ignore_eos=True)
