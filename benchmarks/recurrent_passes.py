@@ -94,6 +94,7 @@ def main() -> None:
 
 def first_tokens(executor: NativeExecutor, length: int, prompts: int) -> tuple[float, float]:
     """Return the median seconds until the first token of a prompt, and of the same prompt once more."""
+    executor.release(1)  # of `run`
     llm, params = LLM(Decoder(executor)), SamplingParams(max_tokens=1, ignore_eos=True)
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(prompts):
