@@ -103,7 +103,7 @@ class MultiStep(Protocol[Rows]):
         """Decode `steps` tokens after each sequence, picked by `sampling` from the same logits that a run would return,
         bit for bit. KV is written for the pending tokens and for all new ones but the last.
 
-        exit  run the first so many layers only (see `EarlyExit`); then KV is written for the last new token, too.
+        exit  run this many of the first layers only (see `EarlyExit`); then KV is written for the last new token, too.
 
         Raises TargetError where logits or hidden states are not finite.
         """

@@ -79,7 +79,7 @@ class RequestChecks:
         return prompt if self.encoder is None else self.encoder.start
 
     def room(self, prompt: int) -> int:
-        """Most tokens of an output, after a prompt of so many."""
+        """Return the most output tokens after a prompt of `prompt` tokens."""
         return self.context - (prompt if self.encoder is None else len(self.encoder.start))
 
     def prediction(self, text: Prompt, name: str = "prediction") -> list[int]:
@@ -91,7 +91,7 @@ class RequestChecks:
         return self._encode(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
-        """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
+        """Apply the chat template to a conversation. names: other variables that it reads, such as `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         turns = _turns(messages)

@@ -1,6 +1,6 @@
 """`slipstream bench`: measures drafters against plain decoding in one interleaved run.
 
-Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals: `slipstream.measure.estimates`.
+`slipstream.core.stats` defines the terms. Speeds include prefill; intervals: `slipstream.measure.estimates`.
 """
 
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -61,8 +61,8 @@ def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet,
 
 
 def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]]) -> dict[str, list[object]]:
-    """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
-    axis if a drafter is measured at several."""
+    """Return axis -> its values, for axes with several values. conditions: of all contenders. The draft length is an
+    axis if a drafter is measured at several lengths."""
     axes: dict[str, Seq[object]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
     for c in contenders:
         lengths: Seq[object] = [other.length for other in contenders if other.label == c.label]
@@ -188,12 +188,12 @@ def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted
 
 
 def is_tree(stats: SpecStats) -> bool:
-    """Whether more draft tokens were verified than a chain of the same depth has."""
+    """Return whether more draft tokens were verified than a chain of the same depth has."""
     return stats.proposed > sum(stats.drafted_at.values())
 
 
 def judge_texts(run: Run) -> str:
-    """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    """Compare the texts with plain decoding's: "plain", "sampled" (not comparable), "identical", "near-tie" or
     "BUG"."""
     if run.plain is None:
         return "plain"

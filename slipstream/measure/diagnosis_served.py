@@ -66,8 +66,7 @@ class ServedForecast:
 
 @dataclass
 class ServedDiagnosis:
-    """cause, fix, reason, evidence: as in `Diagnosis`; reason: what was found, too. forecast: None where nothing is
-    known."""
+    """cause, fix, reason, evidence: as in `Diagnosis`; `reason` also says what was found. forecast: None if unknown."""
 
     cause: str = UNKNOWN
     fix: str = ""
@@ -154,7 +153,7 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
 def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
     """Estimate the speed-up over steps of the same server without drafts; None if the step times do not tell it.
 
-    parts: what the counters gained in each part of the time watched. By least squares, weighted by steps, the time of a
+    parts: gains of the counters in each part of the time watched. By least squares, weighted by steps, the time of a
     step is a quadratic function of its draft tokens (the quadratic term widens the interval where rows are not equally
     dear), beside requests and prompt tokens in a step, and how late it is, as texts grow. At no draft tokens it is the
     time of a step without drafts. It is not extrapolated from parts that all draft much.

@@ -56,7 +56,7 @@ class Endpoint:
         return self if self.model else replace(self, model=self.described()["id"])
 
     def described(self) -> JsonObject:
-        """What the server says of its model."""
+        """Return the server's description of its model."""
         answer = self._call("/models", None)
         listed = (answer.get("data") if isinstance(answer, dict) else None) or []
         matching = [each for each in listed if self.model in ("", each.get("id"))]

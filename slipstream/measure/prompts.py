@@ -227,8 +227,8 @@ def take_in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
 
 
 def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[int]:
-    """Token ids of a prompt, in the chat template if `template` asks for it. later: what the assistant and the user
-    said after it, in turns; without a template, as paragraphs."""
+    """Encode a prompt, in the chat template if `template` asks for it. later: further messages of the assistant and the
+    user, in turns; without a template, as paragraphs."""
     has = bool(getattr(llm.tokenizer, "chat_template", None))
     if template == "chat" or (template == "auto" and entry.request and has):
         roles = ("user", "assistant")

@@ -42,8 +42,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Raced:
-    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts are
-    those of plain decoding."""
+    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts
+    equal plain decoding's."""
 
     label: str
     contender: int

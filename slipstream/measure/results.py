@@ -134,7 +134,7 @@ def read(path: str | Path) -> Result:
 
 
 def read_all(path: str | Path) -> list[Result]:
-    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
+    """Read the results of a file: one result, or several under "runs", as this project's benchmarks write. Raises as
     `read`."""
     content = _loaded(path)
     runs = content.get("runs") if isinstance(content, dict) else None

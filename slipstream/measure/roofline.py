@@ -1,4 +1,4 @@
-"""Hardware, the time of a forward pass on it, predicted with a roofline model, and how many users it serves.
+"""Predicts the time of a forward pass on given hardware with a roofline model, and how many users it serves.
 
     seconds = matrix products + attention + exchanges between devices + overhead
     each of the first two: max(bytes / bandwidth, operations / peak)

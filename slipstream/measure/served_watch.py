@@ -35,7 +35,7 @@ Event = JsonObject
 
 @dataclass
 class PayWatch:
-    """Turns samples of counters into events. c: see `diagnose_served`. state: what was said last."""
+    """Turns samples of counters into events. c: see `diagnose_served`. state: the last verdict."""
 
     c: float
     state: str | None = None

@@ -64,7 +64,7 @@ class Measured(Strict):
 
     @property
     def host(self) -> float:
-        """Host time of a speculative step beyond that of a plain step, in plain steps."""
+        """Host time that a speculative step takes beyond a plain step's, in plain steps."""
         return max(0.0, self.step_host - self.plain_host) / self.plain_step
 
     @property
@@ -74,7 +74,7 @@ class Measured(Strict):
 
     @property
     def checking(self) -> float:
-        """Target time of verifying a full draft over that of a plain step."""
+        """Target time of verifying a full draft over the target time of a plain step."""
         return self.costs(self.rows) / self.costs(self.batch)
 
     @property

@@ -36,7 +36,7 @@ class Column:
              digits), or "" for plain numbers.
     digits   after the point, of "ms" and plain numbers; significant ones of "g".
     words    cells are text and aligned left; numbers are aligned right.
-    cell     makes the cell of what a row stands for (see `tabulate`).
+    cell     makes the cell for the object of a row (see `tabulate`).
     """
 
     name: str

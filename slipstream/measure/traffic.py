@@ -40,7 +40,7 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Traffic(Strict):
-    """How requests come: so many in flight at all times, or at random with a rate (Poisson arrivals).
+    """How requests come: a fixed number in flight, or at random with a rate (Poisson arrivals).
 
     concurrency  requests in flight; None: `rate` says when they come.
     rate         requests a second, on average.
@@ -145,7 +145,7 @@ def measure_traffic(
 
 
 def compute_served_arm(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
-    """Compute the figures of an arm, with the index of the one that it is compared with."""
+    """Compute the figures of an arm, with the index of the arm that it is compared with."""
     base = arm.against
     return ServedArm(
         name=arm.name,

@@ -7,8 +7,8 @@
     gap       between two pieces of text that follow each other, over all requests; a piece may hold several tokens
     whole     from when the request was due to its end
 
-Latencies are percentiles over the successful requests of all passes. Speeds have the 95 % interval over passes of
-`slipstream.measure.estimates`, ratios that of pairs of passes.
+Latencies are percentiles over the successful requests of all passes. Speeds have a 95 % interval over passes, ratios
+one over pairs of passes (`slipstream.measure.estimates`).
 """
 
 from collections import Counter
@@ -100,7 +100,7 @@ def estimate_speed(passes: Seq[TrafficPass]) -> Estimate | None:
 
 
 def compare_speeds(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate | None:
-    """Tokens a second over those of `base`, by pairs of passes."""
+    """Estimate the ratio of tokens a second to `base`, by pairs of passes."""
     pairs = list(zip(base, passes, strict=False))
     if not all(a.tokens and b.tokens for a, b in pairs):
         return None
@@ -109,7 +109,7 @@ def compare_speeds(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate
 
 
 def compute_percentiles(values: Seq[float | None]) -> dict[str, float] | None:
-    """{"p50", "p95", "p99", "mean", "max"} of those that are there; between two values on a line."""
+    """Compute {"p50", "p95", "p99", "mean", "max"} of the values that are not None, interpolated linearly."""
     known = [value for value in values if value is not None]
     if not known:
         return None

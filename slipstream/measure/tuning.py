@@ -91,7 +91,7 @@ def count_steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config
 
 
 def _has_slope(contender: Contender) -> bool:
-    """Whether the cost of a draft grows with its length; that of a lookup drafter does not."""
+    """Return whether the cost of a draft grows with its length; a lookup drafter's does not."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
     return contender.draft_tokens > SHORT and not all(map(is_recreated, names))
 

@@ -40,7 +40,7 @@ class Decoder:
     chunk    most prompt tokens in one forward; longer prompts are prefilled in chunks, which bounds the memory of
              activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
-             embedding and the output head. None: `head_host` says what is lent.
+             embedding and the output head. None: `head_host` provides both.
     checkpoint   folder of the checkpoint, None for a model from memory.
 
     exits    its first layers alone (see `core.target.EarlyExit`).

@@ -57,7 +57,7 @@ class EarlyExits:
         return TargetOut(out.logits, out.taps, batch.splits)
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """Run all rows but those that are kept already. The logits are valid until the next run."""
+        """Run all rows that are not kept already. The logits are valid until the next run."""
         rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
         known = [self._known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
         tokens, positions, splits = list[int](), list[int](), [0]

@@ -37,7 +37,7 @@ class PairReport:
     """The result of `check_pair`.
 
     common    number of ids that both models have.
-    ordinary, special  the ids of these that map to different tokens; special: in both models special tokens.
+    ordinary, special  common ids that map to different tokens; special: in both models special tokens.
     """
 
     target: Described
@@ -48,7 +48,7 @@ class PairReport:
 
     @property
     def compared(self) -> bool:
-        """Whether both models have a token map; if not, only sizes were compared."""
+        """Return whether both models have a token map; if not, only sizes were compared."""
         return self.target.token_map is not None and self.draft.token_map is not None
 
     @property
@@ -141,8 +141,8 @@ class PairReport:
 
 
 def check_pair(target: CheckpointName | Described, draft: CheckpointName | Described) -> PairReport:
-    """Whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or what `describe` said of
-    one. Weights are not loaded.
+    """Check whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or results of `describe`.
+    Weights are not loaded.
 
     Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no model in files.
     """

@@ -29,7 +29,7 @@ def measure_costs(
     """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens; row counts are
     interleaved.
 
-    A runtime may prepare its kernels anew whenever the number of rows changes. In plain decoding it never changes, so
+    A runtime may prepare its kernels again whenever the number of rows changes. In plain decoding it never changes, so
     one row is timed after one row. With speculation it changes now and then, so more rows are timed after one row, too.
 
     Takes 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. It uses a sequence of its own
@@ -64,8 +64,7 @@ def measure_draft_costs(
 ) -> CostCurve:
     """Median seconds of drafting in a greedy step with n draft tokens, after another step of that length. Includes
     proposing and observing, and verification in excess of a plain decode step. `rows` of the curve are draft tokens, or
-    levels of trees. lengths: increasing, beginning with 1; those for which the target's context has no room are left
-    out.
+    levels of trees. lengths: increasing, beginning with 1; lengths beyond the target's context are left out.
 
     Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) steps (fewer if the target's context is too short)
     and releases it; running sequences are not affected.
@@ -108,7 +107,7 @@ def _pass_tokens(lengths: Seq[int]) -> int:
 
 
 def neutral_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:
-    """A text that means nothing, of so many tokens; with a source as long if the target has an encoder."""
+    """Make a meaningless text of `length` tokens; with a source as long if the target has an encoder."""
     ids, encoder = [i % target.vocab_size for i in range(length)], target.capabilities.encoder
     params = params or SamplingParams()
     if encoder is None:

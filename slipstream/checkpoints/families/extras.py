@@ -59,7 +59,7 @@ def _smollm3(config: ReadKeys) -> Fields:
 
 
 def multipliers(config: ReadKeys) -> dict[str, float]:
-    """Granite's, of the embedding, of what is added to the residual stream, and of the logits."""
+    """Read Granite's multipliers of the embedding, of the outputs added to the residual stream, and of the logits."""
     return {
         "embedding_scale": positive(config, "embedding_multiplier", 1.0),
         "residual_scale": positive(config, "residual_multiplier", 1.0),
@@ -126,7 +126,7 @@ def _exaone4(config: ReadKeys) -> Fields:
 def _hunyuan(config: ReadKeys) -> Fields:
     given = common(config, context=2048, eps=1e-5) | biases(config)
     rope, size = rope_parameters(config), given["head_dim"]
-    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # fixed, whatever the length
+    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # fixed at every length
         theta = positive(rope, "rope_theta") * positive(rope, "alpha") ** (size / (size - 2))
         rope |= {"rope_type": "default", "rope_theta": theta, "factor": None}
     return described(given | {"rope_parameters": rope}, qk_norm="head", late_norm=True)

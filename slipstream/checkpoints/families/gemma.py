@@ -85,7 +85,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     vocab = count_of(config, "vocab_size_per_layer_input", 262144)
     given["side_vocab"] = vocab if given["side_width"] else 0
     slides, window = layer_kinds(config, layers, 6), count_of(config, "sliding_window", 512)
-    slides[-1] = False  # as in transformers, whatever is said
+    slides[-1] = False  # as in transformers, even if the file says otherwise
     equal, own = flag(config, "attention_k_eq_v", False), _own_shapes(config, slides, given)
     first = layers - count_of(config, "num_kv_shared_layers", 0, least=0)
     last = {kind: max((i for i in range(first) if slides[i] == kind), default=-1) for kind in set(slides)}

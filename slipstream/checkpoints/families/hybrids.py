@@ -31,7 +31,7 @@ LINEAR = "linear_attention"
 
 
 def _mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
-    """What mixes the tokens of each layer, as `layer_types` says: `part`, or attention (None)."""
+    """Return the mixer of each layer by `layer_types`: `part`, or attention (None)."""
     layers, types = len(default), config.get("layer_types", config.get("layers_block_type"))
     types = default if types is None else types
     attention, recurrent = (FULL, "attention"), ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")

@@ -159,7 +159,7 @@ class ChainsOnly:
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
     def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
-        """What the model is called with to read ids [1, n]."""
+        """Make the arguments with which the model reads ids [1, n]."""
         given: dict[str, object] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
             start = len(cache.tokens)
@@ -173,4 +173,4 @@ def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, 
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)
     assert parent is not None
-    caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
+    caches[child_id] = parent.copied()  # its next run rolls back to `length`

@@ -1,6 +1,6 @@
-"""`EncodedSources`: what the encoder of a transformers model made of the sources of running texts.
+"""`EncodedSources`: keeps the encoder outputs of a transformers model for the sources of running texts.
 
-The encoder reads a source once, together with those of the requests that join in the same step. Its hidden states and
+The encoder reads a source once, together with other sources that join in the same step. Its hidden states and
 the keys and values of the cross-attention stay with the request.
 """
 
@@ -58,7 +58,7 @@ class EncodedSources:
         return len(self._sources)
 
     def of(self, seq_id: int) -> Source:
-        """What is kept of a sequence's source. Raises TargetError for unknown ids."""
+        """Return a sequence's source. Raises TargetError for unknown ids."""
         if seq_id not in self._sources:
             raise TargetError(f"no source of sequence {seq_id} is kept", why="it was never run, or is released already")
         return self._sources[seq_id]
@@ -123,7 +123,7 @@ class EncodedSources:
         self._sources.pop(seq_id, None)
 
     def _groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Which sources are encoded together: those of similar length, so that little is padding."""
+        """Group sources of similar length to encode them together with little padding."""
         group: list[int] = []
         for b in sorted(range(len(lengths)), key=lambda b: lengths[b]):
             if group and not (self.together and lengths[b] * (len(group) + 1) <= MOST_ENCODED):

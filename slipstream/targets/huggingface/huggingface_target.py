@@ -65,7 +65,7 @@ def of_module(
         assert shape.source_context is not None
         encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
         sources.together = fault_of(trials.check_together, sources, trial) is None
-        # Experts that take a limited number of tokens would take those of whichever sequence.
+        # Experts with a limited capacity would take tokens of any sequence.
         kinds: Seq[str] = () if any(hasattr(part, "expert_capacity") for part in module.modules()) else KINDS[:1]
 
         def packed(kind: str) -> Target:
@@ -98,7 +98,7 @@ def of_module(
 def _run_alone(
     module: PreTrainedModel, parts: ModuleParts, start: Seq[int], pad: int | None
 ) -> tuple[ModuleShape, Trial, DynamicCache]:
-    """The model's shape, what it gives for two texts, and an empty cache. start, pad: ids of the texts of an
+    """Return the model's shape, its logits for two texts, and an empty cache. start, pad: ids of the texts of an
     encoder-decoder. A fault of its own code, before the trial begins, becomes an UnsupportedModelError."""
     ids = [token for token in range(int(parts.config.vocab_size)) if token != pad]
     a, b = ([ids[(37 * i + first) % len(ids)] for i in range(7)] for first in (11, 16))
@@ -170,7 +170,7 @@ def _refuse_fixed_cache(name: str, kv_blocks: int | None) -> None:
 
 
 def _lends(parts: ModuleParts, shape: ModuleShape, runtime: Runtime) -> HeadHost | None:
-    """What draft heads may borrow; None for a model whose layers, embedding or output head were not found."""
+    """Offer draft heads the model's parts; None if its layers, embedding or output head were not found."""
     embedding, head = parts.embedding, parts.head
     if len(parts.layers) != shape.layers or embedding is None or head is None:
         return None

@@ -50,7 +50,7 @@ class ModuleParts:
 
     @property
     def cache_config(self) -> PreTrainedConfig:
-        """What transformers makes the decoder's cache from."""
+        """The configuration from which transformers makes the decoder's cache."""
         if self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel):
             return self.decoder.config
         return self.config
@@ -141,7 +141,7 @@ def weight_of(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
+    """Return whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
     plain = type(weight) in (nn.Parameter, Tensor) and type(weight.data) is Tensor
     return plain and weight.is_floating_point() and weight.itemsize > 1
 

@@ -1,9 +1,9 @@
 """`MtpLayers`: the MTP layers of a checkpoint, built and loaded by transformers (`MtpModel`), as an `EagleRuntime`.
 
 They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a
-hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; its slot is that of the row.
-So the last rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open*
-until all layers have run them with tokens of the text.
+hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; it is in slot i. So the last
+rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open* until all
+layers have run them with tokens of the text.
 """
 
 import copy
@@ -84,7 +84,7 @@ class MtpLayers(PackedLayers):
     @all_threads()
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
-        """See `EagleRuntime`. Of several layers, the one of the depth runs: rows `from_head` must be chains."""
+        """See `EagleRuntime`. The layer of the row's depth runs: rows `from_head` must be chains."""
         with self._calls, self._few_rows.fast():
             batch = replace(batch, positions=[p + 1 for p in batch.positions])
             if self.layers == 1:
@@ -184,9 +184,9 @@ class MtpLayers(PackedLayers):
 
 
 def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
-    """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
-    gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
-    family of LoadError."""
+    """Load the MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass
+    with the same results as transformers' own. checkpoint: its folder; None: the folder that the model names. Raises
+    the family of LoadError."""
     config = module.config.get_text_config(decoder=True)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
@@ -231,7 +231,7 @@ def _loaded(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     for key, value in (*((k, [v] * layers) for k, v in family.types.items()), *family.config.items()):
         setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
-    # Those of the class name the layers of released checkpoints.
+    # The patterns of the class name the layers of released checkpoints.
     stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected or ())
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded

@@ -1,10 +1,10 @@
 """How far the cache of a transformers model can be rolled back.
 
     keys and values of all tokens           the last ones are dropped
-    a convolution or a recurrence           a copy of its state from before the pass is put back, and what was
-                                            accepted since is read again, together with the next tokens
+    a convolution or a recurrence           a copy of its state from before the pass is put back, and tokens accepted
+                                            since are read again, together with the next tokens
 
-A sliding window is kept whole, and masked: transformers would drop what lies before it, and could not go back over
+A sliding window keeps all tokens, and is masked: transformers would drop tokens before it, and could not go back over
 its edge.
 """
 
@@ -49,19 +49,19 @@ chooses what attention sees (DeepSeek V3.2)."""
 
 
 def has_states(cache: DynamicCache) -> bool:
-    """Whether a layer keeps a state that cannot be cropped."""
+    """Return whether a layer keeps a state that cannot be cropped."""
     return any(map(_stateful, cache.layers))
 
 
 def attends(cache: DynamicCache) -> bool:
-    """Whether every layer keeps keys and values of its own: then a packed pass may be possible."""
+    """Return whether every layer keeps keys and values of its own: then a packed pass may be possible."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 class RollbackCache:
     """The cache of one sequence.
 
-    tokens  those that it holds, which later passes may turn out not to be those of the sequence.
+    tokens  the tokens that it holds. Some may turn out not to be in the sequence, and are rolled back.
     """
 
     def __init__(self, config: PreTrainedConfig):
@@ -89,7 +89,7 @@ class RollbackCache:
             del self._marks[min(range(1, len(at) - 3), key=lambda i: at[i + 1] - at[i - 1])]
 
     def roll_back(self, length: int) -> bool:
-        """Go back to at most `length` tokens. Returns False where no mark is left to go back to: begin anew."""
+        """Go back to at most `length` tokens. Returns False if no mark is left: then the text is read again."""
         drop = len(self.tokens) - length
         if drop <= 0:
             return True

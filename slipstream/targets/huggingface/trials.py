@@ -50,7 +50,7 @@ _MARGIN = 2.0
 
 @dataclass(frozen=True)
 class Limit:
-    """What rounding explains: logits that differ by this much of the largest one, in every row or in the median one."""
+    """The largest difference that rounding explains, as a share of the largest logit, in every row or in the median."""
 
     largest: float
     every_row: bool = True
@@ -58,9 +58,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Trial:
-    """Two texts of token ids, and what they answer if the model is an encoder-decoder.
+    """Two texts of token ids, with their sources if the model is an encoder-decoder.
 
-    truth  for each text the logits [n, V] after each of its tokens, of the model's own forward. limit: see `Limit`.
+    truth  for each text the logits [n, V] after each of its tokens, by the model's own forward. limit: see `Limit`.
     """
 
     texts: Seq[Seq[int]]
@@ -70,7 +70,7 @@ class Trial:
 
 
 def limit_of(dtype: torch.dtype) -> Limit:
-    """What rounding in this dtype explains. See `measured_limit` for what quantised activations add."""
+    """Return the limit for rounding in this dtype. `measured_limit` adds the rounding of quantised activations."""
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
@@ -111,8 +111,8 @@ def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
 
 
 def check_packed(target: Target, trial: Trial) -> None:
-    """Two sequences in one pass, a tree whose later branch is kept, and layers apart, where the target is a `Decoder`:
-    its executor is told whether it can run them."""
+    """Check two sequences in one pass, a tree whose later branch is kept, and, for a `Decoder`, layers run apart: it
+    then notes whether its executor can run them."""
     a, b = trial.texts
     truth, limit = trial.truth, trial.limit
     seqs = [
@@ -189,8 +189,8 @@ def quantised_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
-    """What rounding explains in this model: more than its dtype says where activations are quantised, but at most half
-    of what a mistake would do. A warning then says what that means.
+    """Measure the limit of a model: it is larger than for its dtype where activations are quantised, but at most half
+    of the difference that a mistake makes. A warning then says so.
 
     run   the model's own forward: the logits [n, V] of a text of n tokens.
     text  of seven tokens or more.
@@ -218,7 +218,7 @@ def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], t
 
 
 def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -> Runtime:
-    """What runs the model. limit: of its trials."""
+    """Describe how the model runs. limit: of its trials."""
     layers = quantised_layers(module)
     name = None
     if layers:
