@@ -34,7 +34,7 @@ from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import EngineStats
-from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
+from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fit_lengths, slots
 from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
@@ -180,7 +180,7 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            forced = self._forced(seqs)
+            forced = self._draft_forced(seqs)
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
                 budgets = self._fit_budgets(self._bounded, seqs, prompts, budgets)
@@ -195,7 +195,7 @@ class Engine:
                 timed = None
                 self._run_alone([*seqs, *prompts], budgets, fault)
             if timed is not None and self.lengths is not None:
-                self.lengths.learn(timed.ended(draft))
+                self.lengths.learn(timed.end(draft))
             for seq, budget in zip(seqs, budgets, strict=True):
                 self._request(seq).followed = budget.depth > 0
             self.stats.steps += 1
@@ -258,7 +258,7 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _forced(self, seqs: Seq[Sequence]) -> dict[int, Seq[int]]:
+    def _draft_forced(self, seqs: Seq[Sequence]) -> dict[int, Seq[int]]:
         """Draft the text that the forms of these requests force, by sequence id; requests without any are left out."""
         formed = [seq for seq in seqs if seq.constraint is not None]
         if not formed or not self.forced_tokens:
@@ -286,7 +286,7 @@ class Engine:
             [budgets[b].depth for b in decoding],
             sharing=len(seqs) + len(prompts),
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
-            prompt_rows=_prompt_rows(seqs, prompts) + _forced_rows(forced),
+            prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
         )
 
@@ -305,7 +305,7 @@ class Engine:
         choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
         if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            each = self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts) + _forced_rows(forced))
+            each = self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts) + _count_forced_rows(forced))
             for b, chosen in zip(choosing, each, strict=True):
                 budgets[b] = chosen
         return budgets
@@ -360,7 +360,7 @@ class Engine:
             self._running.append(seq)
             request.detached = False
             if request.chosen and self.lengths is not None:
-                self.lengths.joined()
+                self.lengths.note_join()
             attached = self._is_attached(seq)  # a drafter without taps may draft after a pause, too
             self.prefixes.begin(seq, attached or (drafts and not request.detached), request.preempted)
             room -= seq.unread
@@ -413,7 +413,7 @@ class Engine:
         by_id = {seq.id: each for seq, each in zip(seqs, chosen, strict=True)}
         while True:
             depths = [by_id[seq.id].depth for seq in seqs]
-            lengths = fitting_lengths(memory, seqs, depths, prompts, self.drafter.most_nodes)
+            lengths = fit_lengths(memory, seqs, depths, prompts, self.drafter.most_nodes)
             if lengths is None and len(self._running) == 1:
                 lengths = [0] * len(seqs)  # it fits alone (see `add`), unless others hold blocks: the target will say
             if lengths is not None:
@@ -453,7 +453,7 @@ def _decodes(seq: Sequence) -> bool:
     return seq.unread == 1 and seq.kv_len > 0
 
 
-def _forced_rows(forced: Mapping[int, Seq[int]]) -> int:
+def _count_forced_rows(forced: Mapping[int, Seq[int]]) -> int:
     """Rows of a step that belong to requests with forced tokens."""
     return sum(1 + len(chain) for chain in forced.values())
 

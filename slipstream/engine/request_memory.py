@@ -34,7 +34,7 @@ def check_source(seq: Sequence, target: Target) -> None:
         )
 
 
-def fitting_lengths(
+def fit_lengths(
     memory: Memory,
     seqs: Seq[Sequence],
     wanted: Seq[int],

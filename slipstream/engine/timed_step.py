@@ -43,7 +43,7 @@ class TimedStep:
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
         self._seconds = dict(seqs[0].stats.seconds)
 
-    def ended(self, draft: Draft | None) -> Step:
+    def end(self, draft: Draft | None) -> Step:
         """Return the step, after it has run. draft: the draft that was verified; None after several plain steps."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):

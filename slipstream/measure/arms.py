@@ -241,7 +241,7 @@ def race(
         for g in range(max(len(run.groups) for run in order)):
             for run in order:
                 if g < len(run.groups):
-                    _timed(run, g, seed + 1 + number)
+                    _time(run, g, seed + 1 + number)
                     advance()
         order = [*order[1:], order[0]]
         each_pass()
@@ -275,7 +275,7 @@ def decode(
         llm.max_batch = before
 
 
-def _timed(run: Run, g: int, seed: int) -> None:
+def _time(run: Run, g: int, seed: int) -> None:
     group = run.groups[g]
     done, spent = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
     stats = sum((c.stats for c in done), SpecStats())

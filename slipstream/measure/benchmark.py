@@ -24,8 +24,8 @@ from slipstream.measure.measured_steps import measure_steps, time_target
 from slipstream.measure.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import QUIET, OtherProcesses, note_drafts, note_provenance
-from slipstream.measure.results import Result, recording
-from slipstream.measure.tables import counted
+from slipstream.measure.results import Result, record
+from slipstream.measure.tables import spell
 from slipstream.settings import AUTO
 from slipstream.theory.cost_curve import CostCurve
 
@@ -115,7 +115,7 @@ def bench(
         ready = [run for run in runs if run.measured]
         return BenchData(prompts.as_dict(), [compute_arm(run, prompts, ready, costs) for run in ready])
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         runs += line_up_contenders(llm, contenders, prompts, config)
         if x and not all(c.adaptive for c in contenders):
             past = int(np.median([len(ids) for run in runs for ids in run.prompts]))
@@ -221,7 +221,7 @@ def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
             texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
             texts.append(
-                f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
+                f"{where}: the drafter failed {spell(stats.drafter_faults, 'time')}; plain decoding continued instead"
             )
         if stats is not None and run.plain is not None and not stats.proposed:
             texts.append(f"{where}: {REASONS[NO_DRAFTS]}")

@@ -69,14 +69,14 @@ class Counters:
     values: Mapping[str, float]
     models: tuple[str, ...] = ()
 
-    def restarted(self, before: Counters) -> bool:
+    def has_restarted(self, before: Counters) -> bool:
         """Return True if the server was restarted since `before`: its start time differs, or a counter fell."""
         fell = (self.values.get(key, 0.0) < n for key, n in before.values.items() if key not in NOW)
         return self.values.get("began") != before.values.get("began") or any(fell)
 
     def since(self, before: Counters) -> Counters:
         """By how much they have grown; since the restart, if there was one."""
-        return self if self.restarted(before) else self._with(before, sub)
+        return self if self.has_restarted(before) else self._with(before, sub)
 
     def __add__(self, later: Counters) -> Counters:
         return later._with(self, add)

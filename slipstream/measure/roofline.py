@@ -300,13 +300,13 @@ class Serving(Strict):
         only memory limits it); 0 if not even one sequence does."""
         key = "seconds" if speculative else "plain_seconds"
 
-        def served(batch: int) -> bool:
+        def serves(batch: int) -> bool:
             return self.fits(batch, speculative) and (bound is None or self.load(batch)[key] <= bound)
 
         low, high = 0, 1
-        while high <= MOST_ROWS and served(high):
+        while high <= MOST_ROWS and serves(high):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if served(middle) else (low, middle)
+            low, high = (middle, high) if serves(middle) else (low, middle)
         return low

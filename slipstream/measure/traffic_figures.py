@@ -23,7 +23,7 @@ from slipstream.measure.counters import Counters, add_counters
 from slipstream.measure.estimates import FEWEST_PASSES, explain_doubt
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result
-from slipstream.measure.tables import Column, Estimate, Section, Table, counted, ends, interval, tabulate, words
+from slipstream.measure.tables import Column, Estimate, Section, Table, ends, interval, spell, tabulate, words
 from slipstream.measure.traffic_client import Answered
 
 PERCENTILES = (50, 95, 99)
@@ -128,7 +128,7 @@ def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
         if arm.errors:
             listed = ", ".join(f"{count} x {fault}" for fault, count in arm.errors.items())
             said = f": {arm.said[:200]}" if arm.said else ""
-            texts.append(f"{where}: {counted(sum(arm.errors.values()), 'request')} failed ({listed}){said}")
+            texts.append(f"{where}: {spell(sum(arm.errors.values()), 'request')} failed ({listed}){said}")
         if not arm.counted:
             texts.append(f"{where}: the server gives no usage, so pieces of text were counted instead of tokens")
         if arm.late and arm.first and arm.late["p99"] > LATE * arm.first["p50"]:
@@ -143,7 +143,7 @@ def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
 
 
 def make_section(result: Result) -> Section:
-    arms = result.measured(TrafficData).arms
+    arms = result.read_data(TrafficData).arms
     report = Section("Servers under load" if _several(arms) else "A server under load", write_lead(arms))
     if arms:
         report.tables += [tabulate_throughput(arms), tabulate_latencies(arms)]

@@ -146,7 +146,7 @@ def check_pair(target: CheckpointName | Described, draft: CheckpointName | Descr
 
     Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no model in files.
     """
-    a, b = _described(target, "target"), _described(draft, "draft")
+    a, b = _describe(target, "target"), _describe(draft, "draft")
     if a.token_map is None or b.token_map is None:
         return PairReport(a, b, 0, (), ())
     tokens, draft_tokens = a.token_map.tokens, b.token_map.tokens
@@ -156,7 +156,7 @@ def check_pair(target: CheckpointName | Described, draft: CheckpointName | Descr
     return PairReport(a, b, len(ids), ordinary, tuple(each for each in differences if each.id in special))
 
 
-def _described(model: CheckpointName | Described, role: str) -> Described:
+def _describe(model: CheckpointName | Described, role: str) -> Described:
     if isinstance(model, CheckpointName):
         return describe(model, LoadSettings(role=role))
     if isinstance(model, Described):

@@ -78,20 +78,20 @@ def measure_draft_costs(
     seq = neutral_text(target, past, SamplingParams(max_tokens=passes * pass_tokens + 2, seed=0))
     times: dict[int, list[float]] = {n: [] for n in lengths}
 
-    def timed_step(draft_tokens: int) -> dict[str, float]:
+    def time_step(draft_tokens: int) -> dict[str, float]:
         """Seconds of a step by phase."""
         before = dict(seq.stats.seconds)
         step([seq], target, drafter, RULES["rejection"], draft_tokens)
         return {phase: seconds - before[phase] for phase, seconds in seq.stats.seconds.items()}
 
     try:
-        timed_step(0)
+        time_step(0)
         for i in range(passes):
-            timed_step(0)  # a runtime may prepare kernels when the number of rows changes
-            plain = timed_step(0)
+            time_step(0)  # a runtime may prepare kernels when the number of rows changes
+            plain = time_step(0)
             for n in lengths:
-                timed_step(n)
-                seconds = timed_step(n)
+                time_step(n)
+                seconds = time_step(n)
                 if i:  # the first pass compiles and binds
                     above = seconds["verify"] + seconds["host"] - plain["verify"] - plain["host"]
                     times[n].append(seconds["draft"] + above)

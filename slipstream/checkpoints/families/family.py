@@ -89,7 +89,7 @@ def common(
     }  # fmt: skip
 
 
-def described(given: JsonMapping, **parts: Any) -> Fields:
+def describe(given: JsonMapping, **parts: Any) -> Fields:
     """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts

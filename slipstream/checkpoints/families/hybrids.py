@@ -18,9 +18,9 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
 )
 from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
-from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.family import Family, Fields, common, describe
 from slipstream.checkpoints.families.llama import sparse_layers
-from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, mixed
+from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, describe_mixture
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
@@ -57,7 +57,7 @@ def _lfm2(config: ReadKeys) -> Fields:
         unit = count_of(config, "block_multiple_of", 256)
         inner = -(-inner // unit) * unit
     given |= {"rope_parameters": rope_parameters(config, 1e6), "intermediate_size": inner}
-    return described(given, recurrence=_mixers(config, part, default), qk_norm="head")
+    return describe(given, recurrence=_mixers(config, part, default), qk_norm="head")
 
 
 def _delta(config: ReadKeys) -> Recurrence:
@@ -80,14 +80,14 @@ def _qwen(config: ReadKeys) -> Fields:
         given["rope_parameters"].get(key)  # of pictures: the positions of a text are the same in all sections
     mixers = _mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
-        return described(given, recurrence=mixers, qk_norm="head", gate=True)
+        return describe(given, recurrence=mixers, qk_norm="head", gate=True)
     experts = Experts(
         count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
         count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
         sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
         shared_gate=True,
     )  # fmt: skip
-    return mixed(given, experts, recurrence=mixers, qk_norm="head", gate=True)
+    return describe_mixture(given, experts, recurrence=mixers, qk_norm="head", gate=True)
 
 
 def _granite_hybrid(config: ReadKeys) -> Fields:
@@ -115,12 +115,12 @@ def _granite_hybrid(config: ReadKeys) -> Fields:
     rotary = 0 if config.get("position_embedding_type") == "rope" else None
     scale = positive(config, "attention_multiplier", 1.0)
     if not count:
-        return described(given | {"intermediate_size": shared}, recurrence=mixers, scale=scale, rotary=rotary)
+        return describe(given | {"intermediate_size": shared}, recurrence=mixers, scale=scale, rotary=rotary)
     experts = Experts(
         count, count_of(config, "num_experts_per_tok", 2), given["intermediate_size"], True,
         (True,) * given["layers"], shared=shared,
     )  # fmt: skip
-    return mixed(given, experts, recurrence=mixers, scale=scale, rotary=rotary)
+    return describe_mixture(given, experts, recurrence=mixers, scale=scale, rotary=rotary)
 
 
 # --- GGUF files ------------------------------------------------------------------------------------------------------

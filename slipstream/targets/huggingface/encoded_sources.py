@@ -78,14 +78,14 @@ class EncodedSources:
             check_ids(torch.tensor(list(source_of(seq))), self.vocab_size)
         rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
         for group in self._groups([len(source_of(seq)) for seq in seqs]):
-            each = self.encoded([source_of(seqs[b]) for b in group])
+            each = self.encode([source_of(seqs[b]) for b in group])
             if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
                 # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
-                each = [self.encoded([source_of(seqs[b])])[0] for b in group]
+                each = [self.encode([source_of(seqs[b])])[0] for b in group]
             for b, hidden in zip(group, each, strict=True):
                 self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
 
-    def encoded(self, sources: Seq[Seq[int]]) -> list[Tensor]:
+    def encode(self, sources: Seq[Seq[int]]) -> list[Tensor]:
         """The encoder's hidden states [1, S, d] of each source, from one pass."""
         longest, device = max(map(len, sources)), self.parts.device
         ids = [[*source, *[self.pad or 0] * (longest - len(source))] for source in sources]
@@ -100,7 +100,7 @@ class EncodedSources:
         """Hidden states [1, S, d] as the model's decoder takes them from its encoder."""
         return self._output_type(last_hidden_state=hidden)
 
-    def ruled(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor) -> Tensor:
+    def apply_rules(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor) -> Tensor:
         """Logits [B + N, V] as the rules of each text leave them, each row with the text that leads to it."""
         if not any(self.of(seq.id).rules for seq in seqs):
             return logits

@@ -33,7 +33,7 @@ from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
 from slipstream.targets.huggingface.packed_inputs import PackedCache
-from slipstream.targets.huggingface.packed_module import PackedLayers, attending
+from slipstream.targets.huggingface.packed_module import PackedLayers, attend_packed
 from slipstream.targets.huggingface.packed_pass import KINDS, running
 from slipstream.targets.huggingface.trials import fault_of, limit_of, same
 
@@ -90,7 +90,7 @@ class MtpLayers(PackedLayers):
             if self.layers == 1:
                 hidden = self.run(0, batch, features)[list(batch.select)]
             elif from_head:
-                hidden = self._drafted(batch, features)
+                hidden = self._draft(batch, features)
             else:
                 hidden = self._read(batch, features)
             logits = self.model._project_to_logits(hidden).to(self.device)
@@ -140,7 +140,7 @@ class MtpLayers(PackedLayers):
             state.outputs = state.features
         return self._through(0, batch.seq_ids, open_rows)
 
-    def _drafted(self, batch: Batch, features: Tensor) -> Tensor:
+    def _draft(self, batch: Batch, features: Tensor) -> Tensor:
         """Outputs [B, d] for the last rows, with one more draft token of each sequence."""
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
@@ -174,9 +174,9 @@ class MtpLayers(PackedLayers):
         at = [p + past - batch.positions[start]
               for start, stop, past in zip(batch.splits, batch.splits[1:], batch.past, strict=False)
               for p in batch.positions[start:stop]]  # fmt: skip
-        one = self._packed(replace(batch, positions=at))  # masks compare slots
+        one = self._pack(replace(batch, positions=at))  # masks compare slots
         positions = torch.tensor([list(batch.positions)], device=self.place)
-        with attending(self.model.config), running(one):
+        with attend_packed(self.model.config), running(one):
             given = hidden[None].to(self.place, self.model.dtype)
             out: Tensor = self.model.forward_layer(layer, given, positions, self._cache, input_ids=batch.tokens[None])
         one.check_used(1)
@@ -204,7 +204,7 @@ def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.dev
             why="config.json counts layers that the weights do not have" if declared else "they are what drafts",
             fix="use another drafter, or a checkpoint that was saved with its MTP layers",
         )
-    model, why = _loaded(module, folder, declared), ""
+    model, why = _load(module, folder, declared), ""
     for kind in KINDS:
         layers = MtpLayers(model, device, context, kind)
         fault = fault_of(_check, layers)
@@ -218,7 +218,7 @@ def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.dev
     )
 
 
-def _loaded(module: PreTrainedModel, folder: Path, layers: int) -> Any:
+def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
     shared, and the target stays as it is."""
     text = module.config.get_text_config(decoder=True)

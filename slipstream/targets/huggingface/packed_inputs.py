@@ -110,10 +110,10 @@ class PackedPositions:
         with ExitStack() as undo:
             for module, past in self.modules.items():
                 undo.callback(put_back, module, vars(module).get("forward"))
-                module.forward = partial(self._embedded, module.forward, past)
+                module.forward = partial(self._embed, module.forward, past)
             yield
 
-    def _embedded(self, original: Callable[..., Tensor], past: str, *args: object, **kwargs: object) -> Tensor:
+    def _embed(self, original: Callable[..., Tensor], past: str, *args: object, **kwargs: object) -> Tensor:
         """Embeddings [M, d] or [1, M, d] by the module's own forward."""
         run, takes = current_pass(), inspect.signature(original)
         given = takes.bind(*args, **kwargs).arguments | {past: 0}

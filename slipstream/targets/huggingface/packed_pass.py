@@ -171,7 +171,7 @@ class PackedPass:
         first, last = row.first + hidden, row.first + row.total
         return cached[0][:, first:last], cached[1][:, first:last]
 
-    def lost(self) -> set[int]:
+    def find_lost(self) -> set[int]:
         """Return rows that see a row whose keys and values were kept back: their outputs are meaningless."""
         if self.kept_back is None:
             return set()

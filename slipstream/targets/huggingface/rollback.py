@@ -69,12 +69,12 @@ class RollbackCache:
         self._stateful = has_states(self.cache)
         self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first
 
-    def copied(self) -> RollbackCache:
+    def copy(self) -> RollbackCache:
         """Another cache that holds the same. Keys and values are shared until one of the two goes on: passes replace
         them. Marks are never changed."""
         copied = copy.copy(self)
         copied.cache = copy.copy(self.cache)
-        copied.cache.layers = [_copied(layer) for layer in self.cache.layers]
+        copied.cache.layers = [_copy(layer) for layer in self.cache.layers]
         copied.tokens, copied._marks = list(self.tokens), list(self._marks)
         return copied
 
@@ -82,7 +82,7 @@ class RollbackCache:
         """Remember the states of now, if there are any; some of the earlier marks are forgotten."""
         if not self._stateful or not self.tokens or (self._marks and self._marks[-1][0] == len(self.tokens)):
             return
-        states = [_copied(layer) if _stateful(layer) else None for layer in self.cache.layers]
+        states = [_copy(layer) if _stateful(layer) else None for layer in self.cache.layers]
         self._marks.append((len(self.tokens), states))
         if len(self._marks) > _MARKS:  # the further back, the fewer are left; the newest three stay
             at = [length for length, _ in self._marks]
@@ -102,7 +102,7 @@ class RollbackCache:
             drop = len(self.tokens) - marked
             for i, state in enumerate(states):
                 if state is not None:
-                    self.cache.layers[i] = _copied(state)
+                    self.cache.layers[i] = _copy(state)
         layers: Seq[Any] = self.cache.layers
         for layer in layers:
             if type(layer).__name__ in _CROPPED:
@@ -115,7 +115,7 @@ def _stateful(layer: object) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
-def _copied(layer: object) -> Any:
+def _copy(layer: object) -> Any:
     """A copy of a layer with tensors of its own. Keys and values, which a pass replaces and does not write to, are
     shared."""
     copied = copy.copy(layer)

@@ -171,12 +171,12 @@ def check_chains(target: Target, trial: Trial) -> None:
 def check_together(sources: EncodedSources, trial: Trial) -> None:
     """Two sources in one pass of the encoder."""
     with torch.inference_mode():
-        alone = [sources.encoded([each])[0] for each in trial.sources]
-        for hidden, wanted in zip(sources.encoded(trial.sources), alone, strict=True):
+        alone = [sources.encode([each])[0] for each in trial.sources]
+        for hidden, wanted in zip(sources.encode(trial.sources), alone, strict=True):
             same(hidden[0], wanted[0], trial.limit, "a pass over two sources")
 
 
-def quantised_layers(module: nn.Module) -> list[nn.Module]:
+def find_quantised(module: nn.Module) -> list[nn.Module]:
     """Linear layers whose weights are not plain tensors of floating-point numbers. `in_features` is a name that all
     libraries use; a layer with parts is a wrapper around a linear one."""
     linears = (
@@ -188,20 +188,20 @@ def quantised_layers(module: nn.Module) -> list[nn.Module]:
     return [layer for layer, weight in weights if weight is None or not is_plain(weight)]
 
 
-def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
+def measure_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
     """Measure the limit of a model: it is larger than for its dtype where activations are quantised, but at most half
     of the difference that a mistake makes. A warning then says so.
 
     run   the model's own forward: the logits [n, V] of a text of n tokens.
     text  of seven tokens or more.
     """
-    usual, layers = limit_of(module.dtype), quantised_layers(module)
+    usual, layers = limit_of(module.dtype), find_quantised(module)
     if not layers or not usual.every_row:
         return usual
     truth = run(text)
     rounding = 0.0
     for probe in range(_PROBES):
-        with _rounded_anew(layers, probe):
+        with _round_again(layers, probe):
             rounding = max(rounding, float(distances(run(text), truth).max()))
     if not _MARGIN * rounding > usual.largest:
         return usual
@@ -219,7 +219,7 @@ def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], t
 
 def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -> Runtime:
     """Describe how the model runs. limit: of its trials."""
-    layers = quantised_layers(module)
+    layers = find_quantised(module)
     name = None
     if layers:
         method = module.config.to_dict().get("quantization_config", {}).get("quant_method")
@@ -230,7 +230,7 @@ def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -
 
 
 @contextmanager
-def _rounded_anew(layers: Seq[nn.Module], seed: int) -> Iterator[None]:
+def _round_again(layers: Seq[nn.Module], seed: int) -> Iterator[None]:
     """In this block, quantised layers round other numbers than they are given, which have the same sum."""
     chance = torch.Generator().manual_seed(seed)
 
