@@ -39,6 +39,18 @@ _MAMBA = {
     "layer_types": _MIXERS, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
     "shared_intermediate_size": 48,
 }  # fmt: skip
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+    "time_step_min": 1e-30, "n_routed_experts": 4, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "initializer_range": 0.25,
+}  # fmt: skip
+"""transformers would keep the time steps of prompts, and not of the tokens that follow, above time_step_min."""
+_FALCON = {
+    "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_norm_before_gate": False,
+    "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0, "mlp_multipliers": [0.9, 1.3], "key_multiplier": 0.4,
+    "attention_out_multiplier": 0.8, "attention_in_multiplier": 1.2, "ssm_multipliers": [0.35, 0.6, 0.7, 0.5, 0.8],
+    "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.7,
+}  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -126,4 +138,20 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granite-hybrid-moe": lambda: config_of(
         "GraniteMoeHybrid", **_MOE, **_GRANITE, **_MAMBA, num_local_experts=4, position_embedding_type="rope"
     ),
+    "lfm2-moe": lambda: config_of(
+        "Lfm2Moe", **_TIED | _MOE, layer_types=["conv", FULL, "conv", "conv"], num_experts=4, moe_intermediate_size=32,
+        num_dense_layers=1,
+    ),
+    "lfm3": lambda: config_of(
+        "Lfm3", **_TIED, layer_types=["conv", SLIDING, FULL, "conv"], head_dim=32, sliding_window=6
+    ),
+    "olmo-hybrid": lambda: config_of(
+        "OlmoHybrid", **_SHAPE | _DELTA | {"linear_num_key_heads": 4, "linear_value_head_dim": 16},
+        rope_parameters=dict(_PLAIN),
+    ),
+    "nemotron-h": lambda: config_of(
+        "NemotronH", **_MOE | _NEMOTRON, layers_block_type=["linear_attention", "mlp", "linear_attention", FULL, "moe"]
+    ),
+    "falcon-h1": lambda: config_of("FalconH1", **_SHAPE, **_FALCON),
+    "falcon-h1-normed": lambda: config_of("FalconH1", **_SHAPE, **_FALCON, mamba_rms_norm=True),
 }  # fmt: skip

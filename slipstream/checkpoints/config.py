@@ -214,6 +214,12 @@ class DecoderConfig(ModelShape):
         """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
         return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
 
+    def factor(self, name: str) -> float:
+        """What multiplies the outputs of a linear layer, by its canonical name."""
+        _, _, rest = name.partition("layers.")
+        number, _, part = rest.partition(".")
+        return self.described[int(number)].factors.get(part, 1.0) if part else 1.0
+
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
@@ -260,9 +266,9 @@ class DecoderConfig(ModelShape):
             at = f"layers.{i}"
             if layer.norm_before:
                 norm(f"{at}.input_layernorm")
-            if layer.recurrence is not None:
+            if layer.recurrence is not None and layer.mixes:
                 out |= {f"{at}.recurrent.{part}": shape for part, shape in layer.recurrence.shapes(d).items()}
-            else:
+            if layer.attends:
                 self._attention(f"{at}.self_attn", layer, out, linear)
             if layer.norm_before and not layer.one_norm:
                 norm(f"{at}.post_attention_layernorm")
@@ -287,7 +293,7 @@ class DecoderConfig(ModelShape):
         """Add the shapes of a layer's attention."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
-        for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
+        for part, rows in (("q", q), *((part, kv) for part in own), *_gate(layer)):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
         for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
@@ -312,6 +318,11 @@ class DecoderConfig(ModelShape):
             mlp(f"{at}.mlp.shared_expert", experts.shared)
         if experts.shared_gate:
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
+
+
+def _gate(layer: LayerDescription) -> list[tuple[str, int]]:
+    """The part and the rows of an attention's gate, if it has one."""
+    return [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
 
 
 _ORDINARY: JsonMapping = {

@@ -292,7 +292,7 @@ _PREFIX = re.compile(r"((model|language_model)\.)*")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
-_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|up_proj|down_proj)(_bias)?")
 _GPT2 = {
     "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
     "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
@@ -322,6 +322,8 @@ def _canonical(
     family = FAMILIES[config.model_type]
     name = _rename(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
+    for part, other in family.otherwise.items():
+        name = name if name in expected else name.replace(f".{part}.", f".{other}.")
     if config.within and OTHER_PARTS.match(name):
         return []
     if fused := _EXPERTS.fullmatch(name):
@@ -382,7 +384,7 @@ def _list_fused_experts(
     """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
     have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too. transposed: the latter, gate and up
     in turn."""
-    names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     inner = shape[-1] if kind == "weight" else 0
     other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
 

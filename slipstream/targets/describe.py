@@ -95,9 +95,9 @@ def adopt(model: object, settings: LoadSettings, progress: Progress | None = Non
         described = describe(model, settings)
         check_memory(described)
         return described.load(progress)
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):  # wrappers of models have one, too
         raise ParameterError(
-            f"{model!r} is no model",
+            f"{model!r:.80} is no model",
             fix="give a folder, a hub id, a GGUF file, 'embedded', a loaded transformers model or a Target",
         )
     return _of_module(model, settings)

@@ -49,6 +49,18 @@ _MAMBA = {
     "mamba_d_state": 16, "shared_intermediate_size": 32, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
     "residual_multiplier": 0.4, "attention_multiplier": 0.3,
 }  # fmt: skip
+_NEMOTRON = {
+    "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+    "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32, "n_routed_experts": 3,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_FALCON = {
+    "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False, "lm_head_multiplier": 0.5, "embedding_multiplier": 4.0, "key_multiplier": 0.5,
+    "mlp_multipliers": [0.5, 2.0], "attention_out_multiplier": 0.5, "attention_in_multiplier": 2.0,
+    "ssm_multipliers": [0.25, 0.5, 2.0, 0.5, 4.0], "ssm_in_multiplier": 2.0, "ssm_out_multiplier": 0.5,
+}  # fmt: skip
+"""Powers of two, which the converter can apply to weights in float16."""
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lfm2": ("Lfm2", _SHAPE | {
@@ -59,6 +71,12 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen35moe": ("Qwen3_5MoeText", _SHAPE | _DELTA | _EXPERTS | {"mtp_num_hidden_layers": 1}),
     "granitehybrid": ("GraniteMoeHybrid", _SHAPE | _MAMBA | {"num_local_experts": 0, "num_experts_per_tok": 0}),
     "granitehybrid-moe": ("GraniteMoeHybrid", _SHAPE | _MAMBA | {"num_local_experts": 3, "num_experts_per_tok": 2}),
+    "lfm2moe": ("Lfm2Moe", _SHAPE | _EXPERTS | {
+        "tie_word_embeddings": True, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"],
+    }),
+    "nemotron_h": ("NemotronH", _SHAPE | _NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
+    "nemotron_h_moe": ("NemotronH", _SHAPE | _NEMOTRON | {"hybrid_override_pattern": "ME*E"}),
+    "falcon-h1": ("FalconH1", _SHAPE | _FALCON | {"head_dim": 16}),
 }  # fmt: skip
 """File -> kind of its configuration in transformers, and the configuration."""
 
@@ -85,6 +103,13 @@ def make_checkpoint(folder: Path, name: str) -> Path:
     model = AutoModelForCausalLM.from_config(config_of(kind, **shape))
     model.save_pretrained(folder)
     state = {key: _weight(key, tuple(value.shape)) for key, value in model.state_dict().items()}
+    if kind in ("Lfm2Moe", "NemotronH", "FalconH1"):  # saved under the names of published checkpoints
+        model.load_state_dict(state)
+        model.save_pretrained(folder)
+        if kind == "NemotronH":
+            dense = {} if "E" in shape["hybrid_override_pattern"] else {"num_experts_per_tok": None}
+            rewrite(folder, layers_block_type=None, hybrid_override_pattern=shape["hybrid_override_pattern"], **dense)
+        return folder
     for old, new in (_STORED if kind == "GraniteMoeHybrid" else {}).items():
         state = {key.replace(old, new): value for key, value in state.items()}
     state |= {

@@ -15,7 +15,7 @@ from slipstream.targets.decoder import Decoder
 from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle
 
-HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid")
+HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid", "falcon-h1")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 

@@ -294,8 +294,9 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     layer = config.described[number]
     record["heads"], record["kv_heads"], record["size"] = layer.heads, layer.kv_heads, layer.head_dim
     record["kv"], record["writes"] = number if layer.shared is None else layer.shared, layer.shared is None
-    record["window"], record["parallel"], record["gate"] = layer.window or 0, layer.parallel, layer.gate
-    record["scale"], record["cap"] = layer.score_scale, layer.cap
+    record["window"], record["parallel"] = layer.window or 0, layer.parallel
+    record["gate"] = {"": 0, "output": 1, "head": layer.head_dim}[layer.gate]
+    record["scale"], record["cap"], record["out_scale"] = layer.score_scale, layer.cap, layer.out_scale
     record["wide_norm"], record["late_norm"] = layer.qk_norm == "width", layer.late_norm
     record["key_is_value"] = layer.key_is_value
     record["value_norm"] = layout.vector(torch.ones(layer.head_dim)) if layer.value_norm else 0
@@ -324,10 +325,12 @@ def recurrent_layer(
     if part.per_head:
         record["rate"] = layout.vector(-weights[f"{at}.A_log"].double().exp().float())
         record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
+        record["step_scale"] = 2 if part.doubled else 1
     record["skip"] = layout.find_vector(weights, f"{at}.D")
     if part.normed:
         norm = weights[f"{at}.norm.weight"]
-        record["norm"], record["norm_width"], record["eps"] = layout.vector(norm), len(norm), config.norm_eps
+        record["norm"], record["norm_width"] = layout.vector(norm), len(norm)
+        record["eps"] = config.norm_eps if part.eps is None else part.eps
     before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
     record["cells_before"] = sum(each.cells for each in before)
     record["kept_before"] = sum(each.kept for each in before)
@@ -366,7 +369,12 @@ def decoder_weights(
 
     def join(names: Seq[str], chosen: str = fmt) -> np.ndarray:
         blocks = layout.join_blocks(weights, names) if as_stored else None
-        return layout.join(weights, names, chosen) if blocks is None else blocks
+        matrix = layout.join(weights, names, chosen) if blocks is None else blocks
+        factors = [config.factor(name) for name in names]
+        if any(factor != 1 for factor in factors):
+            each = np.repeat(factors, [weights.shapes[f"{name}.weight"][0] for name in names])
+            matrix["factors"] = layout.keep(np.pad(each, (0, int(matrix["outs"]) - len(each))).astype(np.float32))
+        return matrix
 
     def norm(record: np.ndarray, field_name: str, name: str) -> None:
         record[field_name] = vector(f"{name}.weight")
@@ -401,10 +409,11 @@ def decoder_weights(
             else:
                 layer["qkv"] = join(each)
             layer["o"] = join([f"{at}.recurrent.out_proj"])
-        else:
+        if described.attends:
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-            layer["qkv"] = join([name for name in parts if f"{name}.weight" in weights])
-            layer["o"] = join([f"{at}.self_attn.o_proj"])
+            first, last = ("beside", "beside_o") if described.beside else ("qkv", "o")
+            layer[first] = join([name for name in parts if f"{name}.weight" in weights])
+            layer[last] = join([f"{at}.self_attn.o_proj"])
         if described.scaled:
             layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
         if config.side_width:
