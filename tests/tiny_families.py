@@ -1,5 +1,6 @@
 """Tiny random models of the families whose layers have more parts than Llama's: every part is switched on."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,15 @@ _FALCON = {
     "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.7,
 }  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+def granite_mamba() -> dict[str, Any]:
+    """Mamba-2 layers in one group, as released models have, where transformers norms all groups at once (5.17)."""
+    from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
+
+    by_group = "group_size" in inspect.signature(granite.GraniteMoeHybridRMSNormGated).parameters
+    return _MAMBA if by_group else _MAMBA | {"mamba_n_groups": 1}
+
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma": lambda: config_of("Gemma", **_TIED, head_dim=16),
@@ -116,7 +126,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Ernie4_5_Moe", **_TIED, moe_intermediate_size=32, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
         moe_layer_interval=1,
     ),
-    "minimax-m2": lambda: config_of("MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16),
+    "minimax-m2": lambda: config_of(
+        "MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16,
+        partial_rotary_factor=0.5,  # transformers 5.17 does not read `rotary_dim`
+    ),
     "arcee": lambda: config_of("Arcee", **_SHAPE, **_BIASED, head_dim=16),
     "starcoder2": lambda: config_of("Starcoder2", **_TIED, sliding_window=9),
     "cohere": lambda: config_of("Cohere", **_TIED, logit_scale=0.5),
@@ -133,10 +146,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Qwen3_5MoeText", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
     ),
     "granite-hybrid": lambda: config_of(
-        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0
+        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **granite_mamba(), num_local_experts=0, num_experts_per_tok=0
     ),
     "granite-hybrid-moe": lambda: config_of(
-        "GraniteMoeHybrid", **_MOE, **_GRANITE, **_MAMBA, num_local_experts=4, position_embedding_type="rope"
+        "GraniteMoeHybrid", **_MOE, **_GRANITE, **granite_mamba(), num_local_experts=4, position_embedding_type="rope"
     ),
     "lfm2-moe": lambda: config_of(
         "Lfm2Moe", **_TIED | _MOE, layer_types=["conv", FULL, "conv", "conv"], num_experts=4, moe_intermediate_size=32,

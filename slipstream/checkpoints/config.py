@@ -47,6 +47,9 @@ class DecoderConfig(ModelShape):
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
                  the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
+    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers,
+                 which it follows. It has no embedding and no output head of its own. final_norm: whether a norm stands
+                 before the output head; some families have none in MTP layers.
     within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """
 
@@ -72,6 +75,8 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
     side_width: int = 0
     side_vocab: int = 0
+    after: int = 0
+    final_norm: bool = True
     within: str = ""
 
     @staticmethod
@@ -205,6 +210,17 @@ class DecoderConfig(ModelShape):
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
+    def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
+        """The MTP layer that follows this decoder: a projection of an embedding beside a hidden state, and a layer with
+        the attention of the decoder's last one that has any. sparse: whether its MLP is a mixture of experts."""
+        attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
+        layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
+        experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
+        return replace(
+            self, layers=1, after=self.layers, each=(layer,), windows=(layer.window,), experts=experts,
+            final_norm=final_norm, mask_token=None,
+        )  # fmt: skip
+
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Its recurrent layers."""
@@ -239,7 +255,7 @@ class DecoderConfig(ModelShape):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
         d = self.hidden_size
-        out: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (self.vocab_size, d)}
+        out: dict[str, tuple[int, ...]] = {} if self.after else {"embed_tokens.weight": (self.vocab_size, d)}
         if self.position == "learned":
             out["embed_positions.weight"] = (self.context, d)
 
@@ -258,6 +274,10 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.after:
+            linear("eh_proj", d, 2 * d)
+            norm("enorm")
+            norm("hnorm")
         if self.side_width:
             out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
             linear("side_projection", self.layers * self.side_width, d)
@@ -284,8 +304,9 @@ class DecoderConfig(ModelShape):
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:
                 mlp(f"{at}.mlp", layer.intermediate_size)
-        norm("norm")
-        if not self.tie_embeddings:
+        if self.final_norm:
+            norm("norm")
+        if not (self.tie_embeddings or self.after):
             out["lm_head.weight"] = (self.vocab_size, d)
         return out
 

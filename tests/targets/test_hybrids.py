@@ -147,11 +147,6 @@ def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder])
         LLM(load("lfm2"), load("lfm2"))
 
 
-def test_layers_that_predict_further_tokens_need_transformers(load: Callable[..., Decoder]) -> None:
-    with pytest.raises(PairError, match="executor='transformers'"):
-        LLM(load("qwen3-next"), "mtp")
-
-
 def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> None:
     can = load("qwen3.5").capabilities
     assert not can.trees
