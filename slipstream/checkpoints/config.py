@@ -37,7 +37,8 @@ class DecoderConfig(ModelShape):
 
     each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
                  `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the largest of them.
-    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`.
+    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`; out_eps:
+                 that of the norms of outputs, 0: the same. embed_norm: embeddings are normalised, without a weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
@@ -46,6 +47,9 @@ class DecoderConfig(ModelShape):
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
                  the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
+    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers,
+                 which it follows. It has no embedding and no output head of its own. final_norm: whether a norm stands
+                 before the output head; some families have none in MTP layers.
     within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """
 
@@ -54,6 +58,8 @@ class DecoderConfig(ModelShape):
     norm: str = "rms"
     norm_bias: bool = True
     norm_eps: float = 1e-6
+    out_eps: float = 0.0
+    embed_norm: bool = False
     activation: str = "silu"
     limit: float = 0.0
     gated: bool = True
@@ -69,6 +75,8 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
     side_width: int = 0
     side_vocab: int = 0
+    after: int = 0
+    final_norm: bool = True
     within: str = ""
 
     @staticmethod
@@ -186,6 +194,8 @@ class DecoderConfig(ModelShape):
             "limit",
             "norm_bias",
             "side_width",
+            "out_eps",
+            "embed_norm",
         ):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 return f"it has {name} {getattr(self, name)}"
@@ -200,6 +210,17 @@ class DecoderConfig(ModelShape):
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
+    def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
+        """The MTP layer that follows this decoder: a projection of an embedding beside a hidden state, and a layer with
+        the attention of the decoder's last one that has any. sparse: whether its MLP is a mixture of experts."""
+        attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
+        layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
+        experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
+        return replace(
+            self, layers=1, after=self.layers, each=(layer,), windows=(layer.window,), experts=experts,
+            final_norm=final_norm, mask_token=None,
+        )  # fmt: skip
+
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Its recurrent layers."""
@@ -208,6 +229,12 @@ class DecoderConfig(ModelShape):
     def state_bytes(self, tokens: int = 32) -> int:
         """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
         return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
+
+    def factor(self, name: str) -> float:
+        """What multiplies the outputs of a linear layer, by its canonical name."""
+        _, _, rest = name.partition("layers.")
+        number, _, part = rest.partition(".")
+        return self.described[int(number)].factors.get(part, 1.0) if part else 1.0
 
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -228,7 +255,7 @@ class DecoderConfig(ModelShape):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
         d = self.hidden_size
-        out: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (self.vocab_size, d)}
+        out: dict[str, tuple[int, ...]] = {} if self.after else {"embed_tokens.weight": (self.vocab_size, d)}
         if self.position == "learned":
             out["embed_positions.weight"] = (self.context, d)
 
@@ -247,6 +274,10 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.after:
+            linear("eh_proj", d, 2 * d)
+            norm("enorm")
+            norm("hnorm")
         if self.side_width:
             out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
             linear("side_projection", self.layers * self.side_width, d)
@@ -255,9 +286,9 @@ class DecoderConfig(ModelShape):
             at = f"layers.{i}"
             if layer.norm_before:
                 norm(f"{at}.input_layernorm")
-            if layer.recurrence is not None:
+            if layer.recurrence is not None and layer.mixes:
                 out |= {f"{at}.recurrent.{part}": shape for part, shape in layer.recurrence.shapes(d).items()}
-            else:
+            if layer.attends:
                 self._attention(f"{at}.self_attn", layer, out, linear)
             if layer.norm_before and not layer.one_norm:
                 norm(f"{at}.post_attention_layernorm")
@@ -273,8 +304,9 @@ class DecoderConfig(ModelShape):
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:
                 mlp(f"{at}.mlp", layer.intermediate_size)
-        norm("norm")
-        if not self.tie_embeddings:
+        if self.final_norm:
+            norm("norm")
+        if not (self.tie_embeddings or self.after):
             out["lm_head.weight"] = (self.vocab_size, d)
         return out
 
@@ -282,10 +314,10 @@ class DecoderConfig(ModelShape):
         """Add the shapes of a layer's attention."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
-        for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
+        for part, rows in (("q", q), *((part, kv) for part in own), *_gate(layer)):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
-        for part, width in zip(["q", *own[:1]] if layer.qk_norm else [], (q, kv), strict=False):
+        for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
             out[f"{at}.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
         if layer.sinks:
             out[f"{at}.sinks.weight"] = (layer.heads,)
@@ -297,12 +329,21 @@ class DecoderConfig(ModelShape):
         linear(f"{at}.mlp.gate", experts.count, self.hidden_size, experts.router_bias)
         if experts.corrected:
             out[f"{at}.mlp.gate_correction.bias"] = (experts.count,)
+        if experts.apart:
+            norms = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
+            out |= {f"{at}.mlp.{part}.weight": (self.hidden_size,) for part in norms}
+            out[f"{at}.mlp.expert_scales.weight"] = (experts.count,)
         for e in range(experts.count):
             mlp(f"{at}.mlp.experts.{e}", experts.intermediate_size)
         if experts.shared:
             mlp(f"{at}.mlp.shared_expert", experts.shared)
         if experts.shared_gate:
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
+
+
+def _gate(layer: LayerDescription) -> list[tuple[str, int]]:
+    """The part and the rows of an attention's gate, if it has one."""
+    return [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
 
 
 _ORDINARY: JsonMapping = {

@@ -27,6 +27,7 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.measure.configs import Contender, DrafterChoice, slipstream
 from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.lab_settings import TuneConfig
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result, check_writable, write as save, write_text
 from slipstream.measure.vllm_server import VllmServer
@@ -88,10 +89,7 @@ def tune(
     sampling: SamplingOptions,
     texts: PromptOptions,
     *,
-    batch: int = option(1, "Batch size.", min=1),
-    confirm: int = option(3, "Number of best candidates to compare with plain decoding.", min=1),
-    rounds: int = option(5, "Timed passes of that comparison.", min=1),
-    seconds: float = option(45, "Time limit in seconds; at least three passes.", min=0),
+    config: TuneConfig,
     write: Path | None = option(None, "Write the choice to this file, for --config of generate, chat and serve."),
     engine: EngineOptions,
     files: OutputOptions,
@@ -111,9 +109,9 @@ def tune(
 
     With --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
     """
-    local = {"--batch": batch != 1, "--confirm": confirm != 3}
+    local = {"--batch": config.batch != 1, "--confirm": config.confirm != 3}
     if server.base_url is not None:
-        local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
+        local |= {"--write": write is not None, "--rounds": config.rounds != 5, "--seconds": config.seconds != 45}
         local |= {given: True for group in (sampling, texts, load_options) if (given := list_changed(group))}
     elif given := list_changed(server):
         raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
@@ -121,19 +119,14 @@ def tune(
         if server.base_url is not None:
             return examine(server, files)
         params = sampling.params()
-        return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
+        return tune_vllm(models, load_options, params, texts, config, write, engine, files)
     params = sampling.params()
     if write is not None:
         check_writable(write, "--write")
     files.check()
     texts.check()
     contenders = models.longest()
-    from slipstream.measure.tuning import TuneConfig
-
-    config = TuneConfig(
-        tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
-        seed=params.seed or 0, params=params,
-    )  # fmt: skip
+    config = replace(config, tokens=min(params.max_tokens, 64), seed=params.seed or 0, params=params)
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
     from slipstream.measure import tuning
@@ -194,7 +187,7 @@ async def follow_changes(place: Endpoint, server: RunningServer, files: OutputOp
 
 
 def tune_vllm(
-    models: TuneModels, load: TrafficOptions, params: SamplingParams, texts: PromptOptions, rounds: int, seconds: float,
+    models: TuneModels, load: TrafficOptions, params: SamplingParams, texts: PromptOptions, passes: TuneConfig,
     write: Path | None, engine: EngineOptions, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure settings of vLLM's server beside plain decoding, print, and write the choice."""
@@ -207,7 +200,7 @@ def tune_vllm(
 
     servers = list_servers(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, list_candidates(servers, models.draft_tokens is not None)
-    config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    config = TrafficConfig(rounds=passes.rounds, seconds=passes.seconds, timeout=load.timeout, seed=params.seed or 0)
     done: list[Result] = []
     prompts = render.counted(len(asked.entries), "prompt")
     render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")

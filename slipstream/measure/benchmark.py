@@ -4,16 +4,14 @@ Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals: `
 """
 
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import product
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.core.stats import SpecStats
-from slipstream.core.strict import JsonObject
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -21,6 +19,7 @@ from slipstream.measure import loops
 from slipstream.measure.arms import Arm, Run, group_prompts, line_up, load_weights_once, race
 from slipstream.measure.configs import Contender
 from slipstream.measure.estimates import NO_DRAFTS, REASONS
+from slipstream.measure.lab_settings import BenchConfig
 from slipstream.measure.measured_steps import measure_steps, time_target
 from slipstream.measure.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
 from slipstream.measure.prompts import PromptSet
@@ -34,43 +33,6 @@ MOST_ARMS = 100
 """Most arms of one run, plain decoding included."""
 LOOPS = 0.1
 """If a larger share of the output tokens lies in loops, the report warns."""
-
-
-@dataclass(frozen=True)
-class BenchConfig(Strict):
-    """tokens       largest number of new tokens per prompt.
-    rounds       timed passes over the prompts for each arm.
-    seconds      time limit for the passes; at least three are run.
-    temperatures, batches, contexts   every combination is measured, each with its own plain decoding.
-    contexts     tokens before the answer: each prompt follows so much earlier text (see `PromptSet.in_context`); None:
-                 the prompt alone.
-    sampling     further fields of `SamplingParams`.
-    """
-
-    tokens: int = option(64, check=integer(1))
-    rounds: int = option(5, check=integer(1))
-    seconds: float = option(60.0, check=number(0.0, float("inf")))
-    temperatures: tuple[float, ...] = (0.0,)
-    batches: tuple[int, ...] = (1,)
-    contexts: tuple[int | None, ...] = (None,)
-    seed: int = 0
-    sampling: JsonObject = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.temperatures or not self.batches or not self.contexts:
-            raise ParameterError("no temperature, batch size or context was given", fix="give at least one of each")
-        for context in self.contexts:
-            if context is not None:
-                check_integer("context", context, 1)
-        for batch in self.batches:
-            check_integer("batch", batch, 1)
-        for temperature in self.temperatures:
-            self.params(temperature)
-
-    def params(self, temperature: float) -> SamplingParams:
-        """Raises ParameterError for values out of range."""
-        return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
 def count_steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:

@@ -11,12 +11,12 @@ measurement is reused in another run, because the speed of a machine drifts.
 """
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
+from slipstream.core.params import Strict, check_integer
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import find_role
 from slipstream.llm import LLM
@@ -24,6 +24,7 @@ from slipstream.measure.arms import Arm, ArmDrafter, Run, count_passes, is_recre
 from slipstream.measure.benchmark import Contender, collect_warnings, compute_figures
 from slipstream.measure.configs import DrafterChoice, slipstream, vllm
 from slipstream.measure.diagnosis import diagnose
+from slipstream.measure.lab_settings import TuneConfig
 from slipstream.measure.measured_steps import CountingArm, measure_steps, time_target
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import OtherProcesses, note_drafts, note_provenance
@@ -40,22 +41,6 @@ NOISY = 0.2
 T = TypeVar("T")
 RECORDED = 2
 """Timed passes of a recording. With one, a single disturbance would affect every prediction."""
-
-
-@dataclass(frozen=True)
-class TuneConfig(Strict):
-    """tokens   largest number of new tokens per prompt.
-    confirm  how many of the best predicted settings are measured against plain decoding.
-    rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
-    """
-
-    tokens: int = option(64, check=integer(2))
-    confirm: int = option(3, check=integer(1))
-    rounds: int = option(5, check=integer(1))
-    seconds: float = option(45.0, check=number(0.0, float("inf")))
-    batch: int = option(1, check=integer(1))
-    seed: int = 0
-    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True)

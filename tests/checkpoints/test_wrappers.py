@@ -52,6 +52,11 @@ WRAPPED: dict[str, Callable[[], Any]] = {
     "mistral3 of Ministral 3": lambda: config_of(
         "Mistral3", vision_config=_PIXTRAL, text_config=_TEXT | {"model_type": "ministral3", "head_dim": 16}
     ),
+    "muse_glimmer": lambda: config_of(
+        "MuseGlimmer", text_config=_TEXT | _WINDOWS | {"head_dim": 32, "layer_types": [SLIDING] * 3 + [FULL]},
+        vision_config=_TOWER | {"pos_emb_height": 4, "pos_emb_width": 4}, out_hidden_size=64,
+        projector_hidden_size=16,
+    ),
     "qwen2_5_vl": lambda: config_of(
         "Qwen2_5_VL", vision_config=_QWEN | {"fullatt_block_indexes": [0]},
         text_config=_TEXT | {"rope_parameters": {"type": "mrope", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},

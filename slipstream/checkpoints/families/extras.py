@@ -11,6 +11,7 @@ from slipstream.checkpoints.config_values import (
     flag,
     flags_of,
     layer_kinds,
+    make_refusal,
     partial_rope,
     positive,
     refuse,
@@ -203,6 +204,33 @@ def _ernie(config: ReadKeys) -> Fields:
     return described(given | {"rope_parameters": rope_parameters(config, 5e5)})
 
 
+def _muse_glimmer(config: ReadKeys) -> Fields:
+    """Every fourth layer from the last one has neither window nor positions; queries and keys have norms without
+    weights, and the output of attention a gate."""
+    given = common(config, context=131072, eps=1e-5, size=128, act=("hidden_activation", "silu"))
+    biased, layers = flag(config, "attention_bias", False), given["layers"]
+    given |= {"qkv_bias": biased, "o_bias": biased, "embed_norm": True}
+    given["out_eps"] = positive(config, "post_norm_eps", 1e-8)
+    given["logits_scale"] = positive(config, "output_multiplier", 26**-0.5)
+    given["logits_cap"] = positive(config, "final_logit_softcapping", 20.0)
+    full = [(layers - 1 - i) % 4 == 0 for i in range(layers)]
+    slides = layer_kinds(config, layers) if config.get("layer_types") else [not each for each in full]
+    rope, window = rope_parameters(config, 5e5), count_of(config, "sliding_window", 2048)
+    thetas = config.get("layer_rope_theta") or [0 if each else rope["rope_theta"] for each in full]
+    if len(thetas) != layers or not set(thetas) <= {0, rope["rope_theta"]}:
+        why = f"it must say 0 or the rope_theta of all, {rope['rope_theta']}, for each of {layers} layers"
+        raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
+    return described(
+        given | {"rope_parameters": rope},
+        window=[window if each else None for each in slides],
+        rotary=[0 if theta else None for theta in thetas],
+        scale=positive(config, "qk_scale_factor", 3.87) * given["head_dim"] ** -0.5,
+        qk_norm="plain",
+        gate=True,
+        norm_after=True,
+    )
+
+
 # --- GGUF files: metadata -> further keys of config.json -------------------------------------------------------------
 
 
@@ -275,5 +303,6 @@ FAMILIES = {
     "starcoder2": Family(read=_starcoder2, names={"c_fc": "up_proj", "c_proj": "down_proj"}, gguf="starcoder2"),
     "cohere": Family(read=_cohere, pairs=True, gguf="command-r", gguf_pairs=True, keys=_cohere_keys),
     "cohere2": Family(read=_cohere, pairs=True, gguf="cohere2", gguf_pairs=True, keys=_cohere_keys),
+    "muse_glimmer_text": Family(read=_muse_glimmer, names=SANDWICH, plus_one=True),
     "ernie4_5": Family(read=_ernie, pairs=True, gguf="ernie4_5", gguf_pairs=True),
 }

@@ -23,6 +23,7 @@ from slipstream.checkpoints.config_values import (
 )
 from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
 from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ConfigError
 
@@ -72,8 +73,7 @@ def _gemma3(config: ReadKeys) -> Fields:
 
 def _gemma4(config: ReadKeys) -> Fields:
     """Gemma 4: layers without a window have heads of another size, and the last layers read the keys and values of
-    earlier ones. Those of 26B-A4B have experts beside the MLP."""
-    refuse(config, "enable_moe_block", False)
+    earlier ones. Those of 26B-A4B have experts beside the MLP, which is described as their shared expert."""
     both = config.get("use_bidirectional_attention")
     if both not in (None, "vision"):
         raise make_refusal(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
@@ -98,6 +98,16 @@ def _gemma4(config: ReadKeys) -> Fields:
     for rope, kind in zip(ropes, (True, False), strict=True):
         rope["head_dim"] = next((size for size, each in zip(own["head_dim"], slides, strict=True) if each == kind), 2)
     doubled = flag(config, "use_double_wide_mlp", False)
+    inner = [given["intermediate_size"] * (2 if doubled and i >= first else 1) for i in range(layers)]
+    sparse = flag(config, "enable_moe_block", False)
+    if sparse:
+        if inner != inner[:1] * layers:
+            raise make_refusal("use_double_wide_mlp is true beside experts", "their shared experts have one width")
+        given["experts"] = Experts(
+            count_of(config, "num_experts"), count_of(config, "top_k_experts"),
+            count_of(config, "moe_intermediate_size"), True, (True,) * layers, shared=inner[0], apart=True,
+        )  # fmt: skip
+        inner = [0] * layers
     return described(
         given | {"ropes": ropes, "rope_parameters": ropes[1]},
         **own,
@@ -108,7 +118,8 @@ def _gemma4(config: ReadKeys) -> Fields:
         value_norm=True,
         key_is_value=[equal and not each for each in slides],
         shared=[None if i < first else last[slides[i]] for i in range(layers)],
-        intermediate_size=[given["intermediate_size"] * (2 if doubled and i >= first else 1) for i in range(layers)],
+        intermediate_size=inner,
+        sparse=sparse,
         norm_after=True,
         scaled=True,
     )
@@ -164,7 +175,10 @@ def _gemma3_keys(header: GgufHeader) -> JsonObject:
 
 _GEMMA4 = SANDWICH | {
     "layer_scalar": "layer_scalar.weight", "per_layer_input_gate": "side_gate",
-    "per_layer_projection": "side_projection", "post_per_layer_input_norm": "side_norm",
+    "per_layer_projection": "side_projection", "post_per_layer_input_norm": "side_norm", "mlp": "mlp.shared_expert",
+    "router.proj": "mlp.gate", "router.scale": "mlp.router_norm.weight", "experts": "mlp.experts",
+    "router.per_expert_scale": "mlp.expert_scales.weight", "pre_feedforward_layernorm_2": "mlp.experts_norm",
+    "post_feedforward_layernorm_1": "mlp.shared_out_norm", "post_feedforward_layernorm_2": "mlp.experts_out_norm",
 }  # fmt: skip
 
 FAMILIES = {

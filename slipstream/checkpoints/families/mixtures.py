@@ -78,7 +78,7 @@ def _granite_moe(config: ReadKeys) -> Fields:
 
 
 def _glm4_moe(config: ReadKeys) -> Fields:
-    """GLM-4.5 to 4.7. Layers that predict further tokens are left out."""
+    """GLM-4.5 to 4.7."""
     given = common(config, context=131072, eps=1e-5)
     given["qkv_bias"] = flag(config, "attention_bias", False)
     rope = partial_rope(config, given["head_dim"], default=0.5)
@@ -105,6 +105,26 @@ def _minimax_m2(config: ReadKeys) -> Fields:
     )  # fmt: skip
     rope = partial_rope(config, given["head_dim"], 5e6)
     return mixed(given | {"rope_parameters": rope}, experts, qk_norm="width")
+
+
+def _ernie_moe(config: ReadKeys) -> Fields:
+    given = common(config, context=131072, eps=1e-5, tied=True)
+    biased, layers = flag(config, "use_bias", False), given["layers"]
+    given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
+    refuse(config, "moe_norm_min", 1e-12)
+    names = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}  # transformers knows both
+    for name, other in names.items():
+        config.setdefault(other, config.get(name))
+    first, step = count_of(config, "moe_layer_start_index", 1, least=0), count_of(config, "moe_layer_interval", 1)
+    config.get("num_nextn_predict_layers")
+    last = config.get("moe_layer_end_index", -1) % layers
+    inner = count_of(config, "moe_intermediate_size", 1536)
+    experts = Experts(
+        count_of(config, "moe_num_experts", 64), count_of(config, "moe_k", 6), inner, True,
+        tuple((i + 1) % step == 0 and first <= i <= last for i in range(layers)), corrected=True,
+        shared=inner * count_of(config, "moe_num_shared_experts", 2, least=0),
+    )  # fmt: skip
+    return mixed(given | {"rope_parameters": rope_parameters(config, 5e5)}, experts)
 
 
 def _olmoe(config: ReadKeys) -> Fields:
@@ -160,6 +180,11 @@ GRANITE_MOE = {
 }  # fmt: skip
 SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"]}
 _CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
+_ERNIE = {
+    "gate.moe_statics.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert",
+    "moe_statics.e_score_correction_bias": "gate_correction.bias", "mtp_block": "mtp.layers",
+    "mtp_emb_norm.0": "mtp.enorm", "mtp_hidden_norm.0": "mtp.hnorm", "mtp_linear_proj.0": "mtp.eh_proj",
+}  # fmt: skip
 _MINIMAX = {
     "block_sparse_moe.gate": "mlp.gate", "block_sparse_moe.e_score_correction_bias": "mlp.gate_correction.bias",
     "block_sparse_moe.experts": "mlp.experts", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
@@ -189,5 +214,6 @@ FAMILIES = {
         gguf="minimax-m2",
         keys=lambda header: {"intermediate_size": header.size("expert_feed_forward_length")},
     ),
+    "ernie4_5_moe": Family(read=_ernie_moe, names=_ERNIE, pairs=True, further=True),
     "olmoe": Family(read=_olmoe, gguf="olmoe", keys=lambda _: {"norm_topk_prob": False}),
 }

@@ -17,13 +17,14 @@ WRAPPERS: dict[str, JsonMapping] = {
     "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text"},
     "qwen3_5": {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
+    "muse_glimmer": {"model_type": "muse_glimmer_text"},
     "lfm2_vl": {"model_type": "lfm2"},
 }  # fmt: skip
 """`model_type` of the whole model -> keys that its published `text_config` leaves out, with transformers' defaults. A
 `text_config` of any family that our decoder runs is read."""
 
 OTHER_PARTS = re.compile(
-    r"((vision|audio)_(tower|model|embedder)|visual|embed_(vision|audio)|multi_modal_projector|patch_merger)\."
+    r"((vision|audio)_(tower|model|embedder|adapter|projection)|visual|embed_(vision|audio)|multi_modal_projector|patch_merger)\."
 )
 """Beginnings of names of tensors that see pictures or hear sounds, after `model.` and the like."""
 

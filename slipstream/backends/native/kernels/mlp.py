@@ -8,7 +8,7 @@ order of experts. R rows, P pairs, d width.
 import numpy as np
 
 from slipstream.backends.native.kernels import matrices
-from slipstream.backends.native.kernels.arithmetic import exp, maximum, sigmoid
+from slipstream.backends.native.kernels.arithmetic import exp, maximum, rms_norm, sigmoid
 from slipstream.backends.native.kernels.compiled import kernel
 from slipstream.backends.native.kernels.memory import address_of, floats, where
 from slipstream.backends.native.kernels.products import ACTIVATE, GATE, NORM, PACKED, PLAIN, copy, matrix_at
@@ -95,15 +95,17 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
             if model.normed_experts:
                 shares[r, k] /= taken
             shares[r, k] *= model.experts_scale
+            if layer.expert_scales:
+                shares[r, k] *= floats(layer.expert_scales, layer.experts)[chosen[r, k]]
 
 
 @kernel()
-def inner(board, model, layer, up, count):
-    """The first product of an MLP for the first `count` rows of the residual stream."""
+def inner(board, model, layer, up, norm, count):
+    """The first product of an MLP for the first `count` rows of the residual stream, normalised."""
     room = board.room
     matrices.transformed(
-        board, model, up, room.x, room.stride, count, NORM if layer.mlp_norm else PLAIN, layer.mlp_norm,
-        layer.mlp_norm_bias, room.wide, room.wide_stride, NOTHING,
+        board, model, up, room.x, room.stride, count, NORM if norm else PLAIN, norm, layer.mlp_norm_bias, room.wide,
+        room.wide_stride, NOTHING,
     )  # fmt: skip
 
 
@@ -123,13 +125,15 @@ def _add_expert_of_all(board, model, layer, count, sums):
     room = board.room
     shares = np.ones(count, np.float32)
     if layer.shared_gate:
-        inner(board, model, layer, layer.shared_router, count)
+        inner(board, model, layer, layer.shared_router, layer.mlp_norm, count)
         for r in range(count):
             shares[r] = sigmoid(floats(room.wide + 4 * room.wide_stride * r, 1)[0])
-    inner(board, model, layer, layer.up, count)
+    inner(board, model, layer, layer.up, layer.mlp_norm, count)
     outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
     for r in range(count):
         out = floats(room.qkv + 4 * room.qkv_stride * r, model.width)
+        if layer.shared_out_norm:
+            rms_norm(out, floats(layer.shared_out_norm, model.width), model.eps, out)
         for j in range(model.width):
             sums[r, j] += shares[r] * out[j]
 
@@ -188,17 +192,17 @@ def _add_experts(board, model, layer, starts, first, last, rows, weights, sectio
 
 @kernel()
 def mixture(board, model, layer, count, sums):
-    """sums = the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the
-    layer's second norm of x; each row adds its experts in the order of their numbers."""
+    """sums = the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is a
+    norm of x; each row adds its experts in the order of their numbers."""
     room, most, experts = board.room, model.experts_per_token, layer.experts
     chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
-    inner(board, model, layer, layer.router, count)
+    inner(board, model, layer, layer.router, layer.router_norm, count)
     _choose(model, layer, room.wide, room.wide_stride, count, chosen, shares)
     starts, rows = np.empty(experts + 1, np.int64), np.empty(count * most, np.int64)
     weights, sections = np.empty(count * most, np.float32), np.empty(max(count, experts), SECTION)
     _sort(chosen, shares, starts, rows, weights)
     up = expert_of(model, layer.first_expert, UP)
-    matrices.pack_alone(board, model, up, count, layer.mlp_norm, layer.mlp_norm_bias, sections)
+    matrices.pack_alone(board, model, up, count, layer.experts_norm, layer.mlp_norm_bias, sections)
     sums[:] = 0
     first = 0
     while first < experts:
@@ -208,5 +212,8 @@ def mixture(board, model, layer, count, sums):
         if starts[last] > starts[first]:
             _add_experts(board, model, layer, starts, first, last, rows, weights, sections, sums)
         first = last
+    if layer.experts_out_norm:
+        for r in range(count):
+            rms_norm(sums[r], floats(layer.experts_out_norm, model.width), model.eps, sums[r])
     if layer.up.outs > 0:
         _add_expert_of_all(board, model, layer, count, sums)
