@@ -416,6 +416,8 @@ class LLM:
         return TextStream(self._decode, params.stop, stray_byte(self.tokenizer), before)
 
     def completion(self, seq: Sequence) -> Completion:
+        if seq.finish == "length" and seq.params.structured and seq.params.structured.kind.startswith("json"):
+            log.warning(f"the JSON of a text is cut after {len(seq.output)} tokens: a larger max_tokens completes it")
         return Completion(
             text=self.text_of(seq.output, seq.tokens[: seq.prompt], seq.stop_cause),
             token_ids=seq.output,

@@ -47,6 +47,9 @@ class DecoderConfig(ModelShape):
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
                  the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
+    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers,
+                 which it follows. It has no embedding and no output head of its own. final_norm: whether a norm stands
+                 before the output head; some families have none in MTP layers.
     within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """
 
@@ -72,6 +75,8 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
     side_width: int = 0
     side_vocab: int = 0
+    after: int = 0
+    final_norm: bool = True
     within: str = ""
 
     @staticmethod
@@ -212,6 +217,17 @@ class DecoderConfig(ModelShape):
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
+    def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
+        """The MTP layer that follows this decoder: a projection of an embedding beside a hidden state, and a layer with
+        the attention of the decoder's last one that has any. sparse: whether its MLP is a mixture of experts."""
+        attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
+        layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
+        experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
+        return replace(
+            self, layers=1, after=self.layers, each=(layer,), windows=(layer.window,), experts=experts,
+            final_norm=final_norm, mask_token=None,
+        )  # fmt: skip
+
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Its recurrent layers."""
@@ -220,6 +236,12 @@ class DecoderConfig(ModelShape):
     def state_bytes(self, tokens: int = 32) -> int:
         """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
         return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
+
+    def factor(self, name: str) -> float:
+        """What multiplies the outputs of a linear layer, by its canonical name."""
+        _, _, rest = name.partition("layers.")
+        number, _, part = rest.partition(".")
+        return self.described[int(number)].factors.get(part, 1.0) if part else 1.0
 
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -240,7 +262,7 @@ class DecoderConfig(ModelShape):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
         d = self.hidden_size
-        out: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (self.vocab_size, d)}
+        out: dict[str, tuple[int, ...]] = {} if self.after else {"embed_tokens.weight": (self.vocab_size, d)}
         if self.position == "learned":
             out["embed_positions.weight"] = (self.context, d)
 
@@ -259,6 +281,10 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.after:
+            linear("eh_proj", d, 2 * d)
+            norm("enorm")
+            norm("hnorm")
         if self.side_width:
             out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
             linear("side_projection", self.layers * self.side_width, d)
@@ -267,9 +293,9 @@ class DecoderConfig(ModelShape):
             at = f"layers.{i}"
             if layer.norm_before:
                 norm(f"{at}.input_layernorm")
-            if layer.recurrence is not None:
+            if layer.recurrence is not None and layer.mixes:
                 out |= {f"{at}.recurrent.{part}": shape for part, shape in layer.recurrence.shapes(d).items()}
-            else:
+            if layer.attends:
                 self._attention(f"{at}.self_attn", layer, out, linear)
             if layer.norm_before and not layer.one_norm:
                 norm(f"{at}.post_attention_layernorm")
@@ -285,8 +311,9 @@ class DecoderConfig(ModelShape):
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:
                 mlp(f"{at}.mlp", layer.intermediate_size)
-        norm("norm")
-        if not self.tie_embeddings:
+        if self.final_norm:
+            norm("norm")
+        if not (self.tie_embeddings or self.after):
             out["lm_head.weight"] = (self.vocab_size, d)
         return out
 
@@ -294,7 +321,7 @@ class DecoderConfig(ModelShape):
         """Add the shapes of a layer's attention."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
-        for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
+        for part, rows in (("q", q), *((part, kv) for part in own), *_gate(layer)):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
         for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
@@ -323,6 +350,11 @@ class DecoderConfig(ModelShape):
 
 def _unreadable(config: ReadKeys) -> str:
     return f"config.json cannot be read; the last key that was read is {config.last!r}"
+
+
+def _gate(layer: LayerDescription) -> list[tuple[str, int]]:
+    """The part and the rows of an attention's gate, if it has one."""
+    return [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
 
 
 _ORDINARY: JsonMapping = {

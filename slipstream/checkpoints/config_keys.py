@@ -9,7 +9,8 @@ _WITHOUT_EFFECT = re.compile(
     "pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict|(output_)?router_.*|summary_.*|"
     r"task_specific_params|transformers(\.js_config|_version)|unsloth_.*|use_cache|out_hidden_size|spatial_merge_size|"
     "(audio|bo[aiv]|downsample|eo[aiv]|image|mm|mtp|multimodal|projector|video|vision)_.*|"
-    "mamba_ssm_dtype"
+    "mamba_ssm(_cache)?_dtype|moe_shared_expert_overlap|num_logits_to_keep|rescale_prenorm_residual|residual_in_fp32|"
+    "use_mamba_kernels"
 )
 """Keys of training, of other tasks, of pictures and sounds, of layers that are left out, and of the file itself. Which
 others are known follows from what is read."""

@@ -19,6 +19,7 @@ from slipstream.core.params import SamplingParams, Strict
 from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ParameterError
 from slipstream.settings import OFF
+from slipstream.zoo import find_sampling
 
 log = logging.getLogger("slipstream")
 
@@ -122,7 +123,7 @@ def _out_of_range(name: str, value: Any) -> bool:
 def describe_sampling(sampling: JsonMapping) -> str:
     """One line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-    return f"defaults of the checkpoint's {GENERATION}: {values} (--generation-config none leaves them out)"
+    return f"the model's own sampling: {values} (--generation-config none: greedy)"
 
 
 def generation_defaults(
@@ -137,4 +138,5 @@ def generation_defaults(
         settings = {} if generation is None else generation.to_dict()
     else:
         settings = sampling_of(checkpoint.header.metadata) if checkpoint.is_gguf else checkpoint.json(GENERATION)
+        settings = {**find_sampling(checkpoint.source), **settings}
     return GenerationDefaults.of(settings, encoder_decoder)

@@ -13,7 +13,8 @@ and, of layers with more parts than Llama's (`LayerDescription`), of each layer
     mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
     layer_scalar                                        side_gate, side_projection, side_norm
 
-and side_embed_tokens, side_projection, side_norm.
+and side_embed_tokens, side_projection, side_norm. An MTP layer has layers.0 and norm; before them stands eh_proj,
+which reads [enorm(embedding), hnorm(hidden state)].
 
 All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
 before it reads the next, so a model is never in memory twice.
@@ -297,10 +298,16 @@ _SIDES = {
     "per_layer_model_projection.weight": "side_projection.weight",
 }  # fmt: skip
 _PREFIX = re.compile(r"((model|language_model)\.)*")
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_MTP = re.compile(r"(?:layers\.(\d+)|mtp(?:\.layers\.(\d+))?)\.(.+)")
+_MTP_PARTS = {
+    "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "norm", "norm": "norm",
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+}  # fmt: skip
+MTP_COPIES = ("layers.0.embed_tokens.weight", "layers.0.shared_head.head.weight")
+"""Copies of the decoder's own tables in an MTP layer, which are not read."""
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
-_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|up_proj|down_proj)(_bias)?")
 _GPT2 = {
     "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
     "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
@@ -332,14 +339,17 @@ def _canonical(
     family = FAMILIES[config.model_type]
     name = _rename(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
+    for part, other in family.otherwise.items():
+        name = name if name in expected else name.replace(f".{part}.", f".{other}.")
     if config.within and OTHER_PARTS.match(name):
         return []
+    mtp = find_mtp_name(name, config) if family.further else None
+    if (mtp is None) == bool(config.after) or mtp in MTP_COPIES:
+        return []  # of an MTP layer in a decoder, and the other way round
+    name = mtp or name
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
         return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
-    layer = _LAYER.match(name)
-    if family.further and (name.startswith(("mtp.", "mtp_")) or (layer is not None and int(layer[1]) >= config.layers)):
-        return []
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
         return []  # left over from training: the layer reads another layer's keys and values
@@ -361,6 +371,19 @@ def _canonical(
     return [
         (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
     ]
+
+
+def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
+    """The name of a tensor of an MTP layer, whose layer has the number 0 there; None for other tensors. Further MTP
+    layers have the numbers 1, 2, ... config: of the decoder or of the layer."""
+    after = config.after or config.layers
+    match = _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1)))
+    if match is None or (match[1] and int(match[1]) < after):
+        return None
+    number = int(match[1]) - after if match[1] else int(match[2] or 0)
+    part, _, kind = match[3].rpartition(".")
+    own = _MTP_PARTS.get(part) if number == 0 and (match[1] or not match[2]) else None
+    return f"{own}.{kind}" if own else f"layers.{number}.{match[3]}"
 
 
 def _of_mlp(name: str, config: DecoderConfig) -> str:
@@ -392,7 +415,7 @@ def _list_fused_experts(
     """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
     have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too. transposed: the latter, gate and up
     in turn."""
-    names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     inner = shape[-1] if kind == "weight" else 0
     other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import expand_groups, option
-from slipstream.cli.options import SamplingOptions, UsualModels
+from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
@@ -24,10 +25,25 @@ if TYPE_CHECKING:
 PROMPT, FENCE = ">>> ", '"""'
 
 
+@dataclass(frozen=True)
+class ChatSampling(SamplingOptions):
+    """Sampling, where an answer may fill the context."""
+
+    max_tokens: int | None = option(
+        None,
+        "Maximum number of tokens of an answer.",
+        "--max-new-tokens",
+        "-n",
+        shown="as many as the context holds",
+        metavar="N",
+        panel="Sampling",
+    )
+
+
 @expand_groups
 def chat(
-    models: UsualModels,
-    sampling: SamplingOptions,
+    models: ModelOptions,
+    sampling: ChatSampling,
     system: str | None = option(None, "System message.", shown=False),
     raw: bool = option(False, "Complete each prompt without a chat template."),
 ) -> None:
@@ -35,7 +51,8 @@ def chat(
 
     /reset starts a new conversation, /help lists all commands."""
     llm = load(models, asked=[sampling.params()])
-    session = Session(llm, sampling.params(llm.defaults.sampling), raw=raw, system=system)
+    params = sampling.params({"max_tokens": llm.target.context, **llm.defaults.sampling})
+    session = Session(llm, params, raw=raw, system=system)
     render.line(banner(llm, models))
     how = (
         "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"

@@ -19,7 +19,7 @@ def convert(
     model: str = argument("Draft head: folder, hub id, or 'embedded'."),
     to: str = option("eagle3", f"Format: {', '.join(FORMATS)}."),
     target: str | None = option(None, "The target that the head drafts for, if it is needed.", "--target", "-m"),
-    out: Path | None = option(None, "Folder to write.", "--out", "-o", shown="HEAD-FORMAT"),
+    out: Path | None = option(None, "Folder to write.", shown="HEAD-FORMAT"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Convert a draft head for other programs.

@@ -11,7 +11,7 @@ from rich.text import Text
 from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import expand_groups, option
-from slipstream.cli.options import UsualModels
+from slipstream.cli.options import ModelOptions
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import SamplingParams
 from slipstream.measure.tables import Alarm, CellValue, Column, Section, Table, words
@@ -44,7 +44,7 @@ class Job:
 
 @expand_groups
 def demo(
-    models: UsualModels,
+    models: ModelOptions,
     tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
     prompts: int = option(3, "Number of prompts of each kind; the text of the first is shown.", min=1, max=8),
     rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
@@ -83,7 +83,7 @@ def demo(
     raise typer.Exit(0 if all(run.exact for runs in runs_of.values() for run in runs) else 1)
 
 
-def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
+def plan_jobs(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
     """Pair each kind of prompt with the drafters that decode it after plain decoding. SmolLM2 uses its usual drafters;
     the embedded models use the draft model to continue code, and lookup too to edit code."""
     from slipstream.engine.draft_lengths import DraftLengths

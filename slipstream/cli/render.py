@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -49,7 +49,8 @@ def has_colour(console: Console) -> bool:
 
 
 class TextWriter:
-    """Streams text to standard output: accepted draft tokens in one colour, the target's own tokens in another.
+    """Streams text to standard output: accepted draft tokens in one colour, the target's own tokens in another. Log
+    messages wait until the text ends, so that they never cut a line of it.
 
     On a terminal, control characters are replaced, because they could move the cursor or change settings. Elsewhere the
     text is written unchanged.
@@ -65,6 +66,7 @@ class TextWriter:
         if not text:
             return
         self.written += text
+        LogHandler.held = [] if LogHandler.held is None else LogHandler.held
         if self._terminal:
             text = printable(text)
         if self.colours:
@@ -73,10 +75,14 @@ class TextWriter:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """End the line if something may follow on it: on a terminal, or where standard error goes to the same place."""
+        """End the line if something may follow on it: on a terminal, or where standard error goes to the same place.
+        Print the log messages that have waited."""
         if (self._terminal or _one_stream()) and not self.written.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
+        held, LogHandler.held = LogHandler.held or [], None
+        for level, what in held:
+            message(level, what)
 
 
 def _one_stream() -> bool:
@@ -119,8 +125,16 @@ def error(fault: SlipstreamError) -> None:
 
 
 class LogHandler(logging.Handler):
+    """Prints log records. held: (level, text) of the records that wait for a `TextWriter`; None: none is writing."""
+
+    held: ClassVar[list[tuple[str, str]] | None] = None
+
     def emit(self, record: logging.LogRecord) -> None:
-        message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
+        level = "warning" if record.levelno >= logging.WARNING else "note"
+        if LogHandler.held is None:
+            message(level, record.getMessage())
+        else:
+            LogHandler.held.append((level, record.getMessage()))
 
 
 @contextmanager

@@ -17,9 +17,16 @@ from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, make_vllm_server, refuse_ignored
-from slipstream.cli.loading import check_arguments, describe_target, load_tokenizer_of, pause_collection, quieten
+from slipstream.cli.loading import (
+    check_arguments,
+    describe_target,
+    load_tokenizer_of,
+    pause_collection,
+    quieten,
+    suggest_model,
+)
 from slipstream.cli.option_groups import expand_groups, option
-from slipstream.cli.options import ModelOptions, UsualModels
+from slipstream.cli.options import ModelOptions
 from slipstream.core.params import check_number
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import DraftPlan
@@ -53,6 +60,7 @@ class ServerOptions:
     metrics_prefix: str = option(
         METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
     )
+    access_log: bool = option(False, "Log each request on standard output.")
     max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS, min=1)
     max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS, min=0)
     max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS, min=1)
@@ -88,7 +96,7 @@ class ServerOptions:
 
 
 @expand_groups
-def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOptions) -> None:
+def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOptions) -> None:
     """Answer requests over HTTP, in the form of OpenAI's API.
 
     One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops
@@ -129,11 +137,13 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             )
             address = f"http://{server.host}:{listening.getsockname()[1]}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
+            suggest_model(models)
             if engine.facts.sampling:
                 from slipstream.checkpoints.generation_defaults import describe_sampling
 
                 render.line(describe_sampling(engine.facts.sampling))
-            running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
+            app = create_app(service, server.allowed_origins or ())
+            running = Server(app, service, server.grace_seconds, render.line, server.access_log)
             engine.on_end = running.end
             if engine.over:
                 running.end()

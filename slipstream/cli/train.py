@@ -82,4 +82,5 @@ def _command(method: TrainingMethod) -> Callable[..., None]:
 
 
 for each in METHODS.values():
-    app.command(each.name)(_command(each))
+    example = f"Example: slipstream train {each.name} --target Qwen/Qwen3-0.6B --data my-texts --out runs/{each.name}"
+    app.command(each.name, epilog=example)(_command(each))

@@ -51,7 +51,7 @@ class Structured(Strict):
     max_tokens is the beginning of one that has.
 
     json_schema  a JSON schema: a mapping, a bool, or JSON text. Stored as JSON text. Keywords that cannot be enforced
-                 are refused.
+                 are refused. An object has the named properties only, unless the schema says `additionalProperties`.
     json_object  True: any JSON object.
     regex        a regular expression that the whole text matches. Without look-around and back-references.
     grammar      a context-free grammar in Lark (`start: "a" | "b"`) or EBNF as in llama.cpp (`root ::= "a" | "b"`).

@@ -1,5 +1,6 @@
 """Options: names, aliases, what is refused before anything is loaded."""
 
+import shlex
 import textwrap
 
 import pytest
@@ -33,6 +34,8 @@ def test_sampling_options_keep_their_names_and_defaults(command):
     sampling = [p for p in known if getattr(p, "rich_help_panel", None) == "Sampling"]
     assert all(not p.default for p in sampling), "who gave none is known: the checkpoint may say it"
     shown = {name: (names, str(default)) for name, (names, default) in SAMPLING.items()}
+    if command == "chat":
+        shown["max_tokens"] = (["--max-new-tokens", "-n"], "as many as the context holds")
     defaults = (p.show_default if isinstance(p.show_default, str) else str(p.default) for p in sampling)
     declared_options = {p.name: (p.opts, shown) for p, shown in zip(sampling, defaults, strict=True)}
     assert declared_options == shown
@@ -71,6 +74,27 @@ def test_options_of_other_programs_are_understood():
     known = ["generate", "--draft", "d", "--draft-tokens=3", "--max-new-tokens", "5", "--", "--model"]
     assert canonical(given) == known
     assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
+
+
+def list_commands():
+    top = parser().commands
+    return [([name], each) for name, each in top.items() if name != "train"] + [
+        (["train", name], each) for name, each in top["train"].commands.items()
+    ]
+
+
+@pytest.mark.parametrize(("names", "command"), list_commands(), ids=lambda each: str(each)[:20])
+def test_help_ends_with_an_example_that_the_command_takes(names, command):
+    words = shlex.split(command.epilog)
+    assert words[: 2 + len(names)] == ["Example:", "slipstream", *names]
+    assert parser().main([*words[2:], "--help"], standalone_mode=False) == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "verify"])
+def test_help_shows_the_options_of_loading_last(command):
+    panels = [getattr(p, "rich_help_panel", None) for p in parser().commands[command].params]
+    assert panels[-1] == "Loading"
+    assert panels.index("Loading") == len(panels) - panels.count("Loading")
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"]])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from slipstream import LLM, zoo
 from slipstream.checkpoints.checkpoint import read_json
@@ -174,7 +175,7 @@ class TestInPython:
     @pytest.mark.parametrize(
         ("thing", "error", "says"),
         [
-            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [])),
+            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [], nn.Linear(2, 2))),
             ("model", ParameterError, "'model' was asked for without a draft model"),
             ("no/such/draft", CheckpointError, "no/such/draft"),
         ],

@@ -15,7 +15,7 @@ from slipstream.targets.decoder import Decoder
 from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle
 
-HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid")
+HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid", "falcon-h1")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
@@ -145,11 +145,6 @@ def test_a_draft_model_with_recurrent_layers_takes_back_what_is_rejected(
 def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder]) -> None:
     with pytest.raises(PairError, match="recurrent layers was given as draft model"):
         LLM(load("lfm2"), load("lfm2"))
-
-
-def test_layers_that_predict_further_tokens_need_transformers(load: Callable[..., Decoder]) -> None:
-    with pytest.raises(PairError, match="executor='transformers'"):
-        LLM(load("qwen3-next"), "mtp")
 
 
 def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> None:

@@ -36,7 +36,7 @@ class NativeBlocks:
         self.dtype = np.dtype(dtype)
         owners = [i for i, layer in enumerate(layers) if layer.has_kv]
         self._owner = [
-            None if layer.recurrence else owners.index(i if layer.shared is None else layer.shared)
+            owners.index(i if layer.shared is None else layer.shared) if layer.attends else None
             for i, layer in enumerate(layers)
         ]
         shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in owners]

@@ -227,7 +227,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
         rotary=[0 if each else None for each in thetas],
         scale=positive(config, "qk_scale_factor", 3.87) * given["head_dim"] ** -0.5,
         qk_norm="plain",
-        gate=True,
+        gate="output",
         norm_after=True,
     )
 

@@ -78,7 +78,7 @@ def _granite_moe(config: ReadKeys) -> Fields:
 
 
 def _glm4_moe(config: ReadKeys) -> Fields:
-    """GLM-4.5 to 4.7. Layers that predict further tokens are left out."""
+    """GLM-4.5 to 4.7."""
     given = common(config, context=131072, eps=1e-5)
     given["qkv_bias"] = flag(config, "attention_bias", False)
     rope = partial_rope(config, given["head_dim"], default=0.5)
@@ -182,7 +182,8 @@ SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.u
 _CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
 _ERNIE = {
     "gate.moe_statics.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert",
-    "moe_statics.e_score_correction_bias": "gate_correction.bias",
+    "moe_statics.e_score_correction_bias": "gate_correction.bias", "mtp_block": "mtp.layers",
+    "mtp_emb_norm.0": "mtp.enorm", "mtp_hidden_norm.0": "mtp.hnorm", "mtp_linear_proj.0": "mtp.eh_proj",
 }  # fmt: skip
 _MINIMAX = {
     "block_sparse_moe.gate": "mlp.gate", "block_sparse_moe.e_score_correction_bias": "mlp.gate_correction.bias",

@@ -70,7 +70,7 @@ class Layer:
             self.skip = weight("skip", self.heads)
         for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "gate"):
             part[name] = getattr(self, name)
-        part["kind"], part["eps"] = KINDS[self.kind], 1e-5
+        part["kind"], part["eps"], part["step_scale"] = KINDS[self.kind], 1e-5, 1
         self.part = part
         described = Recurrence(
             kind=self.kind, taps=self.taps, heads=self.heads, groups=self.groups, key=self.key, value=self.value

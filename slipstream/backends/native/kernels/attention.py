@@ -272,9 +272,10 @@ def _weighted_sum(job, group, scores, mixed, low, high):
         for i in range(wide):
             out[i] = output[i]
         if job.gate:
-            gates = floats(job.gate + 4 * (job.stride * active[first + j // heads] + number), wide)
+            first_gate = number // job.gate_each
+            gates = floats(job.gate + 4 * (job.stride * active[first + j // heads] + first_gate), wide)
             for i in range(wide):
-                out[i] *= sigmoid(gates[i])
+                out[i] *= sigmoid(gates[i // job.gate_each])
 
 
 # --- units of work ---------------------------------------------------------------------------------------------------

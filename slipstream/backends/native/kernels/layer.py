@@ -59,11 +59,12 @@ def _widest(model):
     for number in range(model.count):
         layer = layer_of(model, number)
         inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
-        for matrix in (layer.qkv, layer.per_head, layer.gates, layer.o, *inner, model.side_projection):
+        outer = (layer.qkv, layer.per_head, layer.gates, layer.o, layer.beside, layer.beside_o)
+        for matrix in (*outer, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
-        size, queries = max(size, layer.size), max(queries, layer.o.width)
-        projected = max(projected, layer.qkv.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
+        size, queries = max(size, layer.size), max(queries, layer.o.width + layer.beside_o.width)
+        projected = max(projected, layer.qkv.outs, layer.beside.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
         projected = max(projected, layer.recurrent.channels + layer.per_head.outs)
         projected = max(projected, layer.recurrent.gate + layer.gates.outs)
         scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
@@ -187,13 +188,16 @@ def embed(table, tokens, x, stride, add):
 
 @kernel()
 def _add_attention(board, model, layer, count):
-    """x += the output product of attention."""
-    room = board.room
-    if layer.out_norm == 0 and model.residual_scale == 1:
+    """x += the output product of attention, or of a recurrence, or of both."""
+    room, scale = board.room, model.residual_scale * layer.out_scale
+    if layer.beside_o.outs > 0:
+        mixed = room.mixed + 4 * layer.o.width
+        matrices.linear(board, layer.beside_o, mixed, room.mixed_stride, count, room.x, room.stride, ADD)
+    if layer.out_norm == 0 and scale == 1:
         matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.x, room.stride, ADD)
         return
     matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.qkv, room.qkv_stride, NOTHING)
-    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, model.residual_scale, _ONE)
+    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, scale, _ONE)
 
 
 @kernel()
@@ -278,7 +282,10 @@ def one_layer(
     cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
     active, room = integers(active_rows, active_count), board.room
     layer, count = layer_of(model, number), rows.count
-    for product in range(3 if layer.per_head.outs else 1):  # in order: one's padding is overwritten by the next
+    recurs, beside = layer.recurrent.kind != ATTENTION, layer.beside.outs > 0
+    mixes = layer.qkv.outs > 0
+    products = 3 if layer.per_head.outs else 1 if mixes else 0
+    for product in range(products):  # in order: one's padding is overwritten by the next
         matrix, place = layer.qkv, room.qkv
         if product == 1:
             matrix, place = layer.per_head, room.qkv + 4 * layer.recurrent.channels
@@ -287,33 +294,41 @@ def one_layer(
         matrices.transformed(
             board, model, matrix, given, given_stride, count, mode, norm, norm_bias, place, room.qkv_stride, NOTHING,
         )  # fmt: skip
-    attention = layer.recurrent.kind == ATTENTION
-    if attention:
-        matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
-    else:
+    if recurs:
         matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
+    if beside:
+        matrices.transformed(
+            board, model, layer.beside, given, given_stride, count, mode, norm, norm_bias, room.qkv, room.qkv_stride,
+            NOTHING,
+        )  # fmt: skip
+    attends = beside or (mixes and not recurs)
+    if attends:
+        matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
     if active_count == 0:
         return
     for a in range(active_count):
         if active[a] > a:
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
-            if not attention:
+            if recurs:
                 row = floats(room.mixed + 4 * room.mixed_stride * active[a], layer.o.width)
                 copy(row, floats(room.mixed + 4 * room.mixed_stride * a, layer.o.width))
-    if attention:
+    if attends:
         starts = np.empty(active_count + 1, np.int64)
         bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
         matrices.attend(
-            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
-            room.mixed_stride,
+            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
+            room.mixed + (4 * layer.o.width if beside else 0), room.mixed_stride,
         )  # fmt: skip
     if layer.parallel:
         inner(board, model, layer, layer.up, layer.mlp_norm, active_count)
         _add_attention(board, model, layer, active_count)
         outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
         return
-    _add_attention(board, model, layer, active_count)
+    if mixes:
+        _add_attention(board, model, layer, active_count)
+    if layer.up.outs == 0 and layer.experts == 0:
+        return
     if model.side_width > 0:
         _add_mlp(board, model, layer, active_count, _ONE)
         _add_side(board, model, layer, number, active, active_count)

@@ -6,7 +6,7 @@ from numba import carray, types
 from slipstream.backends.native.kernels import attention, products, records, recurrent
 from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
-from slipstream.backends.native.kernels.memory import address_of, integers, pointer, where
+from slipstream.backends.native.kernels.memory import address_of, floats, integers, pointer, where
 from slipstream.backends.native.kernels.pool import share
 from slipstream.backends.native.kernels.processor import PANEL, lanes
 from slipstream.backends.native.kernels.products import ALIGN, BAND, NORM, PLAIN, matrix_at, tiles_of
@@ -85,6 +85,12 @@ def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, scale, cap)
     board.prepare.inputs, board.prepare.stride, whole = inputs, stride, board.whole
     whole.matrix, whole.first, whole.rows = where(matrix), NOTHING, rows
     _multiply_sections(board, matrix, where(whole), _SINGLE, rows, rows, y, y_stride, add, scale, cap)
+    if matrix.factors:
+        factors = floats(matrix.factors, matrix.outs)
+        for r in range(rows):
+            out = floats(y + 4 * y_stride * r, matrix.outs)
+            for i in range(matrix.outs):
+                out[i] *= factors[i]
 
 
 @kernel()
@@ -188,7 +194,7 @@ def attend(board, layer, cache, rows, active, starts, bundles, longest, q, strid
     job.window, job.causal, job.scale = layer.window, layer.causal, layer.scale
     job.cap, job.sinks, job.gate = layer.cap, layer.sinks, NOTHING
     if layer.gate:  # after queries, keys and values
-        job.gate = q + 4 * (layer.heads + 2 * layer.kv_heads * layer.writes) * layer.size
+        job.gate, job.gate_each = q + 4 * (layer.heads + 2 * layer.kv_heads * layer.writes) * layer.size, layer.gate
     job.width = (longest + cache.slots - 1) // cache.slots * cache.slots
     job.scores, job.mix = cache.scores, cache.mix
     groups = bundles * layer.kv_heads * parts_of(layer.heads, layer.kv_heads)

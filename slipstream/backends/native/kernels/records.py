@@ -31,6 +31,7 @@ MATRIX = _record(
     group=_I,  # columns that share a scale of activations; 0: all
     out_bytes=_I,  # of the weights of one output
     row_bytes=_I,  # of one packed row
+    factors=_I,  # float32 [outs], of the outputs; 0: none
 )
 """A linear layer [out, in]."""
 
@@ -88,6 +89,7 @@ RECURRENT = _record(
     conv_bias=_I,  # float32 [channels]
     rate=_I,  # float32 [heads]: negative, how fast a state decays
     step_bias=_I,  # float32 [heads]
+    step_scale=_F,  # of beta
     skip=_I,  # float32 [heads]: how much of v is added to the output
     norm=_I,  # float32 [norm_width], of the outputs
     norm_width=_I,
@@ -124,7 +126,7 @@ LAYER = _record(
     rotated=_I,  # how many dimensions of a head are rotated
     growth=_I,  # 1 + the number of the table of factors of queries; 0: none
     sinks=_I,  # float32 [H]; 0: none
-    gate=_I,  # whether attention's output is multiplied by the sigmoid of the last rows of `qkv`
+    gate=_I,  # attention's output is multiplied by the sigmoid of the last rows of `qkv`, each for so many outputs
     parallel=_I,  # whether the MLP reads the same x as attention
     window=_I,  # a row sees positions that are nearer than this; 0: all
     causal=_I,  # no row sees a later row, even if the rows of the pass allow it
@@ -146,6 +148,9 @@ LAYER = _record(
     per_head=MATRIX,  # rows of a recurrent layer's first product that are stored in other formats than `qkv`
     gates=MATRIX,
     o=MATRIX,
+    out_scale=_F,  # of the outputs of `o`
+    beside=MATRIX,  # `qkv` and `o` of attention beside a recurrence
+    beside_o=MATRIX,
     up=MATRIX,  # gate and up, stacked, if the MLP is gated
     down=MATRIX,
     router=MATRIX,
@@ -239,8 +244,8 @@ WRITE_KV = _record(
 ATTEND = _record(
     q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
     hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, causal=_I, out=_I,
-    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I, sinks=_I, gate=_I, scale=_F,
-    cap=_F,
+    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I, sinks=_I, gate=_I,
+    gate_each=_I, scale=_F, cap=_F,
 )  # fmt: skip
 """Attention: see `attention`."""
 
@@ -306,18 +311,19 @@ BOARD = _record(
 
 EAGLE = _record(
     decoder=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
-    fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
+    fc=MATRIX,  # EAGLE-1, MTP: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
     taps=_I,
     target_width=_I,
     tap_norms=_I,  # float32 [T, W]
     joint_norm=_I,  # float32 [T * W]
-    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1
+    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1 and MTP
+    input_norms=_I,  # float32 [2, d]: norms of embedding and feature before fc, in MTP; else 0
     ids=_I,  # int64: target id of each draft id
     id_count=_I,
     normed_start=_I,  # whether the residual stream begins with the normed feature
     normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE or DFlash head: see `passes`."""
+"""An EAGLE or DFlash head, or an MTP layer: see `passes`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state

@@ -108,7 +108,8 @@ def _decay_and_step(part, inputs, head):
     rate, bias = floats(part.rate, part.heads)[head], floats(part.step_bias, part.heads)[head]
     if part.kind == DELTA:
         step = np.float64(1) / (np.float64(1) + math.exp(-np.float64(raw[head])))
-        return np.float32(math.exp(rate * _softplus(np.float64(raw[part.heads + head] + bias)))), np.float32(step)
+        decay = math.exp(rate * _softplus(np.float64(raw[part.heads + head] + bias)))
+        return np.float32(decay), np.float32(step * part.step_scale)
     step = _softplus(np.float64(raw[head] + bias))
     return np.float32(math.exp(rate * step)), np.float32(step)
 
