@@ -151,6 +151,8 @@ class DecoderConfig(ModelShape):
                 wrong = f"{layer.heads} heads do not divide among {layer.kv_heads} key/value heads"
             elif self.position == "rope" and layer.rotary is not None and layer.head_dim % 2:
                 wrong, why = f"head_dim {layer.head_dim} is odd", "rotary positions rotate pairs"
+            elif layer.recurrence is not None and layer.recurrence.heads % layer.recurrence.groups:
+                wrong = f"{layer.recurrence.heads} recurrent heads do not divide into {layer.recurrence.groups} groups"
             elif layer.window is not None and layer.window < 1:
                 wrong = f"sliding_window is {layer.window}"
             elif layer.parallel and (layer.sparse or layer.norm_after or layer.scaled or self.residual_scale != 1):
