@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ class DecoderConfig(ModelShape):
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
                  the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
+    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers,
+                 which it follows. It has no embedding and no output head of its own. final_norm: whether a norm stands
+                 before the output head; some families have none in MTP layers.
     within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """
 
@@ -72,6 +75,8 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
     side_width: int = 0
     side_vocab: int = 0
+    after: int = 0
+    final_norm: bool = True
     within: str = ""
 
     @staticmethod
@@ -120,11 +125,8 @@ class DecoderConfig(ModelShape):
             raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
         family = FAMILIES.get(model_type)
         if family is None:
-            raise UnsupportedModelError(
-                f"our own decoder does not run the architecture {model_type!r}",
-                why="it runs " + ", ".join(sorted(FAMILIES)),
-                fix="use one of these",
-            )
+            what, why = f"our own decoder does not run the architecture {model_type!r}", ", ".join(sorted(FAMILIES))
+            raise make_refusal(what, f"it runs {why}")
         if config.get("quantization_config"):
             method = object_of(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
@@ -135,20 +137,32 @@ class DecoderConfig(ModelShape):
         for key, plain in _ORDINARY.items():
             if key not in family.reads and config.get(key, plain) not in (plain, None):
                 raise make_refusal(f"{key} is {config[key]!r}, only {plain} is supported")
-        with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
+        failure = partial(_unreadable, config)
+        with reading(failure, "correct it, or export the checkpoint again", ConfigError):
             decoder = DecoderConfig(**family.read(config), within=within)
-            decoder._check()
+            decoder.check()
         return decoder
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ConfigError or UnsupportedModelError for sizes and parts that do not go together."""
         mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         for layer in self.described:
             if layer.heads % layer.kv_heads:
                 wrong = f"{layer.heads} heads do not divide among {layer.kv_heads} key/value heads"
             elif self.position == "rope" and layer.rotary is not None and layer.head_dim % 2:
                 wrong, why = f"head_dim {layer.head_dim} is odd", "rotary positions rotate pairs"
+            elif layer.recurrence is not None and layer.recurrence.heads % layer.recurrence.groups:
+                wrong = f"{layer.recurrence.heads} recurrent heads do not divide into {layer.recurrence.groups} groups"
             elif layer.window is not None and layer.window < 1:
                 wrong = f"sliding_window is {layer.window}"
+            elif layer.parallel and (layer.sparse or layer.norm_after or layer.scaled or self.residual_scale != 1):
+                raise make_refusal(
+                    "attention and MLP side by side are not run with experts, norms of outputs or factors"
+                )
+        if experts and experts.apart and self.norm != "rms":
+            raise make_refusal("experts with norms of their own are not run with LayerNorm")
+        if self.embed_norm and self.side_width:
+            raise make_refusal("normalised embeddings are not run with an embedding for each layer")
         if mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
             wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
         elif experts and experts.count * self.layers > 200_000:
@@ -205,6 +219,17 @@ class DecoderConfig(ModelShape):
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
+    def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
+        """The MTP layer that follows this decoder: a projection of an embedding beside a hidden state, and a layer with
+        the attention of the decoder's last one that has any. sparse: whether its MLP is a mixture of experts."""
+        attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
+        layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
+        experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
+        return replace(
+            self, layers=1, after=self.layers, each=(layer,), windows=(layer.window,), experts=experts,
+            final_norm=final_norm, mask_token=None,
+        )  # fmt: skip
+
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Its recurrent layers."""
@@ -239,7 +264,7 @@ class DecoderConfig(ModelShape):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
         d = self.hidden_size
-        out: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (self.vocab_size, d)}
+        out: dict[str, tuple[int, ...]] = {} if self.after else {"embed_tokens.weight": (self.vocab_size, d)}
         if self.position == "learned":
             out["embed_positions.weight"] = (self.context, d)
 
@@ -258,6 +283,10 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.after:
+            linear("eh_proj", d, 2 * d)
+            norm("enorm")
+            norm("hnorm")
         if self.side_width:
             out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
             linear("side_projection", self.layers * self.side_width, d)
@@ -284,8 +313,9 @@ class DecoderConfig(ModelShape):
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:
                 mlp(f"{at}.mlp", layer.intermediate_size)
-        norm("norm")
-        if not self.tie_embeddings:
+        if self.final_norm:
+            norm("norm")
+        if not (self.tie_embeddings or self.after):
             out["lm_head.weight"] = (self.vocab_size, d)
         return out
 
@@ -318,6 +348,10 @@ class DecoderConfig(ModelShape):
             mlp(f"{at}.mlp.shared_expert", experts.shared)
         if experts.shared_gate:
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
+
+
+def _unreadable(config: ReadKeys) -> str:
+    return f"config.json cannot be read; the last key that was read is {config.last!r}"
 
 
 def _gate(layer: LayerDescription) -> list[tuple[str, int]]:

@@ -13,7 +13,8 @@ and, of layers with more parts than Llama's (`LayerDescription`), of each layer
     mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
     layer_scalar                                        side_gate, side_projection, side_norm
 
-and side_embed_tokens, side_projection, side_norm.
+and side_embed_tokens, side_projection, side_norm. An MTP layer has layers.0 and norm; before them stands eh_proj,
+which reads [enorm(embedding), hnorm(hidden state)].
 
 All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
 before it reads the next, so a model is never in memory twice.
@@ -22,6 +23,7 @@ before it reads the next, so a model is never in memory twice.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -248,6 +250,13 @@ def _assemble(
             if packed is not None and stored in packed.readers:
                 take = partial(packed.rows, stored)
             assembled[name] = (f"{stored} in {origin}", take)
+        used = sum(math.prod(expected[name]) for name, _ in parts if name in expected)
+        if parts and stored not in unknown and used != math.prod(shape):
+            raise CheckpointError(
+                f"{stored} in {origin} has the shape {shape}, of which config.json accounts for {used} numbers",
+                why="weights and configuration belong to different models",
+                fix="take both from the same checkpoint",
+            )
     if config.tie_embeddings and HEAD in assembled:
         head = assembled.pop(HEAD)
         _, embedding = assembled.setdefault(EMBEDDING, head)
@@ -289,7 +298,13 @@ _SIDES = {
     "per_layer_model_projection.weight": "side_projection.weight",
 }  # fmt: skip
 _PREFIX = re.compile(r"((model|language_model)\.)*")
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_MTP = re.compile(r"(?:layers\.(\d+)|mtp(?:\.layers\.(\d+))?)\.(.+)")
+_MTP_PARTS = {
+    "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "norm", "norm": "norm",
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+}  # fmt: skip
+MTP_COPIES = ("layers.0.embed_tokens.weight", "layers.0.shared_head.head.weight")
+"""Copies of the decoder's own tables in an MTP layer, which are not read."""
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
 _EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|up_proj|down_proj)(_bias)?")
@@ -317,6 +332,8 @@ def _canonical(
     """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
     if _BUFFERS.fullmatch(stored):
         return []
+    if not shape:
+        return None  # no weight is a single number
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)
     family = FAMILIES[config.model_type]
@@ -326,12 +343,13 @@ def _canonical(
         name = name if name in expected else name.replace(f".{part}.", f".{other}.")
     if config.within and OTHER_PARTS.match(name):
         return []
+    mtp = find_mtp_name(name, config) if family.further else None
+    if (mtp is None) == bool(config.after) or mtp in MTP_COPIES:
+        return []  # of an MTP layer in a decoder, and the other way round
+    name = mtp or name
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
         return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
-    layer = _LAYER.match(name)
-    if family.further and (name.startswith(("mtp.", "mtp_")) or (layer is not None and int(layer[1]) >= config.layers)):
-        return []
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
         return []  # left over from training: the layer reads another layer's keys and values
@@ -353,6 +371,19 @@ def _canonical(
     return [
         (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
     ]
+
+
+def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
+    """The name of a tensor of an MTP layer, whose layer has the number 0 there; None for other tensors. Further MTP
+    layers have the numbers 1, 2, ... config: of the decoder or of the layer."""
+    after = config.after or config.layers
+    match = _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1)))
+    if match is None or (match[1] and int(match[1]) < after):
+        return None
+    number = int(match[1]) - after if match[1] else int(match[2] or 0)
+    part, _, kind = match[3].rpartition(".")
+    own = _MTP_PARTS.get(part) if number == 0 and (match[1] or not match[2]) else None
+    return f"{own}.{kind}" if own else f"layers.{number}.{match[3]}"
 
 
 def _of_mlp(name: str, config: DecoderConfig) -> str:

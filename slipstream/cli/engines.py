@@ -16,7 +16,7 @@ from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonMapping, JsonObject, parse_json
-from slipstream.drafters.draft_plan import WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError
 from slipstream.measure.configs import DrafterChoice
@@ -77,8 +77,9 @@ def make_vllm_server(
     """Translate these models to settings of vLLM. more: further arguments, which the user's replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
     refuse_ignored(models, ModelOptions, READ)
-    if not models.drafter and models.draft_model is None and len(models.names) > 1:  # our head is not in vLLM's format
-        models = replace(models, drafter=WITHOUT_DRAFT)
+    if not models.drafter and models.draft_model is None and len(models.names) > 1:
+        # vLLM runs MTP layers; our head is not in its format.
+        models = replace(models, drafter=MTP if MTP in models.names else WITHOUT_DRAFT)
     if models.rule not in METHODS:
         raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
     given = engine.arguments

@@ -16,7 +16,7 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.core.strict import JsonObject
-from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import PairError
 from slipstream.measure.tables import Table, words
 from slipstream.settings import STRING
@@ -85,7 +85,8 @@ def collect_facts(seen: Described, name: str) -> JsonObject:
         "loaded_bytes": seen.weight_bytes,
         "tokens": None if tokens is None else len(tokens.tokens),
         "kv_bytes_per_token": seen.kv_bytes,
-        "mtp_kv_bytes_per_token": round(seen.mtp_share * seen.kv_bytes),
+        "mtp_bytes": seen.mtp_bytes[0],
+        "mtp_kv_bytes_per_token": seen.mtp_bytes[1],
         "tied_head": config.tie_embeddings,
         "sliding_window": sorted(set(windows)),
         "sliding_layers": len(windows),
@@ -96,7 +97,11 @@ def collect_facts(seen: Described, name: str) -> JsonObject:
         "executor": seen.runner,
         "device": str(device),
         "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
-        "drafters": [name for name, spec in DRAFTERS.items() if not spec.refusal(seen.kind)],
+        "drafters": [
+            name
+            for name, spec in DRAFTERS.items()
+            if not spec.refusal(seen.kind) and (spec.needs is not Needs.MTP_LAYERS or seen.mtp_layers)
+        ],
         "native": collect_native(config) if ours else None,  # type: ignore[arg-type]
         "supported": True,
     }
@@ -137,7 +142,9 @@ def make_rows(facts: JsonObject) -> list[tuple[str, str]]:
         "experts": f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense",
         "positions": positions(facts),
         "context": f"{context(facts['context'], 'tokens')}, {render.size(facts['kv_bytes_per_token'])} of KV each",
-        "MTP layers": f"{render.size(mtp)} of KV for each token" if (mtp := facts["mtp_kv_bytes_per_token"]) else "",
+        "MTP layers": f"{render.size(mtp)}, {render.size(facts['mtp_kv_bytes_per_token'])} of KV for each token"
+        if (mtp := facts["mtp_bytes"])
+        else "",
         "source": "" if facts["source_context"] is None else f"{context(facts['source_context'], 'tokens')}, read once",
         "vocabulary": vocabulary(facts),
         "special": ", ".join(special) or "unknown",

@@ -17,7 +17,7 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonMapping, JsonObject
-from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
+from slipstream.drafters.draft_plan import MTP, DraftPlan, check_draft_settings, describe_with_mtp
 from slipstream.zoo import EMBEDDED, has_smollm2
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def check_drafters(
     drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
     model if none of the drafters loads one, as `LLM` does."""
     plans = [DraftPlan.of(*each) for each in drafters]
-    target = describe_target(models) if any(plan.checkpoints for plan in plans) else None
+    needed = any(plan.checkpoints or any(one.name == MTP for one in plan.each) for plan in plans)
+    target = describe_target(models) if needed else None
     plans = [plan.ready(target, models.of_draft(), weights=False) for plan in plans]
     check_draft_settings(models, plans, lambda name: "--" + name.replace("_", "-"))
     return target or models.target, plans
@@ -145,7 +146,10 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
     from slipstream.targets.describe import describe
     from slipstream.targets.described import Described
 
-    return target if isinstance(target, Described) else describe(models.target, LoadSettings.of(models.keywords))
+    if isinstance(target, Described):
+        return target
+    settings = LoadSettings.of(models.keywords)
+    return (None if models.drafter else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
 
 
 def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:

@@ -122,7 +122,7 @@ class LabModels(ModelOptions):
     drafter: list[str] | None = option(
         None,
         "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-        shown="suffix, and model if there is a draft, or mtp if the target brings MTP layers",
+        shown="suffix, and model if there is a draft, or suffix,mtp if the target brings MTP layers",
     )  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -130,7 +130,7 @@ class ModelOptions(LoadSettings):
     @property
     def usual(self) -> str:
         """The drafters in use where none is named."""
-        return draft_plan.choose_usual(self.target, self.draft_model)
+        return draft_plan.choose_usual(self.target, self.draft_model, LoadSettings.of(self.keywords))
 
     @property
     def draft_model(self) -> str | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
-from slipstream.errors import LoadError, PairError, ParameterError
+from slipstream.errors import PairError, ParameterError
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
-WITH_MTP, WITH_HEAD = "mtp", "suffix,eagle3"
+MTP = "mtp"
+WITH_MTP, WITH_HEAD = "suffix,mtp", "suffix,eagle3"
 """In place of the latter where the target's checkpoint brings MTP layers, and where a head ships for the target."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
@@ -53,26 +54,30 @@ def names_of(text: str) -> tuple[str, ...]:
     return names
 
 
-@lru_cache
-def choose_usual(target: str, draft_model: str | None) -> str:
-    """The drafters in use on the command line where none is named, for `names_of`. Of a target on the hub, the small
-    files are downloaded."""
+def choose_usual(target: str, draft_model: str | None, settings: LoadSettings) -> str:
+    """The drafters in use on the command line where none is named, for `names_of`. settings: of the target, which
+    decide what runs it. Of a target on the hub, the small files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
-    from slipstream.heads.mtp_names import count_mtp_layers
-
-    return WITH_MTP if count_mtp_layers(target) and not _runs_natively(target) else WITHOUT_DRAFT
+    return WITH_MTP if describe_with_mtp(target, settings) else WITHOUT_DRAFT
 
 
-def _runs_natively(target: str) -> bool:
-    """Return whether our own decoder runs a model; transformers runs MTP layers, beside a target that it runs, too."""
-    from slipstream.checkpoints.config import DecoderConfig
+@lru_cache(maxsize=1)
+def describe_with_mtp(target: str, settings: LoadSettings) -> Described | None:
+    """The target, described once, if its checkpoint brings MTP layers that can draft beside it. None for another one,
+    and for one that cannot be read: loading says why."""
+    from slipstream.heads.mtp_names import find_mtp_layers
 
     try:
-        DecoderConfig.load(target)
-    except LoadError:
-        return False
-    return True
+        opened = Checkpoint.open(target)
+        if not any(find_mtp_layers(opened)):
+            return None
+        from slipstream.targets.describe import describe
+
+        described = describe(opened, settings)
+        return described if described.mtp_layers else None
+    except Exception:  # of whatever a damaged file makes a reader raise
+        return None
 
 
 def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
@@ -267,7 +272,7 @@ class DraftPlan:
             for one in named
             if isinstance(head := one.options.get("head"), Checkpoint)
         ]
-        return models, heads, any(one.name == WITH_MTP for one in named)
+        return models, heads, any(one.name == MTP for one in named)
 
 
 def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:

@@ -66,13 +66,14 @@ class EagleDraftConfig(Strict):
 
 
 class EagleDrafter(HeadDrafter):
-    """runtime: the head. vocab_size: width of the target's logits."""
+    """runtime: the head. vocab_size: width of the target's logits. name: in the registry, of other layers in the place
+    of a head."""
 
-    def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None):
+    def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None, name: str = ""):
         super().__init__(runtime)
         self.runtime, self.vocab_size = runtime, vocab_size
         self.config = config or EagleDraftConfig()
-        self.name = "eagle" if runtime.config.version == 1 else "eagle3"
+        self.name = name or ("eagle" if runtime.config.version == 1 else "eagle3")
         self.width, self.multi_step = vocab_size, True
         parallel = runtime.mask is not None
         self.traits = DrafterTraits(
@@ -91,7 +92,7 @@ class EagleDrafter(HeadDrafter):
         self._chains = Chains(self._pass, vocab_size) if self._pass else Chains(self, vocab_size, self._confident)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         whole = torch.arange(vocab_size, device=runtime.device)
-        reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
+        reduced = runtime.config.reduced and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:

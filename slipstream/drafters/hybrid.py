@@ -31,6 +31,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, count_accepted
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
+from slipstream.heads.mtp_names import count_mtp_layers
 from slipstream.zoo import head_dir
 
 HEAD_READS = 4
@@ -241,7 +242,8 @@ def make(
     target: Target, *, members: Seq[Drafter] | None = None, model: Target | None = None, **options: Any
 ) -> HybridDrafter:
     """See `registry`; options as in `HybridConfig`. members: None: suffix lookup before the draft `model`, or before
-    the EAGLE-3 head that ships for the target, if there is one. `DraftPlan` makes members of names."""
+    the EAGLE-3 head that ships for the target, or its MTP layers, if there are any. `DraftPlan` makes members of
+    names."""
     config = HybridConfig(**options)
     if members is None:
         members = _usual(target, model)
@@ -257,9 +259,12 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
     suffix = make_drafter("suffix", target)
     if model is not None:
         return [suffix, make_drafter("model", target, model=model)]
+    runtime = target.capabilities.runtime
+    checkpoint = None if runtime is None else runtime.checkpoint
     try:
-        runtime = target.capabilities.runtime
-        head = head_dir("eagle3", None if runtime is None else runtime.checkpoint)
+        head = head_dir("eagle3", checkpoint)
     except ParameterError:  # none ships for this target
-        return [suffix]
+        if runtime is None or checkpoint is None or not count_mtp_layers(checkpoint, runtime.backend == "native"):
+            return [suffix]
+        return [suffix, make_drafter("mtp", target)]
     return [suffix, make_drafter("eagle3", target, head=head)]

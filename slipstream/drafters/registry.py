@@ -91,8 +91,6 @@ class DrafterSpec:
             return "its layers cannot be run apart"
         if self.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
             return "it offers no hidden states"
-        if self.needs is Needs.MTP_LAYERS and not kind.mtp:
-            return "none of its architectures brings MTP layers"
         return ""
 
 

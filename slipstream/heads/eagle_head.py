@@ -87,6 +87,11 @@ class EagleConfig(Strict):
     def hidden_size(self) -> int:
         return self.decoder.hidden_size
 
+    @property
+    def reduced(self) -> bool:
+        """Whether its draft ids may be others than the target's ids."""
+        return self.version == 3 or self.draft_vocab < self.decoder.vocab_size
+
 
 def default_taps(layers: int) -> tuple[int, int, int]:
     """The low, middle and high layer that EAGLE-3 reads by default, as in vLLM and SGLang."""

@@ -28,6 +28,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, MultiStep, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.executor.executor import Batch, Executor, Output, check_finite, make_batch
+from slipstream.heads.mtp_layer import count_stored_bytes, describe_mtp_layer
 from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExits
@@ -253,13 +254,28 @@ class DescribedDecoder(Described):
     @property
     def weight_bytes(self) -> int:
         """The native executor keeps 16-bit weights as they are stored."""
-        parameters, quantised = self.config.parameters, self.settings.weight_format
+        quantised = self.settings.weight_format
+        whole = self._bytes_of(self.config, sum((self.stored or {}).values()))
+        if quantised is None:
+            return whole
+        head = FORMATS[quantised.head or quantised.name].bytes_per_weight - quantised.bytes_per_weight
+        return whole + round(self.config.vocab_size * self.config.hidden_size * head)
+
+    def _bytes_of(self, config: DecoderConfig, stored: int) -> int:
+        """Bytes in memory of weights that take `stored` bytes in the files; 0: that is not known."""
+        quantised = self.settings.weight_format
         if quantised is not None:
-            head = FORMATS[quantised.head or quantised.name].bytes_per_weight - quantised.bytes_per_weight
-            of_head = self.config.vocab_size * self.config.hidden_size
-            return round(parameters * quantised.bytes_per_weight + of_head * head)
-        whole = parameters * self.settings.dtype.itemsize
-        return min(whole, sum(self.stored.values())) if self.runner == "native" and self.stored else whole
+            return round(config.parameters * quantised.bytes_per_weight)
+        whole = config.parameters * self.settings.dtype.itemsize
+        return min(whole, stored) if self.runner == "native" and stored else whole
+
+    @property
+    def mtp_bytes(self) -> tuple[int, int]:
+        if self.runner != "native" or not self.mtp_layers:
+            return 0, 0
+        layer = describe_mtp_layer(self.checkpoint, self.config)
+        stored = count_stored_bytes(self.checkpoint, self.config) if self.stored else 0
+        return self._bytes_of(layer, stored), layer.kv_bytes()
 
     @property
     def kv_bytes(self) -> int:

@@ -95,12 +95,13 @@ def loaded(model: object, settings: LoadSettings, progress: Progress | None = No
         described = describe(model, settings)
         check_memory(described)
         return described.load(progress)
-    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):  # wrappers of models have one, too
+    module = model if isinstance(model, torch.nn.Module) else None
+    if module is None or not hasattr(module, "config"):  # wrappers of models have one, too
         raise ParameterError(
             f"{model!r:.80} is no model",
             fix="give a folder, a hub id, a GGUF file, 'embedded', a loaded transformers model or a Target",
         )
-    return _of_module(model, settings)
+    return _of_module(module, settings)
 
 
 def _check_places(device_map: DeviceMap) -> None:

@@ -97,9 +97,15 @@ class Described(ABC):
         return self.config.eos_ids
 
     @cached_property
-    def mtp_share(self) -> float:
-        """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return count_mtp_layers(self.checkpoint) / self.config.layers
+    def mtp_layers(self) -> int:
+        """How many MTP layers its checkpoint brings that can draft beside it."""
+        return count_mtp_layers(self.checkpoint, native=self.runner == "native")
+
+    @property
+    def mtp_bytes(self) -> tuple[int, int]:
+        """(bytes of the weights, bytes of the KV cache of one token) of its MTP layers, by their share of layers."""
+        share = self.mtp_layers / self.config.layers
+        return round(share * self.weight_bytes), round(share * self.kv_bytes)
 
     @property
     def stored_as(self) -> str | None:
@@ -191,10 +197,10 @@ def plan(
     their facts raises."""
     for each in (target, *models) if weights else ():
         each.checkpoint.download()
-    share = target.mtp_share if mtp else 0.0
-    beside = [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
-    draft = round(share * target.weight_bytes) + sum(weights for weights, _ in beside)
-    per_token = round((1 + share) * target.kv_bytes) + sum(kv for _, kv in beside)
+    beside = [target.mtp_bytes] if mtp else []
+    beside += [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
+    draft = sum(weights for weights, _ in beside)
+    per_token = target.kv_bytes + sum(kv for _, kv in beside)
     states = sum(model.state_bytes for model in (target, *models))
     free = available_bytes(target.settings.device)
     return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, free, states, sequences)

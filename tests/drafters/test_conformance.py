@@ -21,7 +21,9 @@ FLOAT32 = {"how": {"rounding": 1e-6}, "enumerated": [(2, {"top_k": 3})]}
 """For layers whose router computes in float32."""
 ENUMERATED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("lookahead", "lookahead, large", "lookahead, smallest", "scripted"), COMPUTED),
-    **dict.fromkeys(("mtp", "mtp, two layers", "mtp, three layers"), FLOAT32),
+    **dict.fromkeys(
+        ("mtp", "mtp, native", "mtp, native, draft vocabulary", "mtp, two layers", "mtp, three layers"), FLOAT32
+    ),
     "eagle tree, drawn": {"enumerated": [(1, {"top_k": 3})]},  # six nodes
 }
 """Other fields of the case than usual."""

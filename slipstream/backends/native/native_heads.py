@@ -1,6 +1,6 @@
-"""EAGLE, DFlash and Medusa heads on the native backend, with the weight formats of a decoder."""
+"""EAGLE, DFlash and Medusa heads and MTP layers on the native backend, with the weight formats of a decoder."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from functools import partial
 
 import numpy as np
@@ -10,11 +10,14 @@ from torch import Tensor
 from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, Picks
 from slipstream.backends.native.kernels.compiled import compile_lock
+from slipstream.backends.native.kernels.products import ALIGN
 from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA, MODEL
 from slipstream.backends.native.packed_weights import (
     Layout,
     SharedTables,
     choose_format,
+    choose_formats,
+    decoder_weights,
     describe_layer,
     describe_model,
     narrowest,
@@ -22,12 +25,14 @@ from slipstream.backends.native.packed_weights import (
 from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, cut_steps, make_picks
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.backends.quantise import GROUP
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weight_formats import WeightFormat
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch, check_steps
 from slipstream.heads.dflash_head import DFlashHead
-from slipstream.heads.eagle_head import EagleHead, scatter
+from slipstream.heads.eagle_head import EagleConfig, EagleHead, scatter
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 
 INPUTS = {
@@ -56,15 +61,30 @@ class NativeEagle(NativePaged):
         quantised: WeightFormat | None = None,
         shared: SharedTables | None = None,
     ):
-        self.config, self.device = head.config, torch.device("cpu")
-        self.ids, mask = head.target_ids.cpu(), head.mask_taps
+        mask = head.mask_taps
         self.mask = None if mask is None else mask.float().cpu()
+        ids = head.target_ids.cpu()
+        self._start(head.config, ids, threads, shared, partial(_eagle_record, head, ids, quantised, shared))
+
+    def _start(
+        self,
+        config: EagleConfig,
+        ids: Tensor,
+        threads: int | None,
+        shared: SharedTables | None,
+        pack: Callable[[Layout], np.ndarray],
+    ) -> None:
+        """Pack the weights as EAGLE [1] and run a first pass. An output head that the target has in memory counts among
+        the bytes of a pass."""
+        self.config, self.device, self.ids = config, torch.device("cpu"), ids
         with compile_lock():
-            super().__init__(head.config.decoder, ahead=1)
+            super().__init__(config.decoder, ahead=1)
             self._layout, self._shared = Layout(), shared
-            self._head = _eagle_record(head, self.ids, quantised, shared, self._layout)
-            self._workspace = Workspace(threads, self._layout.nbytes)
-            self._padded = int(self._head["decoder"]["head"]["outs"][0])
+            self._head = pack(self._layout)
+            output = self._head["decoder"]["head"][0]
+            borrowed = int(output["outs"] * output["out_bytes"]) if config.decoder.after else 0
+            self._workspace = Workspace(threads, self._layout.nbytes + borrowed)
+            self._padded = int(output["outs"])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.decode_steps(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), 1)
         self._reset_cache()
@@ -105,6 +125,34 @@ class NativeEagle(NativePaged):
             check_finite(status)
         drafted, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         return drafted, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
+
+
+class NativeMtp(NativeEagle):
+    """The MTP layer of a checkpoint, drafting as an EAGLE-1 head does: its output is the next feature.
+
+    config     of the layer (see `DecoderConfig.mtp_layer`). weights: of it, read once.
+    quantised  the format of its matrices; None: as they are stored.
+    shared     the target's embedding and output head.
+    vocab      number of ids, the first ones, that it can draft: of the output head only their rows are read."""
+
+    mask: Tensor | None = None
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        shared: SharedTables,
+        threads: int | None = None,
+        quantised: WeightFormat | None = None,
+        vocab: int | None = None,
+    ):
+        width, count = config.hidden_size, config.vocab_size if vocab is None else vocab
+        head = EagleConfig(version=1, decoder=config, taps=(-1,), target_hidden=width, draft_vocab=count)
+        self._start(head, torch.arange(count), threads, shared, partial(_mtp_record, head, weights, quantised, shared))
+
+    def memory(self) -> dict[str, int]:
+        """As `NativeExecutor.memory`, without the target's tables."""
+        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes}
 
 
 class NativeDFlash(NativePaged):
@@ -192,15 +240,36 @@ def _eagle_record(
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     model["embed"] = layout.embedding({"": table}, "") if shared is None or c.own_embedding else shared.embedding
     model["head"], model["vocab"] = layout.matrix(output, fmt), c.draft_vocab
-    target = ids.to(torch.int64).contiguous().numpy().copy()
-    layout.arrays.append(target)
+    _set_ids(record, ids, layout)
     if c.fc_norm:
         record["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
     record["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
     record["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
-    record["ids"], record["id_count"] = target.ctypes.data, len(target)
     record["normed_start"], record["normed_end"] = c.norm_before_residual, c.norm_output
     return eagle
+
+
+def _mtp_record(
+    head: EagleConfig, weights: Weights, quantised: WeightFormat | None, shared: SharedTables, layout: Layout
+) -> np.ndarray:
+    """EAGLE [1]"""
+    model = decoder_weights(head.decoder, weights, quantised, torch.float32, layout, shared)
+    model[0]["vocab"], model[0]["head"]["outs"] = head.draft_vocab, -(-head.draft_vocab // ALIGN) * ALIGN
+    record = np.zeros(1, EAGLE)
+    eagle, (fmt, _) = record[0], choose_formats(weights, quantised, torch.float32)
+    eagle["decoder"], eagle["fc"] = model[0], layout.join_linear(weights, ["eh_proj"], fmt, quantised is None)
+    norms = torch.stack([weights["enorm.weight"], weights["hnorm.weight"]])
+    eagle["input_norms"], eagle["normed_end"] = layout.vector(norms), head.decoder.final_norm
+    eagle["taps"], eagle["target_width"] = 1, head.hidden_size
+    _set_ids(eagle, torch.arange(head.draft_vocab), layout)
+    return record
+
+
+def _set_ids(record: np.void, ids: Tensor, layout: Layout) -> None:
+    """Note the target id of each draft id in an EAGLE record."""
+    target = ids.to(torch.int64).contiguous().numpy().copy()
+    layout.arrays.append(target)
+    record["ids"], record["id_count"] = target.ctypes.data, len(target)
 
 
 def _dflash_records(

@@ -168,6 +168,11 @@ class Layout:
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
         return self._stack(chain.from_iterable(parts), fmt, _join_bias(weights, names), shape)
 
+    def join_linear(self, weights: Weights, names: Seq[str], fmt: str, as_stored: bool) -> np.ndarray:
+        """Join them in their blocks if they are stored so and `as_stored` is true, else in the format `fmt`."""
+        blocks = self.join_blocks(weights, names) if as_stored else None
+        return self.join(weights, names, fmt) if blocks is None else blocks
+
     def join_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
         whole, kind = [f"{n}.weight" for n in names], format_stored(weights, names)
@@ -353,23 +358,34 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
         record["experts_scale"] = config.experts.scale
 
 
-def decoder_weights(
-    config: DecoderConfig, weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype, layout: Layout
-) -> np.ndarray:
-    """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format."""
-    linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
-    floating = (name for name in (*linear, weights.head) if weights.blocks(name, slice(0, 1)) is None)
-    kinds = {weights.find_dtype(name) for name in floating}
+def choose_formats(weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype) -> tuple[str, str]:
+    """Choose the format of linear layers, and the one for those that stay floating-point numbers."""
+    linear = [n for n, shape in weights.shapes.items() if len(shape) == 2 and "embed" not in n]
+    linear += [weights.head] if weights.head in weights else []
+    kinds = {weights.find_dtype(name) for name in linear if weights.blocks(name, slice(0, 1)) is None}
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
     fmt = choose_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
+    return fmt, floats
+
+
+def decoder_weights(
+    config: DecoderConfig,
+    weights: Weights,
+    quantised: WeightFormat | None,
+    dtype: torch.dtype,
+    layout: Layout,
+    tables: SharedTables | None = None,
+) -> np.ndarray:
+    """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format.
+    tables: embedding and output head of a model that has none of its own."""
+    fmt, floats = choose_formats(weights, quantised, dtype)
 
     vector = partial(layout.find_vector, weights)
     as_stored = quantised is None and dtype == torch.float32
     unbiased = layout.vector(torch.zeros(config.hidden_size)) if config.norm == "layer" else 0
 
     def join(names: Seq[str], chosen: str = fmt) -> np.ndarray:
-        blocks = layout.join_blocks(weights, names) if as_stored else None
-        matrix = layout.join(weights, names, chosen) if blocks is None else blocks
+        matrix = layout.join_linear(weights, names, chosen, as_stored)
         factors = [config.factor(name) for name in names]
         if any(factor != 1 for factor in factors):
             each = np.repeat(factors, [weights.shapes[f"{name}.weight"][0] for name in names])
@@ -384,6 +400,16 @@ def decoder_weights(
     def mlp(name: str) -> tuple[np.ndarray, np.ndarray]:
         up = [f"{name}.{part}_proj" for part in (("gate", "up") if config.gated else ("up",))]
         return join(up), join([f"{name}.down_proj"])
+
+    def pack_tables() -> SharedTables:
+        head = join([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
+        tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
+        if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):
+            return SharedTables(tie(head, config.vocab_size), head, layout)
+        blocks = layout.join_blocks(weights, ["embed_tokens"]) if as_stored else None
+        if blocks is not None:
+            return SharedTables(tie(blocks, config.vocab_size), head, layout)
+        return SharedTables(layout.embedding(weights, "embed_tokens.weight"), head, layout)
 
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[np.ndarray, np.ndarray]]()
     for i, described in enumerate(config.described):
@@ -442,15 +468,8 @@ def decoder_weights(
     describe_model(record, config)
     norm(record, "norm", "norm")
     record["embed_norm"] = layout.vector(torch.ones(config.hidden_size)) if config.embed_norm else 0
-    record["head"] = join([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
-    tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
-    if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):
-        record["embed"] = tie(record["head"], config.vocab_size)
-    else:
-        blocks = layout.join_blocks(weights, ["embed_tokens"]) if as_stored else None
-        record["embed"] = (
-            layout.embedding(weights, "embed_tokens.weight") if blocks is None else tie(blocks, config.vocab_size)
-        )
+    tables = tables or pack_tables()
+    record["head"], record["embed"] = tables.head, tables.embedding
     if "embed_positions.weight" in weights:
         record["positions"] = layout.embedding(weights, "embed_positions.weight")
     if config.side_width:

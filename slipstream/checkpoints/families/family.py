@@ -31,7 +31,7 @@ class Family:
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
-    further     whether its checkpoints may bring layers that predict further tokens (see `heads.mtp_names`): left out.
+    further     whether its checkpoints may bring MTP layers, which predict further tokens: no part of the decoder.
     gguf        `general.architecture` of its GGUF files, or several; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
     gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files, where llama.cpp's usual ones are others.

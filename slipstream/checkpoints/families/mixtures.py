@@ -78,7 +78,7 @@ def _granite_moe(config: ReadKeys) -> Fields:
 
 
 def _glm4_moe(config: ReadKeys) -> Fields:
-    """GLM-4.5 to 4.7. Layers that predict further tokens are left out."""
+    """GLM-4.5 to 4.7."""
     given = common(config, context=131072, eps=1e-5)
     given["qkv_bias"] = flag(config, "attention_bias", False)
     rope = partial_rope(config, given["head_dim"], default=0.5)
@@ -109,15 +109,15 @@ def _minimax_m2(config: ReadKeys) -> Fields:
 
 def _ernie_moe(config: ReadKeys) -> Fields:
     given = common(config, context=131072, eps=1e-5, tied=True)
-    biased, layers = flag(config, "use_bias", False), given["layers"]
-    given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
+    refuse(config, "use_bias", False)  # its experts would have none
     refuse(config, "moe_norm_min", 1e-12)
+    layers = given["layers"]
     names = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}  # transformers knows both
     for name, other in names.items():
         config.setdefault(other, config.get(name))
     first, step = count_of(config, "moe_layer_start_index", 1, least=0), count_of(config, "moe_layer_interval", 1)
     config.get("num_nextn_predict_layers")
-    last = config.get("moe_layer_end_index", -1) % layers
+    last = count_of(config, "moe_layer_end_index", -1, least=-1) % layers
     inner = count_of(config, "moe_intermediate_size", 1536)
     experts = Experts(
         count_of(config, "moe_num_experts", 64), count_of(config, "moe_k", 6), inner, True,
@@ -182,7 +182,8 @@ SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.u
 _CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
 _ERNIE = {
     "gate.moe_statics.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert",
-    "moe_statics.e_score_correction_bias": "gate_correction.bias",
+    "moe_statics.e_score_correction_bias": "gate_correction.bias", "mtp_block": "mtp.layers",
+    "mtp_emb_norm.0": "mtp.enorm", "mtp_hidden_norm.0": "mtp.hnorm", "mtp_linear_proj.0": "mtp.eh_proj",
 }  # fmt: skip
 _MINIMAX = {
     "block_sparse_moe.gate": "mlp.gate", "block_sparse_moe.e_score_correction_bias": "mlp.gate_correction.bias",

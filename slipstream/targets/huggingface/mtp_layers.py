@@ -28,7 +28,7 @@ from slipstream.checkpoints.weights import check_finite
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 from slipstream.executor.executor import Batch, check_ids, check_steps
-from slipstream.heads.mtp_names import COUNTS, FAMILIES
+from slipstream.heads.mtp_names import COUNTS, FAMILIES, check_stored
 from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
@@ -75,7 +75,9 @@ class MtpLayers(PackedLayers):
         self.model, self.device, self.kind = model, device, kind
         self.layers: int = model.num_mtp_layers
         self.place = next(model.layers.parameters()).device
-        self.config: Any = SimpleNamespace(version=1, taps=(-1,), decoder=SimpleNamespace(context=context))
+        self.config: Any = SimpleNamespace(
+            version=1, taps=(-1,), reduced=False, decoder=SimpleNamespace(context=context)
+        )
         self.ids = torch.arange(model.shared_head.out_features, device=device)
         self._few_rows, self._cache = FewRows(model), PackedCache(self.layers)
         self._open: dict[int, _Open] = {}
@@ -198,12 +200,7 @@ def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.dev
     folder = opened.download()
     stored = FAMILIES[config.model_type].count_layers(opened.tensor_names, config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
-    if stored < max(1, declared):
-        raise ConfigError(
-            f"drafter 'mtp' was asked of {folder}, which holds {stored} MTP layers and promises {declared}",
-            why="config.json counts layers that the weights do not have" if declared else "they are what drafts",
-            fix="use another drafter, or a checkpoint that was saved with its MTP layers",
-        )
+    check_stored(folder, stored, declared)
     model, why = _loaded(module, folder, declared), ""
     for kind in KINDS:
         layers = MtpLayers(model, device, context, kind)

@@ -1,7 +1,7 @@
 """Whole passes: a decoder over packed rows, and several of its steps in one call; a draft of an EAGLE head (see
-`heads.eagle_head`), the context of a DFlash head (see `heads.dflash_head`; its blocks are passes of a decoder), and the
-logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the number of rows changes, as it
-does in nearly every step of speculation. Rows are batch-invariant.
+`heads.eagle_head`) or an MTP layer, the context of a DFlash head (see `heads.dflash_head`; its blocks are passes of a
+decoder), and the logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the number of
+rows changes, as it does in nearly every step of speculation. Rows are batch-invariant.
 
 R rows, d width, V vocabulary (of the draft), K steps or heads, B sequences; W width of the target's states, T taps.
 """
@@ -182,15 +182,19 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
     model, count = head.decoder, rows.count
     space = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
     width, layers, first_version = model.width, model.count, head.feature_norm == 0
+    plain = first_version and head.input_norms == 0
     side = np.empty((count, 2 * width if not first_version else head.fc.width), np.float32)
     embedded = np.empty((count, width), np.float32)
     if not embed(model.embed, tokens, address_of(embedded), width, NOTHING):
         return NO_SUCH_TOKEN
     for r in range(count):
         right, x = side[r, width:], floats(space.x + 4 * space.stride * r, width)
-        if first_version:
+        if plain:
             copy(embedded[r], side[r, :width])
             copy(feature[r], right)
+        elif first_version:
+            rms_norm(embedded[r], floats(head.input_norms, width), model.eps, side[r, :width])
+            rms_norm(feature[r], floats(head.input_norms + 4 * width, width), model.eps, right)
         else:
             rms_norm(embedded[r], floats(layer_of(model, NOTHING).norm, width), model.eps, side[r, :width])
             rms_norm(feature[r, :width], floats(head.feature_norm, width), model.eps, right)
@@ -202,7 +206,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
         layer = layer_of(model, number)
         given, stride, mode = side_at, side.shape[1], PLAIN
         if first_version or number > 0:
-            given, stride, mode = space.x, space.stride, PLAIN if number == 0 else NORM
+            given, stride, mode = space.x, space.stride, PLAIN if plain and number == 0 else NORM
         active = wanted if number == layers - 1 else everyone
         run_layer(board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, active)
     state, asked = FINE, wanted.shape[0]
@@ -215,7 +219,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
         else:
             copy(x, after[a])
     if asked > 0:
-        mode = PLAIN if first_version else NORM
+        mode = PLAIN if plain or model.norm == 0 else NORM
         logits_of(board, model, space.x, space.stride, asked, mode, NOTHING, address_of(logits), logits.shape[1])
     return state
 

@@ -311,18 +311,19 @@ BOARD = _record(
 
 EAGLE = _record(
     decoder=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
-    fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
+    fc=MATRIX,  # EAGLE-1, MTP: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
     taps=_I,
     target_width=_I,
     tap_norms=_I,  # float32 [T, W]
     joint_norm=_I,  # float32 [T * W]
-    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1
+    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1 and MTP
+    input_norms=_I,  # float32 [2, d]: norms of embedding and feature before fc, in MTP; else 0
     ids=_I,  # int64: target id of each draft id
     id_count=_I,
     normed_start=_I,  # whether the residual stream begins with the normed feature
     normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE or DFlash head: see `passes`."""
+"""An EAGLE or DFlash head, or an MTP layer: see `passes`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state
