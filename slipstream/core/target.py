@@ -264,6 +264,8 @@ class Capabilities:
     fork           beginning a sequence with what was computed for another.
     torch_threads  most threads that torch should use beside it (see `host.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
+    relative_cost  number of rows -> expected cost of a pass in units of a pass with one row, by the weights that it
+                   reads. It changes with what is learned. None: every pass reads the same weights.
     encoder        what reads the source of each text; None: texts continue their prompts.
     mask_token     id in whose places it predicts several tokens in one pass (PARD); None: it was not trained so.
     """
@@ -279,6 +281,7 @@ class Capabilities:
     fork: Fork | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
+    relative_cost: Callable[[int], float] | None = None
     encoder: Encoder | None = None
     mask_token: int | None = None
 

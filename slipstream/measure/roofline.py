@@ -129,7 +129,6 @@ class ModelSize(Strict):
     @staticmethod
     def of(config: ModelShape, name: str) -> ModelSize:
         experts = config.experts
-        mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
         return ModelSize(
             name=name,
             parameters=config.parameters,
@@ -140,7 +139,7 @@ class ModelSize(Strict):
             kv=config.kv_bytes(1),
             experts=experts.count if experts else 0,
             picked=experts.per_token if experts else 0,
-            mixtures=mixed,
+            mixtures=config.mixed_parameters,
         )
 
     @staticmethod

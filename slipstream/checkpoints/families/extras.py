@@ -216,17 +216,18 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     full = [(layers - 1 - i) % 4 == 0 for i in range(layers)]
     slides = layer_kinds(config, layers) if config.get("layer_types") else [not each for each in full]
     rope, window = rope_parameters(config, 5e5), count_of(config, "sliding_window", 2048)
-    thetas = config.get("layer_rope_theta") or [0 if each else rope["rope_theta"] for each in full]
-    if len(thetas) != layers or not set(thetas) <= {0, rope["rope_theta"]}:
-        why = f"it must say 0 or the rope_theta of all, {rope['rope_theta']}, for each of {layers} layers"
+    theta = positive(rope, "rope_theta")
+    thetas = config.get("layer_rope_theta") or [0 if each else theta for each in full]
+    if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
+        why = f"it must say 0 or the rope_theta of all, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
     return describe(
         given | {"rope_parameters": rope},
         window=[window if each else None for each in slides],
-        rotary=[0 if theta else None for theta in thetas],
+        rotary=[0 if each else None for each in thetas],
         scale=positive(config, "qk_scale_factor", 3.87) * given["head_dim"] ** -0.5,
         qk_norm="plain",
-        gate=True,
+        gate="output",
         norm_after=True,
     )
 

@@ -28,9 +28,13 @@ def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool =
     heads, groups = count_of(config, "mamba_n_heads", 128), count_of(config, "mamba_n_groups", 1)
     if config.get("mamba_d_head") == "auto":
         config["mamba_d_head"] = width // heads
+    value = count_of(config, "mamba_d_head", width // heads)
+    if heads * value != width:
+        what = f"{heads} heads of Mamba-2 with {value} outputs make {heads * value}, the configuration says {width}"
+        raise ConfigError(what, fix="correct config.json")
     return Recurrence(
         kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
-        key=count_of(config, "mamba_d_state", 256), value=count_of(config, "mamba_d_head", width // heads),
+        key=count_of(config, "mamba_d_state", 256), value=value,
         conv_bias=flag(config, "mamba_conv_bias", True), bias=flag(config, "mamba_proj_bias", False),
         normed=width // groups if normed else 0, gate_first=gate_first,
     )  # fmt: skip

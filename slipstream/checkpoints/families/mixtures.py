@@ -109,15 +109,15 @@ def _minimax_m2(config: ReadKeys) -> Fields:
 
 def _ernie_moe(config: ReadKeys) -> Fields:
     given = common(config, context=131072, eps=1e-5, tied=True)
-    biased, layers = flag(config, "use_bias", False), given["layers"]
-    given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
+    refuse(config, "use_bias", False)  # its experts would have none
     refuse(config, "moe_norm_min", 1e-12)
+    layers = given["layers"]
     names = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}  # transformers knows both
     for name, other in names.items():
         config.setdefault(other, config.get(name))
     first, step = count_of(config, "moe_layer_start_index", 1, least=0), count_of(config, "moe_layer_interval", 1)
     config.get("num_nextn_predict_layers")
-    last = config.get("moe_layer_end_index", -1) % layers
+    last = count_of(config, "moe_layer_end_index", -1, least=-1) % layers
     inner = count_of(config, "moe_intermediate_size", 1536)
     experts = Experts(
         count_of(config, "moe_num_experts", 64), count_of(config, "moe_k", 6), inner, True,

@@ -53,7 +53,7 @@ def _forward(
     (nothing was done), or -n: n bytes of arena are needed.
     """
     board, model, cache, rows = boards[0], models[0], caches[0], packed[0]
-    board.threads = threads
+    board.threads, board.experts_read = threads, 0
     count = rows.count
     space = room(board, model, rows, arena, NOTHING, NOTHING)
     if space.bytes > arena.shape[0]:
