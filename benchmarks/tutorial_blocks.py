@@ -164,7 +164,7 @@ def tune(kit: Kit) -> str:
 
 
 def printed(kit: Kit, command: str) -> str:
-    """A command and what it prints."""
+    """A command and its output."""
     return block(fence(command), fence(kit.run(command, fails=True), "text"))
 
 
