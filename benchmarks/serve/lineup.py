@@ -179,7 +179,7 @@ def long_texts(place: Endpoint, predicted: bool) -> Requests:
         if not predicted:
             return TrafficRequest(COMPLETIONS, body(opening))
         if opening not in known:
-            answer = place.resolved().complete(opening, LONG, 0.0, 0, 0, {"ignore_eos": True, "logprobs": None})
+            answer = place.resolve().complete(opening, LONG, 0.0, 0, 0, {"ignore_eos": True, "logprobs": None})
             lines = answer.text.split("\n")
             known[opening] = "\n".join(
                 line + "  # changed" if n % CHANGED == CHANGED // 2 else line for n, line in enumerate(lines)

@@ -20,7 +20,7 @@ from slipstream.checkpoints.gguf_header import GgufHeader, read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weights import Weights, load_weights
-from slipstream.errors import CheckpointError, ConfigError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.backends.native.models import chain
 from tests.checkpoints.gguf_files import SIZES, gguf_bytes, random_bytes
 from tests.checkpoints.tiny_hybrids import FILES, MODELS, make_checkpoint
@@ -141,6 +141,39 @@ def test_products_in_several_formats_compute_what_floats_compute(name: str, tmp_
     assert torch.equal(logits_of(config, load_weights(file, config), threads=2, prompt=3), ours)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size is 16"),
+        ("nemotron_h_moe", "expert_shared_count", 2, "n_shared_experts is 2"),
+        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func is 1"),
+    ],
+)
+def test_a_file_that_computes_something_else_is_refused(
+    name: str, key: str, value: int, says: str, tmp_path: Path
+) -> None:
+    file, _ = changed(FILES / f"{name}.gguf", tmp_path, {}, **{f"{name}.{key}": value})
+    with pytest.raises(UnsupportedModelError, match=says):
+        DecoderConfig.load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "says"),
+    [
+        ("falcon-h1", {"mamba_n_groups": 3}, "4 recurrent heads do not divide into 3 groups"),
+        ("falcon-h1", {"mamba_d_ssm": 100}, "4 heads of Mamba-2 with 16 outputs make 64, the configuration says 100"),
+        ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must have 5 numbers"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* got 'M-Z"),
+    ],
+)
+def test_a_configuration_with_states_that_fit_no_layer_is_refused(
+    name: str, wrong: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    folder = rewrite(make_checkpoint(tmp_path, name), **wrong)
+    with pytest.raises(ConfigError, match=says):
+        DecoderConfig.load(folder)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_change_no_text_of_a_file(name: str) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -173,10 +206,11 @@ def test_granite_has_positions_where_a_file_says_so(tmp_path: Path) -> None:
     assert torch.allclose(logits(file), wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max())
 
 
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "nemotron_h_moe", "falcon-h1"])
 @pytest.mark.parametrize("key", ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"])
-def test_a_file_without_the_size_of_its_state_is_refused_with_the_key(key: str, tmp_path: Path) -> None:
-    file, _ = changed(FILES / "qwen35.gguf", tmp_path, {}, **{f"qwen35.ssm.{key}": None})
-    with pytest.raises(ConfigError, match=r"linear_\w+ is 0"):
+def test_a_file_without_the_size_of_its_state_is_refused_with_the_key(name: str, key: str, tmp_path: Path) -> None:
+    file, _ = changed(FILES / f"{name}.gguf", tmp_path, {}, **{f"{name}.ssm.{key}": None})
+    with pytest.raises(ConfigError, match=r"(linear|mamba)_\w+ is 0"):
         DecoderConfig.load(file)
 
 

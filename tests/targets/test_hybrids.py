@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.engine.engine import Engine
 from slipstream.errors import PairError, TargetError
@@ -151,3 +152,12 @@ def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> Non
     can = load("qwen3.5").capabilities
     assert not can.trees
     assert can.early_exit is None
+    seq = Sequence(prompt(5), GREEDY)
+    with pytest.raises(TargetError, match=r"draft with siblings .* each branch would need a copy of their states"):
+        load("qwen3.5").run([seq], Draft.trees([(torch.tensor([3, 4]), [-1, -1])]))
+    load("qwen3.5").release(seq.id)
+
+
+def test_the_same_prompt_of_whole_blocks_reads_its_last_block_only(load: Callable[..., Decoder]) -> None:
+    engine, text = LLM(load("qwen3.5")).engine(), prompt(96, seed=9)
+    assert [drain(engine, text)[0].cached for _ in range(2)] == [0, 64]

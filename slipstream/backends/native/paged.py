@@ -198,6 +198,12 @@ class NativePaged(PagedCache[NativeBlocks]):
             if tree is None:
                 at += [(b, past + i - start, positions[i], past + i - start + 1, past) for i in range(start, stop)]
                 continue
+            if self._states is not None:
+                raise TargetError(
+                    "a draft with siblings was given to a model with recurrent layers",
+                    why="each branch would need a copy of their states, and there is scratch memory for one",
+                    fix="use a drafter through LLM or Engine, which cut trees to chains",
+                )
             at += [(b, past + i - start, positions[i], end, past) for i in range(start, stop)]
             if hidden is None:
                 widest = max(splits[k + 1] - splits[k] for k, each in enumerate(batch.trees) if each is not None)

@@ -189,9 +189,9 @@ class NativeStates:
 
     def _take(self, held: Held, past: int, end: int) -> list[Snapshot]:
         """Prepare the snapshots of a pass that commits tokens past..end-1: where an earlier text parts, and after the
-        last block."""
+        last block before its last token, which a text with the same tokens reads again."""
         new: list[Snapshot] = []
-        for at in sorted({held.parted, end // BLOCK * BLOCK}):
+        for at in sorted({held.parted, (end - 1) // BLOCK * BLOCK}):
             if past < at <= end and self._has_room(self.snapshot_bytes):
                 tails = np.zeros((self.taps - 1) * sum(self.kept), np.float32)
                 held.taken[at] = Snapshot(at, np.empty_like(held.cells), tails)
