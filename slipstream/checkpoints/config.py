@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -125,11 +125,8 @@ class DecoderConfig(ModelShape):
             raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
         family = FAMILIES.get(model_type)
         if family is None:
-            raise UnsupportedModelError(
-                f"our own decoder does not run the architecture {model_type!r}",
-                why="it runs " + ", ".join(sorted(FAMILIES)),
-                fix="use one of these",
-            )
+            what, why = f"our own decoder does not run the architecture {model_type!r}", ", ".join(sorted(FAMILIES))
+            raise make_refusal(what, f"it runs {why}")
         if config.get("quantization_config"):
             method = object_of(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
@@ -140,12 +137,14 @@ class DecoderConfig(ModelShape):
         for key, plain in _ORDINARY.items():
             if key not in family.reads and config.get(key, plain) not in (plain, None):
                 raise make_refusal(f"{key} is {config[key]!r}, only {plain} is supported")
-        with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
+        failure = partial(_unreadable, config)
+        with reading(failure, "correct it, or export the checkpoint again", ConfigError):
             decoder = DecoderConfig(**family.read(config), within=within)
-            decoder._check()
+            decoder.check()
         return decoder
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ConfigError or UnsupportedModelError for sizes and parts that do not go together."""
         mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         for layer in self.described:
             if layer.heads % layer.kv_heads:
@@ -156,6 +155,14 @@ class DecoderConfig(ModelShape):
                 wrong = f"{layer.recurrence.heads} recurrent heads do not divide into {layer.recurrence.groups} groups"
             elif layer.window is not None and layer.window < 1:
                 wrong = f"sliding_window is {layer.window}"
+            elif layer.parallel and (layer.sparse or layer.norm_after or layer.scaled or self.residual_scale != 1):
+                raise make_refusal(
+                    "attention and MLP side by side are not run with experts, norms of outputs or factors"
+                )
+        if experts and experts.apart and self.norm != "rms":
+            raise make_refusal("experts with norms of their own are not run with LayerNorm")
+        if self.embed_norm and self.side_width:
+            raise make_refusal("normalised embeddings are not run with an embedding for each layer")
         if mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
             wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
         elif experts and experts.count * self.layers > 200_000:
@@ -341,6 +348,10 @@ class DecoderConfig(ModelShape):
             mlp(f"{at}.mlp.shared_expert", experts.shared)
         if experts.shared_gate:
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
+
+
+def _unreadable(config: ReadKeys) -> str:
+    return f"config.json cannot be read; the last key that was read is {config.last!r}"
 
 
 def _gate(layer: LayerDescription) -> list[tuple[str, int]]:

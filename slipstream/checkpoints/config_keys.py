@@ -17,19 +17,27 @@ others are known follows from what is read."""
 
 
 class ReadKeys(dict[str, Any]):
-    """An object of it that is read in this way, too, is a `ReadKeys` itself."""
+    """An object of it that is read in this way, too, is a `ReadKeys` itself.
+
+    last  the key that was read last.
+    """
 
     def __init__(self, config: Any):
         super().__init__(config)
         self._read: set[str] = set()
+        self.last = ""
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._read.add(key)
+        self._note(key)
         return super().get(key, default)
 
     def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
+        self._note(key)
         return super().__getitem__(key)
+
+    def _note(self, key: str) -> None:
+        self._read.add(key)
+        self.last = key
 
     def list_unread(self) -> list[str]:
         """Keys that were not read and may have an effect: none that is null, false, zero or empty."""

@@ -29,8 +29,9 @@ def eos_ids(config: JsonMapping) -> tuple[int, ...]:
 
 def activation_of(config: Mapping[str, object], key: str, default: str) -> str:
     name = config.get(key, default)
-    if name not in ACTIVATIONS:
-        raise make_refusal(f"the activation {name!r} is not supported", "it supports " + ", ".join(sorted(ACTIVATIONS)))
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise make_refusal(f"{key} is {name!r:.100}, which is not supported", f"it supports {known}")
     return ACTIVATIONS[name]
 
 
@@ -149,7 +150,7 @@ def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> 
     given = object_of(config, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in given.values()):
         return {"rope_type": "default", "rope_theta": sliding_theta}, rope_parameters(config, full_theta)
-    each = [ReadKeys(given.get(kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
+    each = [ReadKeys(object_of(given, kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
     for one, theta in zip(each, (sliding_theta, full_theta), strict=True):
         one.setdefault("rope_theta", theta)
     each[1].update(object_of(config, "rope_scaling"))

@@ -27,6 +27,7 @@ Stored = tuple[Callable[[], Tensor], tuple[int, ...]]
 """How a tensor is read, and its shape."""
 
 _PACKED = re.compile(r"(?:.*\.)?(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)_blocks")
+_NAN = 255  # as a scale
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -80,6 +81,8 @@ class Mxfp4Tensors:
         with reading(what, "download the checkpoint again", CheckpointError):
             if {packed.dtype, scales.dtype} != {torch.uint8}:
                 raise ValueError(f"it is stored as {packed.dtype} and {scales.dtype}, not as bytes")
+            if (scales == _NAN).any():
+                raise ValueError("a scale is not a number")
             numbers = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)  # [rows, in / 32, 32] in order
             halves = numbers[..., :16] | numbers[..., 16:] << 4  # as in GGUF files
             return READERS[QUANTISED](np.concatenate([scales[..., None].numpy(), halves.numpy()], axis=-1))

@@ -43,7 +43,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
         inv_freq, scale = _longrope(powers, p, context)
     elif kind == "proportional":
         inv_freq = inv_freq / positive(p, "factor", 1.0)
-        inv_freq[int(p.get("partial_rotary_factor", 1.0) * dim // 2) :] = 0
+        inv_freq[int(positive(p, "partial_rotary_factor", 1.0) * dim // 2) :] = 0
     elif kind != "default":
         raise make_refusal(
             f"the rotary scaling {kind!r} is not supported",

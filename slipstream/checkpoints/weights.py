@@ -23,6 +23,7 @@ before it reads the next, so a model is never in memory twice.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -249,6 +250,13 @@ def _assemble(
             if packed is not None and stored in packed.readers:
                 take = partial(packed.rows, stored)
             assembled[name] = (f"{stored} in {origin}", take)
+        used = sum(math.prod(expected[name]) for name, _ in parts if name in expected)
+        if parts and stored not in unknown and used != math.prod(shape):
+            raise CheckpointError(
+                f"{stored} in {origin} has the shape {shape}, of which config.json accounts for {used} numbers",
+                why="weights and configuration belong to different models",
+                fix="take both from the same checkpoint",
+            )
     if config.tie_embeddings and HEAD in assembled:
         head = assembled.pop(HEAD)
         _, embedding = assembled.setdefault(EMBEDDING, head)
@@ -324,6 +332,8 @@ def _canonical(
     """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
     if _BUFFERS.fullmatch(stored):
         return []
+    if not shape:
+        return None  # no weight is a single number
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)
     family = FAMILIES[config.model_type]

@@ -114,7 +114,7 @@ def banner(llm: LLM, models: ModelOptions) -> str:
     drafter = f"{llm.drafter.name} drafter"
     if llm.drafter.name == "model":
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
-    length = render.counted(llm.most_draft_tokens, "draft token")
+    length = render.spell(llm.most_draft_tokens, "draft token")
     length = length if isinstance(llm.draft_tokens, int) else f"up to {length}"
     return f"speculative decoding: {drafter}, {length}, {llm.rule.name} rule, {models_text}, {name_backend(llm.target)}"
 

@@ -1,4 +1,4 @@
-"""What past steps took and gave: `Times` by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
+"""Records past steps: `Times` by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
 
 import statistics
 from bisect import bisect_left, bisect_right, insort
@@ -34,7 +34,7 @@ class Pace:
         self._last = deque[float](maxlen=self.WINDOW)
 
     def add(self, ratio: float) -> None:
-        """Of the time of a step to what is usual for its number."""
+        """Add a step. ratio: its measured time over the median for its number of rows."""
         self._last.append(ratio)
         self.value = statistics.median(self._last)
 
@@ -88,7 +88,7 @@ class Times:
         self._line = None
         self._last[n] = self._count
         self._samples[n].append(seconds)
-        times = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
+        times = self._samples[n]  # the greater of two may be of a moment when other processes ran
         self._medians[n] = statistics.median(times) if len(times) > 2 else min(times)
 
     def age(self, count: int) -> None:
@@ -97,8 +97,8 @@ class Times:
         self._line = None
 
     def _stale(self, n: int) -> bool:
-        """Whether the samples of a number are too old: the fewer there are, the sooner. Else a number that was timed in
-        a bad moment would look bad for good, because it would not be chosen again."""
+        """Return whether the samples of a number are too old; few samples age sooner. Otherwise a number that was timed
+        in a slow moment would never be chosen again."""
         return self._count - self._last[n] > STALE * len(self._samples[n]) ** 2
 
     def nearest(self, n: float) -> float:
@@ -145,7 +145,7 @@ class Times:
 
 
 class Mean:
-    """Of about the last so many samples; 0 before the first."""
+    """Averages about the `last` samples; 0 before the first."""
 
     def __init__(self, last: int) -> None:
         self.value, self._count, self._last = 0.0, 0, last
