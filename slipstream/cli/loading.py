@@ -148,8 +148,8 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
 
     if isinstance(target, Described):
         return target
-    settings = LoadSettings.of(models.keywords)
-    return (None if models.drafter else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
+    settings, asked = LoadSettings.of(models.keywords), models.drafter or models.draft_model
+    return (None if asked else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
 
 
 def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:
