@@ -47,7 +47,7 @@ SHORT_CONTEXT, CHANGE = 512, 64
 When others are taken, they count as if this many steps had passed."""
 MARGIN = 0.02
 """Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
-RENEW = 64
+RENEW = 96
 """Most steps that draft before a plain one is timed again; fewer at first."""
 UNSURE = 16
 """The same, as long as the cost of a plain step is doubtful."""

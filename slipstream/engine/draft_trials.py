@@ -29,7 +29,7 @@ TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
 TRIAL_SHARE = 0.0035
 """What trials may cost, as a share of plain decoding: the cost of a trial over this is the least length of a pause."""
-SAVED_FIRST, MOST_SAVED = 8.0, 16.0
+SAVED_FIRST, MOST_SAVED = 16.0, 16.0
 """The first balance of the account, and its upper bound, in plain steps."""
 LONGEST_REST = 4096
 """Tokens per request of the longest pause."""

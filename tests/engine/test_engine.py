@@ -20,6 +20,7 @@ from slipstream.engine.draft_trials import State
 from slipstream.engine.engine import Engine
 from slipstream.engine.timed_step import Step
 from slipstream.errors import RuleError, TargetError
+from slipstream.verify.seeded_lengths import SeededLengths
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
 from tests.drafters.scripted_drafters import ScriptedDrafter
@@ -507,7 +508,10 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
 
 
 def test_chosen_lengths_bound_a_request_that_allows_more() -> None:
-    toy_engine, seq = engine(toy(), maker("model")(toy()), draft_tokens=DraftLengths(2)), Sequence([1, 2, 3])
+    toy_engine, seq = (
+        engine(toy(), maker("model")(toy()), draft_tokens=SeededLengths(2, 0)),
+        Sequence([1, 2, 3], SamplingParams(max_tokens=60)),
+    )
     toy_engine.add(seq, draft_tokens=9)
     drain(toy_engine)
     assert set(seq.stats.drafted_at) == {1, 2}
