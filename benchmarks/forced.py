@@ -62,7 +62,7 @@ def forced_share(llm: LLM, tool: Tool, seq: Sequence) -> tuple[int, int]:
     forced = drafted = 0
     for token, proposer in zip(seq.output, seq.proposers, strict=True):
         for symbol in symbols.of(token):
-            only = symbols.only(symbols.allowed(matcher.compute_bitmask()))
+            only = symbols.only(symbols.read_mask(matcher.compute_bitmask()))
             forced += only == symbol
             drafted += only == symbol and proposer == "grammar"
             if not matcher.try_consume_tokens([symbol]):
@@ -82,9 +82,9 @@ def microseconds(llm: LLM) -> float:
     for timed in (False, True):
         constraint, at = llm._grammars.make_constraint(form, stops), 0
         while at < len(ids):
-            constraint.allowed(ids[:at], [()])
+            constraint.find_allowed(ids[:at], [()])
             began = process_time()
-            draft = constraint.forced(ids[:at])
+            draft = constraint.find_forced(ids[:at])
             took += (process_time() - began) * timed
             steps += timed
             same = 0
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures(results: dict[str, Any]) -> list[tuple[str, float, float, bool]]:
-    """What must be reached: name, bound, measured, whether it is an upper bound."""
+    """Return the bars: name, bound, measured, whether it is an upper bound."""
     rows, cells = [], results["cells"]
     for bits, least in LEAST.items():
         gains = [cell["gain"]["value"] for key, cell in cells.items() if key.startswith(f"{bits} bits")]

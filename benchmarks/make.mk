@@ -4,6 +4,9 @@ GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
 IK := .venv-peer-ik
 VLLM := .venv-vllm
+ORTGENAI := .venv-ortgenai
+LLAMA_SERVER := .venv-llama-server
+LLAMA_SERVER_VERSION := 0.3.36
 
 FOREIGN := runs/foreign-draft
 
@@ -128,6 +131,30 @@ $(LLAMACPP)/.ready: benchmarks/peers/constraints-llamacpp.txt | $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt gguf
 	@touch $@
 
+# llama-server from the source package of llama-cpp-python: 20 minutes on two cores. The package gguf writes its files.
+.PHONY: llama-server
+llama-server: $(LLAMA_SERVER)/build/bin/llama-server
+$(LLAMA_SERVER)/build/bin/llama-server: | $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt gguf
+	$(PYTHON) -m venv $(LLAMA_SERVER)
+	$(LLAMA_SERVER)/bin/pip download --quiet --no-deps --no-binary :all: --dest $(LLAMA_SERVER)/archive \
+		llama-cpp-python==$(LLAMA_SERVER_VERSION)
+	mkdir -p $(LLAMA_SERVER)/src
+	tar -xzf $(LLAMA_SERVER)/archive/*.tar.gz -C $(LLAMA_SERVER)/src --strip-components 1
+	echo '"$(LLAMA_SERVER_VERSION)"' > $(LLAMA_SERVER)/version.json
+	cmake -S $(LLAMA_SERVER)/src/vendor/llama.cpp -B $(LLAMA_SERVER)/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+		-DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+	cmake --build $(LLAMA_SERVER)/build --target llama-server --parallel 2
+
+# ONNX Runtime GenAI, for the lossless board.
+.PHONY: ortgenai
+ortgenai: $(ORTGENAI)/.ready
+$(ORTGENAI)/.ready: benchmarks/peers/constraints-ortgenai.txt
+	$(PYTHON) -m venv $(ORTGENAI)
+	$(ORTGENAI)/bin/pip install --quiet $(TORCH)
+	$(ORTGENAI)/bin/pip install --quiet --constraint constraints.txt --requirement $<
+	@touch $@
+
 $(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet $(TORCH)
@@ -135,7 +162,7 @@ $(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt
 	@touch $@
 
 # Which engine says the same when it speculates? Every cell without a record, and docs/lossless-board.md. Engines whose environment
-# is not made (`make peer-genai`, `make vllm`) are "not tested". BOARD="--engine transformers" for some.
+# is not made (`make peer-genai`, `make vllm`, `make llama-server`, `make ortgenai`) are "not tested". BOARD="--engine transformers" for some.
 .PHONY: lossless-board
 lossless-board: $(READY)
 	$(BIN)/python -m benchmarks.board $(BOARD)

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Thread
@@ -51,7 +52,8 @@ class Worker:
             text=True,
         )
         self._log: deque[str] = deque(maxlen=20)  # the last lines on standard error, for the report of a death
-        Thread(target=self._listen, daemon=True).start()
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stderr
@@ -68,6 +70,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
+            self._listener.join(5)  # what it said last
             raise ContenderError(f"{self.name} died during {op!r}:\n{''.join(self._log)}")
         reply = json.loads(line)
         if "error" in reply:
@@ -77,7 +80,8 @@ class Worker:
     def close(self) -> None:
         """End the process by closing its input."""
         if self.process.stdin:
-            self.process.stdin.close()
+            with suppress(BrokenPipeError):  # it died with a request unread
+                self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:

@@ -1,9 +1,10 @@
-"""What a pass of a hybrid takes: one row, and eight rows, of the shape of Qwen3.5-0.8B beside that of Qwen3-0.6B, with
-random weights in 4 bits, interleaved.
+"""What a pass of a hybrid takes: one row, and eight rows, of the shapes of Qwen3.5-0.8B and LFM2-1.2B beside that of
+Qwen3-0.6B, with random weights in 4 bits, interleaved; then the first token of a prompt, cold and as a prefix hit.
 
-    python -m benchmarks.recurrent_passes [--rounds 30] [--context 200]
+    python -m benchmarks.recurrent_passes [--rounds 30] [--context 200] [--prompt 4000] [--prompts 5]
 
-Eight rows over one row says what a draft of seven tokens costs. A pass reads and writes each state of a hybrid once.
+One row is plain decoding. Eight rows over one row says what a draft of seven tokens costs. A pass reads and writes each
+state of a hybrid once. --prompts 0 leaves prompts out.
 """
 
 import argparse
@@ -14,11 +15,14 @@ from typing import Any
 
 import torch
 
+from slipstream import LLM, SamplingParams
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weights import Weights
+from slipstream.core.sequence import Sequence
 from slipstream.executor.executor import Batch
+from slipstream.targets.decoder import Decoder
 
 ROWS = (1, 8)
 COMMON = {"vocab_size": 151936, "hidden_size": 1024, "max_position_embeddings": 32768, "tie_word_embeddings": True}
@@ -31,6 +35,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_5_text", "vocab_size": 248320, "intermediate_size": 3584, "num_hidden_layers": 24,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
         "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    },
+    "LFM2-1.2B": COMMON | {
+        "model_type": "lfm2", "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 12288,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     },
 }  # fmt: skip
 
@@ -57,6 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--prompt", type=int, default=4000)
+    parser.add_argument("--prompts", type=int, default=5)
     options = parser.parse_args()
     executors = {name: random_executor(shape) for name, shape in SHAPES.items()}
     for executor in executors.values():
@@ -73,8 +84,28 @@ def main() -> None:
         size = executor.memory()["weights"]
         print(
             f"{name}: {size / 1e6:.0f} MB of weights, states {executor.config.state_bytes() / 1e6:.1f} MB; "
-            f"1 row {one * 1e3:.1f} ms ({size / one / 1e9:.1f} GB/s), 8 rows {eight * 1e3:.1f} ms, {eight / one:.2f}x"
+            f"1 row {one * 1e3:.1f} ms ({1 / one:.1f} tokens/s, {size / one / 1e9:.1f} GB/s), "
+            f"8 rows {eight * 1e3:.1f} ms, {eight / one:.2f}x"
         )
+    for name, executor in executors.items() if options.prompts else ():
+        cold, warm = first_tokens(executor, options.prompt, options.prompts)
+        print(f"{name}: first token of {options.prompt}: cold {cold:.3f} s, warm {warm:.3f} s, {cold / warm:.1f}x")
+
+
+def first_tokens(executor: NativeExecutor, length: int, prompts: int) -> tuple[float, float]:
+    """Return the median seconds until the first token of a prompt, and of the same prompt once more."""
+    executor.release(1)  # of `run`
+    llm, params = LLM(Decoder(executor)), SamplingParams(max_tokens=1, ignore_eos=True)
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(prompts):
+        engine = llm.engine()
+        text = [(i * i * 7 + i * number + number) % 50021 for i in range(length)]
+        for each in times:
+            began = time.perf_counter()
+            for _ in engine.decode([Sequence(list(text), params)]):
+                pass
+            each.append(time.perf_counter() - began)
+    return statistics.median(times[0]), statistics.median(times[1])
 
 
 def run(executor: NativeExecutor, past: int, rows: int) -> None:

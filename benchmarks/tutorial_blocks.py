@@ -12,7 +12,7 @@ from slipstream.cli.table_forms import render_markdown as table, render_markdown
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.measure import plots
 from slipstream.measure.estimates import explain_doubt
-from slipstream.measure.tables import Estimate, Plot, counted, interval, percent, times
+from slipstream.measure.tables import Estimate, Plot, interval, percent, spell, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -43,7 +43,7 @@ def prices(kit: Kit) -> str:
     plot = Plot(
         "prices", "Cost of a target pass by the number of tokens it verifies",
         "Embedded target, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
-        "; ".join(f"{counted(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
+        "; ".join(f"{spell(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
         draw,
     )  # fmt: skip
     at = counts.index(8)
@@ -127,7 +127,7 @@ def check_pair(kit: Kit) -> str:
 def lookups(kit: Kit) -> str:
     size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 8"
     return bench_block(
-        kit, f"slipstream bench edit {fixed('ngram', 'suffix', 'lookahead', 'layerskip')},exit=5 {size} "
+        kit, f"slipstream bench -m embedded edit {fixed('ngram', 'suffix', 'lookahead', 'layerskip')},exit=5 {size} "
         "--out lookups.json", ["speedup"],
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ def fixed(*names: str) -> str:
 def bench(kit: Kit) -> str:
     size = "--prompts 2 -n 12 --rounds 1" if kit.quick else "--prompts 6 -n 48 --rounds 3 --seconds 8"
     return bench_block(
-        kit, f"slipstream bench code,edit {fixed('model', 'ngram')} {size} --out bench.json",
+        kit, f"slipstream bench -m embedded code,edit {fixed('model', 'ngram')} {size} --out bench.json",
         ["speedup-by-category"],
     )  # fmt: skip
 
@@ -155,16 +155,16 @@ def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
 
 def verify(kit: Kit) -> str:
     size = "--prompts 1 -n 8 --texts 2" if kit.quick else "--prompts 4 -n 32"
-    return printed(kit, f"slipstream verify --drafter model -k 4 {size}")
+    return printed(kit, f"slipstream verify -m embedded --drafter model -k 4 {size}")
 
 
 def tune(kit: Kit) -> str:
     size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 4 --confirm 2 --rounds 3 --seconds 8"
-    return printed(kit, f"slipstream tune {size} --write tuned.json")
+    return printed(kit, f"slipstream tune -m embedded {size} --write tuned.json")
 
 
 def printed(kit: Kit, command: str) -> str:
-    """A command and what it prints."""
+    """A command and its output."""
     return block(fence(command), fence(kit.run(command, fails=True), "text"))
 
 
@@ -225,7 +225,7 @@ def three_lengths(kit: Kit) -> str:
 def sweep_command(kit: Kit) -> str:
     lengths = "2,5,10" if kit.quick else "2:8,10"
     size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 12"
-    return f"slipstream bench code --drafter model -k {lengths} {size} --out lengths.json"
+    return f"slipstream bench -m embedded code --drafter model -k {lengths} {size} --out lengths.json"
 
 
 def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
@@ -258,7 +258,7 @@ def _rate(arm: dict[str, Any]) -> float:
 
 
 def tracker(kit: Kit) -> str:
-    command = f"slipstream trace -n {20 if kit.quick else 100} --drafter model -k 4 --ignore-eos"
+    command = f"slipstream trace -m embedded -n {20 if kit.quick else 100} --drafter model -k 4 --ignore-eos"
     command += " --temperature 0.8 --seed 1 --out tracker.json"
     result, shown = kit.lab(command)
     drawn = [kit.draw(f"tracker-{name}", named(shown, name)) for name in ("acceptance-over-time", "accepted-histogram")]
@@ -333,7 +333,7 @@ def batches(kit: Kit) -> str:
     size = "--batch 1,4 --prompts 4 -n 12 --rounds 1"
     if not kit.quick:
         size = "--batch 1,2,4,8 --prompts 8 -n 32 --rounds 3 --seconds 8"
-    command = f"slipstream bench code --drafter model -k 4 {size} --out batches.json"
+    command = f"slipstream bench -m embedded code --drafter model -k 4 {size} --out batches.json"
     result, shown = kit.lab(command)
     plot = speeds(result.data["arms"], "batch", "batch size")
     return block(fence(command), shown.lead, table(shown.tables[0]), kit.draw("batches", plot), warnings(result))

@@ -23,7 +23,7 @@ from slipstream.llm import LLM, Chunk, Completion
 class AsyncLLM:
     """Decodes the requests of many coroutines together, in one thread with one persistent engine.
 
-    llm   its drafter, rule, draft length and `max_batch` of now are those of every request that names no others.
+    llm   its present drafter, rule, draft length and `max_batch` are the defaults of every request.
 
     Used with `async with`, or closed with `close`. Only the coroutines of one event loop may use it.
     """
@@ -40,21 +40,21 @@ class AsyncLLM:
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine held after its last step."""
+        """Counts of the engine after its last step."""
         return self.streams.stats
 
     @takes_params
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, rule: str | None = None, prediction: Prompt = ()
     ) -> AsyncGenerator[Chunk, None]:
-        """Complete one prompt; yields what each step added, and the completion in the last chunk. Closing the iterator,
-        or cancelling who waits for it, aborts the request.
+        """Complete one prompt. Yields the text that each step added; the last chunk has the completion. Closing the
+        iterator, or cancelling the task that awaits it, aborts the request.
 
-        rule  how its draft tokens are verified, if not by that of the `LLM`. `params.draft_tokens=0` turns its
+        rule  how its draft tokens are verified; None: the rule of the `LLM`. `params.draft_tokens=0` turns its
               speculation off.
 
         prediction  text or ids that the output is expected to hold, such as the file that is being edited: draft
-              tokens are copied from it. It changes how fast the request is decoded, not what is.
+              tokens are copied from it. It changes the speed, not the text.
 
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """

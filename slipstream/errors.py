@@ -5,7 +5,7 @@ the message and exits with code 2.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -67,8 +67,8 @@ class TargetError(SlipstreamError):
 
 
 class DeadEndError(TargetError):
-    """A request cannot go on because of what it asks for: every token is forbidden where its text stands, or its form
-    takes too much work. The target is well."""
+    """A request cannot go on because of its own parameters: every next token is forbidden, or its form takes too much
+    work. The target is not at fault."""
 
 
 class EngineError(SlipstreamError):
@@ -76,7 +76,7 @@ class EngineError(SlipstreamError):
 
 
 class ReaderError(SlipstreamError):
-    """What a request gained was not read for so long that it was ended."""
+    """A request was ended because nobody read its output for too long."""
 
 
 class ResultError(SlipstreamError):
@@ -96,16 +96,19 @@ class DataError(TrainingError):
 
 
 @contextmanager
-def reading(what: str, fix: str, error: type[SlipstreamError] = LoadError, why: str = "") -> Iterator[None]:
+def reading(
+    what: str | Callable[[], str], fix: str, error: type[SlipstreamError] = LoadError, why: str = ""
+) -> Iterator[None]:
     """Raise `error` in place of any exception of a reader: hostile files break libraries in many ways. what: the
-    failure, which the exception's own words follow."""
+    failure, or a function that says it then; the exception's own words follow."""
     try:
         yield
     except SlipstreamError:
         raise
     except Exception as fault:
         said = (str(fault).splitlines() or [""])[0][:300]
-        raise error(f"{what}: {type(fault).__name__}: {said}", why=why, fix=fix) from fault
+        failure = what if isinstance(what, str) else what()
+        raise error(f"{failure}: {type(fault).__name__}: {said}", why=why, fix=fix) from fault
 
 
 def sentence(text: str) -> str:

@@ -45,7 +45,7 @@ from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
 from slipstream.settings import AUTO
-from slipstream.targets.describe import describe, loaded
+from slipstream.targets.describe import adopt, describe
 from slipstream.targets.described import Described, check_memory
 from slipstream.tokens.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.tokens.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ class LLMKeywords(LoadKeywords, total=False):
 
 @dataclass(frozen=True)
 class Completion:
-    """What one request returned.
+    """The result of one request.
 
     text           output text, without special tokens, cut before the stop string that ended it.
     token_ids      output ids, the stop id or the token that completed a stop string included.
@@ -96,8 +96,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step of a stream added: pieces of text, several tokens at a time. The last chunk carries the
-    completion."""
+    """The text that one step of a stream added, often several tokens. The last chunk carries the completion."""
 
     pieces: list[Piece]
     completion: Completion | None = None
@@ -118,15 +117,15 @@ class LLM:
     draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
                   rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
                   sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`
-                  is "auto", too, and goes on with what it has learned. Text that the form of a request forces is
-                  drafted even without a `draft`, at most so many tokens a step ("auto": 32); 0 turns that off, too.
+                  is "auto", too, and keeps the record that it has. Text that the form of a request forces is drafted
+                  even without a `draft`, at most this many tokens a step ("auto": 32); 0 turns that off, too.
     rule          how draft tokens are verified: "rejection", "block", "coupled" or "greedy".
     max_batch     most sequences in one step.
-    settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... Those
-                  that decide how the target runs are refused with a `Target`, which is loaded already. With `kv_tokens`
-                  no request fails for memory, it waits; refused if that cannot fit. draft_quantize and draft_tokenizer
-                  are refused where no draft model is loaded; neither changes the output's distribution.
-                  generation_config holds where a request says nothing; a `Target` has none.
+    settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... With a
+                  `Target`, which is loaded already, settings of how the target runs are refused. With `kv_tokens` a
+                  request waits for memory instead of failing; refused if that cannot fit. draft_quantize and
+                  draft_tokenizer are refused where no draft model is loaded; neither changes the output's distribution.
+                  generation_config gives the defaults of requests; a `Target` has none.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
@@ -167,7 +166,7 @@ class LLM:
         # A model with code of its own says how large it is once it is loaded.
         with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
             check_memory(described, load.kv_tokens, *plan.loads)
-        self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
+        self.target: Target = adopt(target, load, progress) if described is None else described.load(progress)
         opened = None if described is None else described.checkpoint
         self.tokenizer: Tokenizer | None = tokenizer
         if tokenizer is None and opened is not None:
@@ -225,7 +224,7 @@ class LLM:
         return self._draft_tokens if isinstance(self._draft_tokens, int) else MOST_FORCED
 
     def _new_lengths(self) -> int | DraftLengths:
-        """What an engine takes. What was learned with another drafter is not for this one."""
+        """Return the draft length, or a new record for "auto": rates of another drafter do not apply to this one."""
         if not self.drafter.traits.drafts:
             return 0
         if self._draft_tokens == AUTO:
@@ -347,8 +346,8 @@ class LLM:
 
     def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
         """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or every
-        several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are those of the call's
-        beginning; changing them takes effect with the next call."""
+        several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are fixed when the call
+        begins; changing them takes effect with the next call."""
         engine = Engine(
             self.target,
             self._guarded,
@@ -378,14 +377,14 @@ class LLM:
         )
 
     def prepare(self, spec: RequestSpec) -> Prepared:
-        """What an `EngineThread` adds for a request. Raises what is wrong with it.
+        """Check a request and make what an `EngineThread` adds for it. Raises the error of a bad request.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
         (`drafters.hybrid.with_predictions`).
 
         The prediction may be an earlier output of the same seed: verification must not decide on it with the random
-        numbers that made it. So the random numbers are seeded by the prediction, too, and with fixed lengths a repeated
-        request repeats its text. Under `coupled` drafts do not matter.
+        numbers that made it. So the prediction is part of the seed, and with fixed lengths a repeated request repeats
+        its text. Under `coupled` drafts do not matter.
         """
         seq = self.sequence(spec.ids, spec.params)
         rule = None if spec.rule is None else find_rule(spec.rule)
@@ -417,6 +416,8 @@ class LLM:
         return TextStream(self._decode, params.stop, stray_byte(self.tokenizer), before)
 
     def completion(self, seq: Sequence) -> Completion:
+        if seq.finish == "length" and seq.params.structured and seq.params.structured.kind.startswith("json"):
+            log.warning(f"the JSON of a text is cut after {len(seq.output)} tokens: a larger max_tokens completes it")
         return Completion(
             text=self.text_of(seq.output, seq.tokens[: seq.prompt], seq.stop_cause),
             token_ids=seq.output,

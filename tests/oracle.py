@@ -39,7 +39,7 @@ class Oracle:
         key = tuple(prompt), tuple(output), id(params), stops
         if key not in self._probs:
             constraint, logits = constraint_of(params, self.target.vocab_size, stops), self.logits([*prompt, *output])
-            allowed = constraint and constraint.allowed([], [output])
+            allowed = constraint and constraint.find_allowed([], [output])
             self._probs[key] = warp(logits[None], params, prompt, [list(output)], stops, allowed)[0], params
         return self._probs[key][0]
 

@@ -30,3 +30,11 @@ def test_each_slow_test_exists() -> None:
         assert (HERE.parent / path).exists(), function
         assert defined.issuperset(names), function  # anywhere: a class may inherit its tests
     assert slow_functions() == sorted(set(slow_functions()))
+
+
+def test_the_page_of_helpers_names_each() -> None:
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    named = ("test_", "conftest", "__")
+    helpers = {path.name for path in HERE.rglob("*.py") if not path.name.startswith(named)}
+    assert {name for name in helpers if name not in page} == set()
+    assert set(re.findall(r"\w+\.py", page)) <= {path.name for path in HERE.rglob("*.py")}

@@ -82,7 +82,7 @@ def test_the_transcript_of_verify_has_the_numbers_of_todays_checks(monkeypatch: 
         return [seq.output for seq in full(requests)]
 
     monkeypatch.setattr(verification, "wrong_token", lambda *_: None)
-    monkeypatch.setattr(checks, "_decoded", lambda drafter, requests, how=None: full(requests))
+    monkeypatch.setattr(checks, "_decode", lambda drafter, requests, how=None: full(requests))
     monkeypatch.setattr(checks, "_row", lambda *_: {})
     monkeypatch.setattr(Positions, "decode", counted)
     monkeypatch.setattr(Positions, "decode_at_ends", lambda *_: None)

@@ -1,5 +1,6 @@
 """Tiny random models of the families whose layers have more parts than Llama's: every part is switched on."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,28 @@ _MAMBA = {
     "layer_types": _MIXERS, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
     "shared_intermediate_size": 48,
 }  # fmt: skip
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+    "time_step_min": 1e-30, "n_routed_experts": 4, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "initializer_range": 0.25,
+}  # fmt: skip
+"""transformers would keep the time steps of prompts, and not of the tokens that follow, above time_step_min."""
+_FALCON = {
+    "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_norm_before_gate": False,
+    "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0, "mlp_multipliers": [0.9, 1.3], "key_multiplier": 0.4,
+    "attention_out_multiplier": 0.8, "attention_in_multiplier": 1.2, "ssm_multipliers": [0.35, 0.6, 0.7, 0.5, 0.8],
+    "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.7,
+}  # fmt: skip
 _BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+def granite_mamba() -> dict[str, Any]:
+    """Mamba-2 layers in one group, as released models have, where transformers norms all groups at once (5.17)."""
+    from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
+
+    by_group = "group_size" in inspect.signature(granite.GraniteMoeHybridRMSNormGated).parameters
+    return _MAMBA if by_group else _MAMBA | {"mamba_n_groups": 1}
+
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma": lambda: config_of("Gemma", **_TIED, head_dim=16),
@@ -54,6 +76,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma4": lambda: config_of(
         "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,
         hidden_size_per_layer_input=0, final_logit_softcapping=3.0,
+    ),
+    "gemma4-moe": lambda: config_of(
+        "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=32,
     ),
     "gemma4-shared": lambda: config_of(
         "Gemma4Text", **_TIED | {"num_hidden_layers": 6}, sliding_window=6, layer_types=[*_KINDS, SLIDING, FULL],
@@ -96,7 +122,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "GraniteMoeShared", **_MOE, **_GRANITE, num_local_experts=4, shared_intermediate_size=48
     ),
     "ernie4.5": lambda: config_of("Ernie4_5", **_TIED, head_dim=32, use_bias=True),
-    "minimax-m2": lambda: config_of("MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16),
+    "ernie4.5-moe": lambda: config_of(
+        "Ernie4_5_Moe", **_TIED, moe_intermediate_size=32, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
+        moe_layer_interval=1,
+    ),
+    "minimax-m2": lambda: config_of(
+        "MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16,
+        partial_rotary_factor=0.5,  # transformers 5.17 does not read `rotary_dim`
+    ),
     "arcee": lambda: config_of("Arcee", **_SHAPE, **_BIASED, head_dim=16),
     "starcoder2": lambda: config_of("Starcoder2", **_TIED, sliding_window=9),
     "cohere": lambda: config_of("Cohere", **_TIED, logit_scale=0.5),
@@ -113,9 +146,25 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Qwen3_5MoeText", **_MOE | _DELTA, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=48
     ),
     "granite-hybrid": lambda: config_of(
-        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **_MAMBA, num_local_experts=0, num_experts_per_tok=0
+        "GraniteMoeHybrid", **_SHAPE, **_GRANITE, **granite_mamba(), num_local_experts=0, num_experts_per_tok=0
     ),
     "granite-hybrid-moe": lambda: config_of(
-        "GraniteMoeHybrid", **_MOE, **_GRANITE, **_MAMBA, num_local_experts=4, position_embedding_type="rope"
+        "GraniteMoeHybrid", **_MOE, **_GRANITE, **granite_mamba(), num_local_experts=4, position_embedding_type="rope"
     ),
+    "lfm2-moe": lambda: config_of(
+        "Lfm2Moe", **_TIED | _MOE, layer_types=["conv", FULL, "conv", "conv"], num_experts=4, moe_intermediate_size=32,
+        num_dense_layers=1,
+    ),
+    "lfm3": lambda: config_of(
+        "Lfm3", **_TIED, layer_types=["conv", SLIDING, FULL, "conv"], head_dim=32, sliding_window=6
+    ),
+    "olmo-hybrid": lambda: config_of(
+        "OlmoHybrid", **_SHAPE | _DELTA | {"linear_num_key_heads": 4, "linear_value_head_dim": 16},
+        rope_parameters=dict(_PLAIN),
+    ),
+    "nemotron-h": lambda: config_of(
+        "NemotronH", **_MOE | _NEMOTRON, layers_block_type=["linear_attention", "mlp", "linear_attention", FULL, "moe"]
+    ),
+    "falcon-h1": lambda: config_of("FalconH1", **_SHAPE, **_FALCON),
+    "falcon-h1-normed": lambda: config_of("FalconH1", **_SHAPE, **_FALCON, mamba_rms_norm=True),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writes the beginning of docs/support.md, what works with what, from what the code declares: `make support`."""
+"""Writes the beginning of docs/support.md, the tables of features, from declarations in the code: `make support`."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ each request has a forward, and each beam a copy of the cache ({apart}).
 Every rule works with every cell: {_code(RULES)}. So does every batch size,
 and a draft model of any kind for a target of any kind; only encoder-decoders draft for encoder-decoders, and
 for nothing else. `eagle3` stands for EAGLE-3.1 and P-EAGLE, too, `dflash` for DSpark, `model` for PARD.
-MTP layers are run by transformers: each family that brings them has attention (latent, linear, with sinks or
-several rotary bases) or experts (shared, with sigmoid routing) that our own decoder lacks.
+MTP layers run on our own kernels beside a target that these run (one layer, which drafts several tokens by reading
+its own output; safetensors and GGUF files), and by transformers beside a target that it runs (one or several).
 A draft model's quantisation is chosen apart
 from the target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): {tokenizers}. \
 Beam search drafts nothing ([why](commands.md#beam-search)).

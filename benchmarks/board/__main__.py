@@ -2,6 +2,7 @@
 
 python -m benchmarks.board                              every cell that has no record, engine by engine
 python -m benchmarks.board --cell "transformers | assisted | T 1"      one cell again, from nothing
+python -m benchmarks.board --row 3                      the cells of one row of the page, from nothing
 python -m benchmarks.board --engine transformers        the cells of one engine
 python -m benchmarks.board --page                       docs/lossless-board.md from the records
 
@@ -15,6 +16,8 @@ import argparse
 import json
 import os
 import platform
+import subprocess
+import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from threading import Timer
@@ -23,7 +26,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.board import judge, page
-from benchmarks.board.lineup import CHECKS, CONTROLS, ENGINES, PLAIN, PROMPTS, TOKENS, Cell, Engine, cells
+from benchmarks.board.lineup import (
+    CHECKS,
+    CONTROLS,
+    ENGINES,
+    PLAIN,
+    PROMPTS,
+    SAMPLES,
+    Cell,
+    Check,
+    Engine,
+    cells,
+    rows,
+)
 from benchmarks.protocol import ROOT, ContenderError, Worker
 from slipstream.measure.prompts import select_entries
 from slipstream.measure.results import write_text
@@ -34,91 +49,158 @@ RECORDS = ROOT / "benchmarks" / "results" / "board.json"
 LIMIT = 1200
 """Seconds that one answer of an engine may take."""
 REFUSALS = ("Refused", "NotImplementedError", "ParameterError", "ValueError")
+CONTRACT = "answered otherwise than its adapter's contract: "
 
 
 class Side:
-    """An engine in one way of decoding, in a process of its own."""
+    """An engine in one way of decoding and one setup, in a process of its own."""
 
-    def __init__(self, engine: Engine, method: str):
+    def __init__(self, engine: Engine, method: str, check: Check):
         self.worker = Worker(f"{engine.name}, {method}", engine.worker, engine.python)
+        self.drafted: int | None = None
         self.versions = self._call("info")["versions"]
-        self._call("load", method=method, target=str(target_dir()), draft=str(draft_dir()))
+        self._call("load", method=method, target=str(target_dir()), draft=str(draft_dir()), **check.setup)
 
-    def texts(self, ids: list[int], tokens: int, sampling: dict[str, Any], seeds: list[int]) -> list[list[int]]:
-        texts = self._call("generate", ids=ids, tokens=tokens, sampling=sampling, seeds=seeds)["texts"]
-        if len(texts) != len(seeds) or not all(isinstance(token, int) for text in texts for token in text):
-            raise ContenderError(f"{self.worker.name} did not answer with one text for each seed")
+    def texts(self, ids: list[int], check: Check, seeds: list[int]) -> list[list[int]]:
+        """One text after the prompt `ids` for each seed."""
+        tokens = check.tokens
+        asked = {"sampling": dict(check.sampling), "schema": check.schema}
+        reply = self._call("generate", ids=ids, tokens=tokens, seeds=seeds, **asked)
+        texts = reply.get("texts")
+        self._check(isinstance(texts, list) and len(texts) == len(seeds), "not one text for each seed")
+        assert isinstance(texts, list)
+        for text in texts:
+            whole = isinstance(text, list) and all(type(token) is int for token in text)
+            self._check(whole, "a text that is no list of token ids")
+            length = f"a text of {len(text)} tokens, {tokens} were asked for"
+            self._check(len(text) == tokens or (check.schema is not None and len(text) < tokens), length)
+        if "drafted" in reply:
+            self.drafted = (self.drafted or 0) + int(reply["drafted"])
         return texts
 
+    def _check(self, right: bool, what: str) -> None:
+        if not right:
+            raise ContenderError(f"{self.worker.name} {CONTRACT}{what}")
+
     def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        watch = Timer(LIMIT, self.worker.process.kill)
+        late = list[bool]()
+
+        def stop() -> None:
+            late.append(True)
+            self.worker.process.kill()
+
+        watch = Timer(LIMIT, stop)
         watch.start()
         try:
             return self.worker.call(op, **arguments)
+        except (ContenderError, ValueError) as fault:
+            if late:
+                self.worker.process.wait()
+                raise ContenderError(f"{self.worker.name} gave no answer to {op!r} within {LIMIT} seconds") from fault
+            if isinstance(fault, ContenderError):
+                raise
+            raise ContenderError(f"{self.worker.name} {CONTRACT}a reply that is no JSON") from fault
         finally:
             watch.cancel()
+
+
+class Sides:
+    """The processes of one engine: without speculation, and of one method. Texts without speculation are kept, because
+    every method is compared with them."""
+
+    def __init__(self) -> None:
+        self.running: dict[tuple[str, str, str], Side] = {}
+        self.kept: dict[tuple[Any, ...], list[list[int]]] = {}
+
+    def of(self, engine: Engine, method: str, check: Check) -> Side:
+        setup = json.dumps(check.setup)
+        place = engine.name, method, setup
+        for old in [*self.running]:
+            other_method = PLAIN not in (method, old[1]) and old[1] != method
+            if (old[0], old[2]) != (engine.name, setup) or other_method:
+                self.close([old])
+        if place not in self.running:
+            self.running[place] = Side(engine, method, check)
+        return self.running[place]
+
+    def close(self, places: list[tuple[str, str, str]] | None = None) -> None:
+        for key in [*self.running] if places is None else places:
+            self.running.pop(key).worker.close()
+
+    def plain_texts(self, engine: Engine, check: str, ids: list[int], seeds: list[int]) -> list[list[int]]:
+        """Texts without speculation."""
+        key = engine.name, check, tuple(ids), tuple(seeds)
+        if key not in self.kept:
+            self.kept = {old: texts for old, texts in self.kept.items() if old[0] == engine.name}
+            self.kept[key] = self.of(engine, PLAIN, CHECKS[check]).texts(ids, CHECKS[check], seeds)
+        return self.kept[key]
 
 
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer(target_dir())
     entries, _ = select_entries("code,edit", 2 * PROMPTS, (), "raw")
-    return [tokenizer.encode(entry.text)[-48:] for entry in entries]
+    return [tokenizer.encode(entry.text) for entry in entries]
 
 
-def judged(cell: Cell, plain: Side, other: Side, samples: int) -> dict[str, Any]:
-    """What one cell says."""
-    asked, sampling = prompts(), CHECKS[cell.check]
-    if cell.check == "greedy":
-        both = [[side.texts(ids, 4 * TOKENS, {}, [0])[0] for ids in asked] for side in (plain, other)]
-        return judge.greedy(str(target_dir()), ENGINES.get(cell.engine, CONTROLS).precision, asked, *both)
+def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, Any]:
+    """Write one cell."""
+    check = CHECKS[cell.check]
+    asked = [ids[-check.context :] for ids in prompts()]
+    sides.of(engine, cell.method, check).drafted = None
+    if check.greedy:
+        plain = [sides.plain_texts(engine, cell.check, ids, [0])[0] for ids in asked]
+        other = sides.of(engine, cell.method, check)
+        texts = [other.texts(ids, check, [0])[0] for ids in asked]
+        return {"versions": other.versions} | judge.greedy(str(target_dir()), engine.precision, asked, plain, texts)
 
     def look(number: int) -> list[tuple[list[list[int]], list[list[int]]]]:
         pairs = []
         for i, ids in enumerate(asked[:PROMPTS]):
             seeds = [np.random.SeedSequence([number, i, n]).generate_state(samples, np.uint32).tolist() for n in (0, 1)]
-            pairs.append((plain.texts(ids, TOKENS, sampling, seeds[0]), other.texts(ids, TOKENS, sampling, seeds[1])))
+            plain = sides.plain_texts(engine, cell.check, ids, seeds[0])
+            pairs.append((plain, sides.of(engine, cell.method, check).texts(ids, check, seeds[1])))
         return pairs
 
-    return judge.sampled(look)
+    return judge.sampled(look) | {"versions": sides.of(engine, cell.method, check).versions}
 
 
 def records() -> dict[str, Any]:
-    """What the board holds so far, by cell."""
+    """Read the board so far, by cell."""
     return json.loads(RECORDS.read_text()) if RECORDS.exists() else {"cells": {}}
 
 
 def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Judge cells one after another, each method of an engine in one process; yields each with its record."""
-    sides: dict[tuple[str, str], Side] = {}
-
-    def side(engine: Engine, method: str) -> Side:
-        place = engine.name, method
-        for old in [key for key in sides if key[0] != engine.name or key[1] not in (PLAIN, method)]:
-            sides.pop(old).worker.close()
-        if place not in sides:
-            sides[place] = Side(engine, method)
-        return sides[place]
-
+    """Judge cells one after another; yields each with its record. A cell that fails says why, and the next one runs."""
+    sides = Sides()
     for cell in wanted:
         engine = ENGINES.get(cell.engine, CONTROLS)
+        started = time.monotonic()
         record: dict[str, Any] = {"date": datetime.now(timezone.utc).date().isoformat(), "samples": samples}
         record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-        record["command"] = f"{engine.make}; python -m benchmarks.board --cell '{cell.key}'"
+        more = "" if samples == SAMPLES else f" --samples {samples}"
+        record["command"] = f"python -m benchmarks.board --cell '{cell.key}'{more}"
         try:
-            if not engine.python.exists():
+            if not engine.needs.exists():
                 raise FileNotFoundError(f"its environment is not made: {engine.make}")
-            plain = side(engine, PLAIN)
-            other = plain if cell.negative else side(engine, cell.method)
-            record |= {"versions": other.versions} | judged(cell, plain, other, samples)
+            record |= judged(cell, engine, sides, samples)
+            side = sides.of(engine, cell.method, CHECKS[cell.check])
+            if side.drafted is not None and not cell.negative:
+                record["drafted"] = side.drafted
+                if not side.drafted:
+                    record |= {"verdict": judge.UNTESTED, "why": "nothing was drafted"}
         except (ContenderError, FileNotFoundError) as fault:
             said = [line for line in str(fault).strip().splitlines() if line.strip()][-1][:300]
             refused = said.startswith(REFUSALS) or any(f".{name}:" in said for name in REFUSALS)
             record |= {"verdict": judge.REFUSED if refused else judge.UNTESTED, "why": said}
-            for key in [key for key in sides if sides[key].worker.process.poll() is not None]:
-                del sides[key]
-        yield cell, record
-    for each in sides.values():
-        each.worker.close()
+            if not refused:
+                sides.close()  # dead, or no longer at the beginning of a request
+        yield cell, record | {"seconds": round(time.monotonic() - started)}
+    sides.close()
+
+
+def is_recorded(record: dict[str, Any] | None) -> bool:
+    """Whether a cell need not run: an environment that was not made may be there now."""
+    return record is not None and "its environment is not made" not in record.get("why", "")
 
 
 def main() -> None:
@@ -127,19 +209,30 @@ def main() -> None:
     parser.add_argument("--method", help="only cells of this method")
     parser.add_argument("--check", help="only these checks, with commas between them")
     parser.add_argument("--cell", help="only this cell, also if it has a record")
-    parser.add_argument("--samples", type=int, default=100, help="texts of each prompt at each side (default: 100)")
+    parser.add_argument("--row", type=int, help="only the cells of this row of the page, also if they have a record")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"texts of each prompt at each side ({SAMPLES})")
+    parser.add_argument("--again", action="store_true", help="also cells that have a record")
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    board = records()
+    board, chosen = records(), list(cells())
+    if options.row:
+        engine, method = rows()[options.row - 1]
+        options.engine, options.method = engine.name, method
     chosen = [
         cell
-        for cell in cells()
+        for cell in chosen
         if options.cell in (None, cell.key)
         and options.engine in (None, cell.engine)
         and options.method in (None, cell.method)
         and (options.check is None or cell.check in options.check.split(","))
-        and (options.cell or cell.key not in board["cells"])
+        and (options.cell or options.row or options.again or not is_recorded(board["cells"].get(cell.key)))
     ]
+    if options.cell or options.row:
+        for engine in {
+            ENGINES[cell.engine].make: ENGINES[cell.engine] for cell in chosen if cell.engine in ENGINES
+        }.values():
+            if not engine.needs.exists():
+                subprocess.run(engine.make.split(), cwd=ROOT, check=True)
     for cell, record in run([] if options.page else chosen, options.samples):
         board = records()  # another process may have written some
         board["cells"][cell.key] = record
@@ -147,7 +240,8 @@ def main() -> None:
         print(
             f"{cell.key}: {record['verdict']}", *(f"{k}={record[k]}" for k in ("p", "why") if k in record), flush=True
         )
-    write_text(ROOT / "docs" / "lossless-board.md", page.page(board))
+    write_text(ROOT / "docs" / "lossless-board.md", page.page(records()))
+    print(page.summary(records()))
 
 
 if __name__ == "__main__":

@@ -5,21 +5,26 @@ Where each was seen: vLLM pull request 54282 (the noise of the draft shared with
 parameters than the draft was drawn with), vLLM's tests of min-p on verified rows, SGLang pull request 33643 (penalties
 that count one token a step), vLLM issue 39273 (a recurrent state that keeps rejected tokens), and two that tests of
 engines guard against: the likeliest token in place of a sample, the bonus token of another row.
+
+How large they are here is our choice: shared noise comes with a poor draft, the wrong q is that of 0.4 times the
+temperature, and the wrong bonus row comes with drafts of one token. Half as large, some stay below the noise of a cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from benchmarks.board.slipstream_engine import generate, load as load_engine
+from benchmarks.board.slipstream_engine import DRAFT_TOKENS, generate, load as load_engine
 from benchmarks.protocol import serve, versions
 from slipstream.core import rules, step, warp
 from slipstream.core.dice import Dice
 from slipstream.core.random import DRAFT, VERIFY, Stream
+from slipstream.drafters.chains import Chains
 
 REJECTION = rules.RULES["rejection"]
 
@@ -34,12 +39,25 @@ def plant_rule(change: Callable[[Any, torch.Tensor, Dice], tuple[Any, torch.Tens
 
 
 def shared_noise() -> None:
-    right = Stream.uniforms
+    """The number that drew a draft token also decides whether it is accepted, and which token comes in its place."""
+    drawn, accept = Stream.uniforms, Dice.accept
 
     def uniforms(self: Stream, purpose: int, position: int, n: int) -> Any:
-        return right(self, DRAFT if purpose == VERIFY else purpose, position, n)
+        numbers = drawn(self, purpose, position, n)
+        if purpose == VERIFY and n > 1:  # the first one is for `choose`
+            numbers[1:] = drawn(self, DRAFT, position, n - 1)
+        return numbers
 
-    Stream.uniforms = uniforms  # type: ignore[method-assign]
+    def accepted(self: Dice, probability: Seq[float]) -> list[bool]:
+        verdicts = accept(self, probability)
+        numbers = self._uniforms(self._column)
+        for b, verdict in enumerate(verdicts):
+            if not verdict and probability[b] > 0:
+                self._uniforms(0)[b] = numbers[b]
+        return verdicts
+
+    Stream.uniforms, Dice.accept = uniforms, accepted  # type: ignore[method-assign]
+    other_draft()  # harmless, but more is rejected
 
 
 def plant_params(**changes: Any) -> None:
@@ -71,17 +89,40 @@ def argmax() -> None:
 def other_q(draft: Any, probs: torch.Tensor, dice: Dice) -> tuple[Any, torch.Tensor]:
     if draft.q is None:
         return draft, probs
-    q = draft.q**1.4
+    q = draft.q**2.5
     return replace(draft, q=q / q.sum(-1, keepdim=True)), probs
 
 
-def without_drafted() -> None:
-    right = warp.list_histories
+def other_draft() -> None:
+    """No bug: the draft is drawn at another temperature, and q says so."""
+    right = Chains.draft
+
+    def draft(self: Chains, seqs: Any, budgets: Any) -> Any:
+        given = [seq.params for seq in seqs]
+        for seq in seqs:
+            seq.params = replace(seq.params, temperature=4 * seq.params.temperature)
+        try:
+            return right(self, seqs, budgets)
+        finally:
+            for seq, params in zip(seqs, given, strict=True):
+                seq.params = params
+
+    Chains.draft = draft  # type: ignore[method-assign]
+
+
+def one_token_a_step() -> None:
+    """Penalties count one token of each step, however many were accepted."""
+    right, record, counted = warp.list_histories, step.record, defaultdict[int, list[int]](list)
 
     def histories(seq: Any, draft: Any, b: int) -> list[list[int]]:
-        return [seq.output for _ in right(seq, draft, b)]
+        return [counted[seq.id] for _ in right(seq, draft, b)]
 
-    warp.list_histories = histories
+    def recorded(seqs: Any, draft: Any, out: Any, verdict: Any) -> None:
+        record(seqs, draft, out, verdict)
+        for seq in seqs:
+            counted[seq.id].append(seq.output[-1])
+
+    warp.list_histories, step.record = histories, recorded
 
 
 def not_rolled_back() -> None:
@@ -96,7 +137,7 @@ def not_rolled_back() -> None:
                 logits[row] = 0.6 * logits[row] + 0.4 * left.pop(seq.id)
         verdict = right(seqs, draft, logits, rule)
         for b, seq in enumerate(seqs):
-            if verdict.accepted(b) < len(draft.nodes(b)):
+            if verdict.count_accepted(b) < len(draft.nodes(b)):
                 left[seq.id] = logits[draft.splits[b + 1] + b]
         return verdict
 
@@ -104,6 +145,9 @@ def not_rolled_back() -> None:
 
 
 def wrong_bonus() -> None:
+    """The token after a draft that was accepted whole comes from the row before. Short drafts, so that many are."""
+    DRAFT_TOKENS["of a step"] = 1
+
     def decide(draft: Any, probs: torch.Tensor, dice: Dice) -> Any:
         paths, following = REJECTION.decide(draft, probs, dice)
         rows = [draft.splits[b] + b + max(0, len(path) - 1) for b, path in enumerate(paths)]
@@ -119,17 +163,19 @@ PLANTS: dict[str, Callable[[], None]] = {
     "shared noise": shared_noise,
     "temperature ignored": lambda: plant_params(temperature=1.0),
     "argmax in place of sampling": argmax,
-    "draft at another temperature": lambda: plant_rule(other_q),
+    "q of another temperature": lambda: plant_rule(other_q),
     "min-p lost on verified rows": lambda: plant_params(min_p=0.0),
-    "penalty without drafted tokens": without_drafted,
+    "penalty of one token a step": one_token_a_step,
     "state not rolled back": not_rolled_back,
     "wrong bonus row": wrong_bonus,
+    "draft of another temperature": other_draft,
 }
 
 
-def load(method: str, target: str, draft: str) -> dict[str, Any]:
+def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool) -> dict[str, Any]:
+    """Eight texts at once whatever is asked for, for speed."""
     PLANTS[method]()
-    return load_engine("native: draft model" if method != "plain" else "plain", target, draft)
+    return load_engine("native: draft model" if method != "plain" else "plain", target, draft, 8, prefix_cache)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Whether two sets of texts are of one distribution, and whether greedy texts are the same."""
+"""Judges whether two sets of texts are of one distribution, and whether greedy texts are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from benchmarks.board.lineup import LEVEL, PROMPTS, cells
+from benchmarks.board.lineup import CHECKS, LEVEL, PROMPTS, cells
 from slipstream.core.text_ends import count_common
 from slipstream.llm import LLM
 from slipstream.verify.outcomes import SCREEN, decisive_level
@@ -20,6 +20,7 @@ ROUNDING = {"float64": 1e-9, "float32": 2e-3, "float16": 0.05, "bfloat16": 0.4}
 """Largest margin between two logits that rounding in this precision explains, for the models of the board."""
 
 Texts = Seq[Seq[int]]
+Look = Seq[tuple[Texts, Texts]]
 
 
 @cache
@@ -29,7 +30,7 @@ def reference(target: str) -> LLM:
 
 
 def level_of_cell() -> float:
-    return LEVEL / sum(cell.check != "greedy" for cell in cells())
+    return LEVEL / sum(not CHECKS[cell.check].greedy for cell in cells())
 
 
 def decisive() -> float:
@@ -55,28 +56,26 @@ def greedy(target: str, precision: str, prompts: Texts, plain: Texts, other: Tex
     return {"verdict": SAME, "ties": ties, "largest_margin": worst, "texts": len(plain)}
 
 
-def sampled(looks: Any) -> dict[str, Any]:
+def sampled(looks: Callable[[int], Look]) -> dict[str, Any]:
     """The verdict on samples. looks(n): (plain, other) texts of each prompt, new ones for each n; the second look is
     taken where the first one fails, and only it decides."""
     first = looks(0)
-    p = _tests(first, 0)
-    tokens = sum(len(text) for plain, _ in first for text in plain)
-    seen = {"p": min(p), "smallest_shift": smallest_shift(tokens, level_of_cell(), PROMPTS), "texts": 2 * _texts(first)}
+    p, placed = _tests(first, 0)
+    texts = sum(len(plain) + len(other) for plain, other in first)
+    seen = {"p": min(p), "smallest_shift": smallest_shift(placed, level_of_cell(), PROMPTS), "texts": texts}
     suspects = [i for i, value in enumerate(p) if value < SCREEN]
     if not suspects:
         return {"verdict": SAME} | seen
-    second = _tests(looks(1), 1)
+    second, _ = _tests(looks(1), 1)
     again = min(second[i] for i in suspects)
     return {"verdict": DIFFERS if again < decisive() else SAME, "second_p": again} | seen
 
 
-def _texts(look: Any) -> int:
-    return sum(len(plain) for plain, _ in look)
-
-
-def _tests(look: Seq[tuple[Texts, Texts]], seed: int) -> list[float]:
-    """p-values: of each prompt, and of all together."""
+def _tests(look: Look, seed: int) -> tuple[list[float], float]:
+    """p-values: of each prompt, and of all together; and how many tokens of a side have a place in the last test."""
     named = [tuple([tuple(map(str, text)) for text in side] for side in pair) for pair in look]
     rng = np.random.default_rng(seed)
     each = [compare_ngrams(plain, other, rng) for plain, other in named]
-    return [*each, permute([count_choices(plain, other) for plain, other in named], rng, PERMUTATIONS)]
+    choices = [count_choices(plain, other) for plain, other in named]
+    placed = sum(float(plain.sum() + other.sum()) for plain, other in choices) / 2
+    return [*each, permute(choices, rng, PERMUTATIONS)], placed

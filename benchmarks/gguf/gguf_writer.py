@@ -21,7 +21,7 @@ from slipstream.checkpoints import gguf_header
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_header import FILE_TYPES, read_header
 from slipstream.checkpoints.gguf_keys import ENDS, WHOLE
-from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.host.machine import available_cores
@@ -192,7 +192,7 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of `_shapes`, in float32."""
     for name, parts in names_in_file(config).items():
-        each = [rotated(config, part, weights[part].numpy()) for part in parts]
+        each = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
         yield name, np.ascontiguousarray(each[0] if len(each) == 1 else np.concatenate(each))
     slowed = _slowed(config)
     if slowed is not None:

@@ -45,7 +45,7 @@ def quantise_blocks(weight: Tensor, bits: int) -> Blocks:
 
 
 def _in_8_bits(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_in_4_bits`, with minima of 0."""
+    """Quantise like `_in_4_bits`, with minima of 0."""
     scale = (x.abs().amax(-1, keepdim=True) / 127).half()
     whole = (x / scale.float().clamp(min=1e-12)).round_().clamp_(-127, 127)
     return whole.to(torch.int8), scale[..., 0], torch.zeros_like(scale[..., 0])

@@ -33,7 +33,7 @@ log = logging.getLogger("slipstream")
 
 
 class Backend(Protocol):
-    """What a backend declares. `refusal` returns why it cannot run a decoder with these settings, or None if it can."""
+    """Declares a backend. `refusal` returns why it cannot run a decoder with these settings, or None if it can."""
 
     name: str
     automatic: bool
@@ -168,7 +168,7 @@ def warn_slower(refusals: Mapping[str, str], name: str, settings: LoadSettings) 
 def backend_for_head(
     decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None
 ) -> tuple[Backend, LoadSettings]:
-    """As `choose_for_head`, for a loaded target. A warning says why its own backend does not run the head."""
+    """Choose as `choose_for_head`, for a loaded target. A warning says why its own backend does not run the head."""
     chosen, settings, why = choose_for_head(decoder, host.runtime, host.device, host.dtype, quantize)
     if why is not None:
         name = host.runtime.backend

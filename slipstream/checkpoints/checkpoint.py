@@ -77,7 +77,7 @@ class Checkpoint:
         return str(self.source)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles open the checkpoint anew."""
+        """Let copies and pickles open the checkpoint again."""
         return Checkpoint.open, (self.source,)
 
     @property
@@ -218,13 +218,13 @@ def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
     opened."""
 
     @wraps(read)
-    def kept(checkpoint: CheckpointName) -> T:
+    def read_once(checkpoint: CheckpointName) -> T:
         results = (opened := Checkpoint.open(checkpoint))._kept
         if read not in results:
             results[read] = read(opened)
         return results[read]  # type: ignore[no-any-return]
 
-    return kept
+    return read_once
 
 
 def read_json(path: Path, missing_ok: bool = False) -> JsonObject:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from slipstream.checkpoints.checkpoint import GENERATION, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config_keys import ReadKeys
-from slipstream.checkpoints.config_values import object_of, unsupported
+from slipstream.checkpoints.config_values import make_refusal, object_of
 from slipstream.checkpoints.families import FAMILIES
+from slipstream.checkpoints.families.wrappers import WRAPPERS, text_part
 from slipstream.checkpoints.gguf_config import gguf_config
 from slipstream.checkpoints.layers import LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
+from slipstream.checkpoints.mxfp4 import is_mxfp4
 from slipstream.checkpoints.recurrence import Recurrence
 from slipstream.checkpoints.rotary import frequencies
 from slipstream.core.strict import JsonMapping
@@ -35,15 +37,20 @@ class DecoderConfig(ModelShape):
 
     each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
                  `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the largest of them.
-    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`.
+    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`; out_eps:
+                 that of the norms of outputs, 0: the same. embed_norm: embeddings are normalised, without a weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
-    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` are those of all.
+    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` holds for all.
     growth       (beta, n): queries of growing layers are multiplied by 1 + beta * log(1 + position // n).
-    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output that is added to the residual
-                 stream, and the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
+    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
+                 the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
+    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers,
+                 which it follows. It has no embedding and no output head of its own. final_norm: whether a norm stands
+                 before the output head; some families have none in MTP layers.
+    within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
     """
 
     intermediate_size: int
@@ -51,6 +58,8 @@ class DecoderConfig(ModelShape):
     norm: str = "rms"
     norm_bias: bool = True
     norm_eps: float = 1e-6
+    out_eps: float = 0.0
+    embed_norm: bool = False
     activation: str = "silu"
     limit: float = 0.0
     gated: bool = True
@@ -66,6 +75,9 @@ class DecoderConfig(ModelShape):
     logits_cap: float = 0.0
     side_width: int = 0
     side_vocab: int = 0
+    after: int = 0
+    final_norm: bool = True
+    within: str = ""
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
@@ -79,11 +91,13 @@ class DecoderConfig(ModelShape):
         if opened.is_gguf:
             return DecoderConfig.from_dict(gguf_config(opened.header))
         config = ReadKeys(opened.config)
+        if is_mxfp4(config):
+            del config["quantization_config"]  # tensors say which weights are
         eos = opened.json(GENERATION).get("eos_token_id")
         if eos is not None:
             config["eos_token_id"] = eos
         decoder = DecoderConfig.from_dict(config)
-        if unread := config.unread():
+        if unread := config.list_unread():
             log.warning(
                 f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: left out. "
                 "Texts differ if that changes what the model computes"
@@ -103,18 +117,16 @@ class DecoderConfig(ModelShape):
     def from_dict(config: Mapping[str, object]) -> DecoderConfig:
         """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
         config = config if isinstance(config, ReadKeys) else ReadKeys(config)
-        if config.get("model_type") in [each.within for each in FAMILIES.values() if each.within]:
-            config = _text_part(config)
+        whole = str(config.get("model_type"))
+        within = whole if whole in WRAPPERS else ""
+        config = text_part(config) if within else config
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
             raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
         family = FAMILIES.get(model_type)
         if family is None:
-            raise UnsupportedModelError(
-                f"our own decoder does not run the architecture {model_type!r}",
-                why="it runs " + ", ".join(sorted(FAMILIES)),
-                fix="use one of these",
-            )
+            what, why = f"our own decoder does not run the architecture {model_type!r}", ", ".join(sorted(FAMILIES))
+            raise make_refusal(what, f"it runs {why}")
         if config.get("quantization_config"):
             method = object_of(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
@@ -124,21 +136,33 @@ class DecoderConfig(ModelShape):
             )
         for key, plain in _ORDINARY.items():
             if key not in family.reads and config.get(key, plain) not in (plain, None):
-                raise unsupported(f"{key} is {config[key]!r}, only {plain} is supported")
-        with reading("config.json cannot be read", "correct it, or export the checkpoint again", ConfigError):
-            decoder = DecoderConfig(**family.read(config))
-            decoder._check()
+                raise make_refusal(f"{key} is {config[key]!r}, only {plain} is supported")
+        failure = partial(_unreadable, config)
+        with reading(failure, "correct it, or export the checkpoint again", ConfigError):
+            decoder = DecoderConfig(**family.read(config), within=within)
+            decoder.check()
         return decoder
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ConfigError or UnsupportedModelError for sizes and parts that do not go together."""
         mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         for layer in self.described:
             if layer.heads % layer.kv_heads:
                 wrong = f"{layer.heads} heads do not divide among {layer.kv_heads} key/value heads"
             elif self.position == "rope" and layer.rotary is not None and layer.head_dim % 2:
                 wrong, why = f"head_dim {layer.head_dim} is odd", "rotary positions rotate pairs"
+            elif layer.recurrence is not None and layer.recurrence.heads % layer.recurrence.groups:
+                wrong = f"{layer.recurrence.heads} recurrent heads do not divide into {layer.recurrence.groups} groups"
             elif layer.window is not None and layer.window < 1:
                 wrong = f"sliding_window is {layer.window}"
+            elif layer.parallel and (layer.sparse or layer.norm_after or layer.scaled or self.residual_scale != 1):
+                raise make_refusal(
+                    "attention and MLP side by side are not run with experts, norms of outputs or factors"
+                )
+        if experts and experts.apart and self.norm != "rms":
+            raise make_refusal("experts with norms of their own are not run with LayerNorm")
+        if self.embed_norm and self.side_width:
+            raise make_refusal("normalised embeddings are not run with an embedding for each layer")
         if mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
             wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
         elif experts and experts.count * self.layers > 200_000:
@@ -179,6 +203,8 @@ class DecoderConfig(ModelShape):
             "limit",
             "norm_bias",
             "side_width",
+            "out_eps",
+            "embed_norm",
         ):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 return f"it has {name} {getattr(self, name)}"
@@ -193,6 +219,17 @@ class DecoderConfig(ModelShape):
         unusual = [p for p in self.rotaries if "dimensions" in p or p.get("rope_type") in ("longrope", "proportional")]
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
+    def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
+        """The MTP layer that follows this decoder: a projection of an embedding beside a hidden state, and a layer with
+        the attention of the decoder's last one that has any. sparse: whether its MLP is a mixture of experts."""
+        attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
+        layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
+        experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
+        return replace(
+            self, layers=1, after=self.layers, each=(layer,), windows=(layer.window,), experts=experts,
+            final_norm=final_norm, mask_token=None,
+        )  # fmt: skip
+
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Its recurrent layers."""
@@ -201,6 +238,12 @@ class DecoderConfig(ModelShape):
     def state_bytes(self, tokens: int = 32) -> int:
         """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
         return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
+
+    def factor(self, name: str) -> float:
+        """What multiplies the outputs of a linear layer, by its canonical name."""
+        _, _, rest = name.partition("layers.")
+        number, _, part = rest.partition(".")
+        return self.described[int(number)].factors.get(part, 1.0) if part else 1.0
 
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -221,7 +264,7 @@ class DecoderConfig(ModelShape):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
         d = self.hidden_size
-        out: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (self.vocab_size, d)}
+        out: dict[str, tuple[int, ...]] = {} if self.after else {"embed_tokens.weight": (self.vocab_size, d)}
         if self.position == "learned":
             out["embed_positions.weight"] = (self.context, d)
 
@@ -240,6 +283,10 @@ class DecoderConfig(ModelShape):
                 linear(f"{name}.{part}_proj", width, d, bias)
             linear(f"{name}.down_proj", d, width, bias)
 
+        if self.after:
+            linear("eh_proj", d, 2 * d)
+            norm("enorm")
+            norm("hnorm")
         if self.side_width:
             out["side_embed_tokens.weight"] = (self.side_vocab, self.layers * self.side_width)
             linear("side_projection", self.layers * self.side_width, d)
@@ -248,9 +295,9 @@ class DecoderConfig(ModelShape):
             at = f"layers.{i}"
             if layer.norm_before:
                 norm(f"{at}.input_layernorm")
-            if layer.recurrence is not None:
+            if layer.recurrence is not None and layer.mixes:
                 out |= {f"{at}.recurrent.{part}": shape for part, shape in layer.recurrence.shapes(d).items()}
-            else:
+            if layer.attends:
                 self._attention(f"{at}.self_attn", layer, out, linear)
             if layer.norm_before and not layer.one_norm:
                 norm(f"{at}.post_attention_layernorm")
@@ -266,8 +313,9 @@ class DecoderConfig(ModelShape):
                 self._mixture(at, out, linear, mlp)
             if layer.intermediate_size:
                 mlp(f"{at}.mlp", layer.intermediate_size)
-        norm("norm")
-        if not self.tie_embeddings:
+        if self.final_norm:
+            norm("norm")
+        if not (self.tie_embeddings or self.after):
             out["lm_head.weight"] = (self.vocab_size, d)
         return out
 
@@ -275,10 +323,10 @@ class DecoderConfig(ModelShape):
         """Add the shapes of a layer's attention."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
-        for part, rows in (("q", q), *((part, kv) for part in own), *([("gate", q)] if layer.gate else [])):
+        for part, rows in (("q", q), *((part, kv) for part in own), *_gate(layer)):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
-        for part, width in zip(["q", *own[:1]] if layer.qk_norm else [], (q, kv), strict=False):
+        for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
             out[f"{at}.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
         if layer.sinks:
             out[f"{at}.sinks.weight"] = (layer.heads,)
@@ -290,6 +338,10 @@ class DecoderConfig(ModelShape):
         linear(f"{at}.mlp.gate", experts.count, self.hidden_size, experts.router_bias)
         if experts.corrected:
             out[f"{at}.mlp.gate_correction.bias"] = (experts.count,)
+        if experts.apart:
+            norms = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
+            out |= {f"{at}.mlp.{part}.weight": (self.hidden_size,) for part in norms}
+            out[f"{at}.mlp.expert_scales.weight"] = (experts.count,)
         for e in range(experts.count):
             mlp(f"{at}.mlp.experts.{e}", experts.intermediate_size)
         if experts.shared:
@@ -298,16 +350,17 @@ class DecoderConfig(ModelShape):
             linear(f"{at}.mlp.shared_expert_gate", 1, self.hidden_size)
 
 
+def _unreadable(config: ReadKeys) -> str:
+    return f"config.json cannot be read; the last key that was read is {config.last!r}"
+
+
+def _gate(layer: LayerDescription) -> list[tuple[str, int]]:
+    """The part and the rows of an attention's gate, if it has one."""
+    return [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
+
+
 _ORDINARY: JsonMapping = {
     "is_causal": True, "is_encoder_decoder": False, "per_layer_config": None, "attention_chunk_size": None,
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
 }  # fmt: skip
 """Keys that change what transformers computes -> the only value that our decoder runs."""
-
-
-def _text_part(config: ReadKeys) -> ReadKeys:
-    """The configuration of the text part of a multimodal model. Keys of the whole model win."""
-    config["text_config"] = text = ReadKeys(object_of(config, "text_config"))
-    both = ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token")
-    text.update({key: config[key] for key in both if config.get(key) is not None})
-    return text

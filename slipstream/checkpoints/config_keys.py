@@ -7,30 +7,40 @@ _WITHOUT_EFFECT = re.compile(
     "_.*|architectures|(attention|attn|embd|resid|residual|hidden|embedding)_(dropout|pdrop)|(bos|eod|pad|sep|unk)_token_id|(torch_)?dtype|"
     "finetuning_task|id2label|initializer_range|is_llama_config|label2id|max_length|max_window_layers|n_ctx|num_labels|"
     "pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict|(output_)?router_.*|summary_.*|"
-    r"task_specific_params|transformers(\.js_config|_version)|unsloth_.*|use_cache|(image|mtp|video|vision)_.*|"
-    "mamba_ssm_dtype"
+    r"task_specific_params|transformers(\.js_config|_version)|unsloth_.*|use_cache|out_hidden_size|spatial_merge_size|"
+    "(audio|bo[aiv]|downsample|eo[aiv]|image|mm|mtp|multimodal|projector|video|vision)_.*|"
+    "mamba_ssm(_cache)?_dtype|moe_shared_expert_overlap|num_logits_to_keep|rescale_prenorm_residual|residual_in_fp32|"
+    "use_mamba_kernels"
 )
-"""Keys of training, of other tasks, of pictures, of layers that are left out, and of the file itself. Which others are
-known follows from what is read."""
+"""Keys of training, of other tasks, of pictures and sounds, of layers that are left out, and of the file itself. Which
+others are known follows from what is read."""
 
 
 class ReadKeys(dict[str, Any]):
-    """An object of it that is read in this way, too, is a `ReadKeys` itself."""
+    """An object of it that is read in this way, too, is a `ReadKeys` itself.
+
+    last  the key that was read last.
+    """
 
     def __init__(self, config: Any):
         super().__init__(config)
         self._read: set[str] = set()
+        self.last = ""
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._read.add(key)
+        self._note(key)
         return super().get(key, default)
 
     def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
+        self._note(key)
         return super().__getitem__(key)
 
-    def unread(self) -> list[str]:
+    def _note(self, key: str) -> None:
+        self._read.add(key)
+        self.last = key
+
+    def list_unread(self) -> list[str]:
         """Keys that were not read and may have an effect: none that is null, false, zero or empty."""
         own = [key for key in self.keys() - self._read if self[key] and not _WITHOUT_EFFECT.fullmatch(key)]
-        inner = {name: each.unread() for name, each in self.items() if isinstance(each, ReadKeys)}
+        inner = {name: each.list_unread() for name, each in self.items() if isinstance(each, ReadKeys)}
         return sorted(own) + [f"{name}.{key}" for name, keys in inner.items() for key in keys]

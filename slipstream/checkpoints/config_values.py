@@ -29,8 +29,9 @@ def eos_ids(config: JsonMapping) -> tuple[int, ...]:
 
 def activation_of(config: Mapping[str, object], key: str, default: str) -> str:
     name = config.get(key, default)
-    if name not in ACTIVATIONS:
-        raise unsupported(f"the activation {name!r} is not supported", "it supports " + ", ".join(sorted(ACTIVATIONS)))
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise make_refusal(f"{key} is {name!r:.100}, which is not supported", f"it supports {known}")
     return ACTIVATIONS[name]
 
 
@@ -72,7 +73,7 @@ def _value(config: Mapping[str, object], key: str, default: object) -> Any:
     return value
 
 
-def unsupported(what: str, why: str = "") -> UnsupportedModelError:
+def make_refusal(what: str, why: str = "") -> UnsupportedModelError:
     fix = "leave executor at 'auto': transformers runs this model; or use a checkpoint without it"
     return UnsupportedModelError(what, why=why, fix=fix)
 
@@ -86,7 +87,7 @@ def cap_of(config: Mapping[str, object], key: str, default: float | None = None)
 def refuse(config: Mapping[str, object], key: str, plain: object) -> None:
     """Raise UnsupportedModelError for a value that changes what the model computes."""
     if config.get(key, plain) not in (plain, None):
-        raise unsupported(f"{key} is {config[key]!r}, only {plain!r} is supported")
+        raise make_refusal(f"{key} is {config[key]!r}, only {plain!r} is supported")
 
 
 def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> list[bool]:
@@ -121,7 +122,7 @@ def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
     parameters = ReadKeys(old or new)
     for key, value in parameters.items():
         if isinstance(value, Mapping):
-            raise unsupported(f"rotary parameters are given for {key!r} apart", "layers share one table of positions")
+            raise make_refusal(f"rotary parameters are given for {key!r} apart", "layers share one table of positions")
     parameters.setdefault("rope_theta", config.get("rope_theta", theta))
     if "partial_rotary_factor" in config:
         parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
@@ -133,7 +134,7 @@ def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
 
 
 def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float = 1.0) -> JsonObject:
-    """As `rope_parameters`, of a family that rotates the first dimensions of its heads of `size` only."""
+    """Read `rope_parameters` of a family that rotates only the first dimensions of its heads of `size`."""
     parameters = rope_parameters(config, theta)
     share = positive(parameters, "partial_rotary_factor", default)
     rotated = int(size * share)
@@ -149,7 +150,7 @@ def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> 
     given = object_of(config, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in given.values()):
         return {"rope_type": "default", "rope_theta": sliding_theta}, rope_parameters(config, full_theta)
-    each = [ReadKeys(given.get(kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
+    each = [ReadKeys(object_of(given, kind) or {"rope_type": "default"}) for kind in (SLIDING, FULL)]
     for one, theta in zip(each, (sliding_theta, full_theta), strict=True):
         one.setdefault("rope_theta", theta)
     each[1].update(object_of(config, "rope_scaling"))

@@ -1,6 +1,6 @@
-"""`GenerationDefaults`: what a checkpoint's generation_config.json asks for where a request says nothing.
+"""`GenerationDefaults`: the defaults of requests, from a checkpoint's generation_config.json.
 
-Penalties and forbidden ids belong to the model: without them its greedy text is not that of transformers' `generate`.
+Penalties and forbidden ids belong to the model: without them its greedy text differs from transformers' `generate`.
 They hold for every request that gives none; encoder-decoders honour them in their target
 (`targets.huggingface.output_rules`). How to sample (temperature, top-p, ...) is for conversations and servers, as in
 vLLM. Does not import torch.
@@ -19,6 +19,7 @@ from slipstream.core.params import SamplingParams, Strict
 from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import ParameterError
 from slipstream.settings import OFF
+from slipstream.zoo import find_sampling
 
 log = logging.getLogger("slipstream")
 
@@ -119,16 +120,16 @@ def _out_of_range(name: str, value: Any) -> bool:
     return False
 
 
-def shown(sampling: JsonMapping) -> str:
+def describe_sampling(sampling: JsonMapping) -> str:
     """One line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-    return f"defaults of the checkpoint's {GENERATION}: {values} (--generation-config none leaves them out)"
+    return f"the model's own sampling: {values} (--generation-config none: greedy)"
 
 
 def generation_defaults(
     choice: str, module: object, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
-    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target) or "none".
+    """Read the defaults that the argument `generation_config` of `LLM` chooses: "auto" (the target's) or "none".
     checkpoint: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
     if choice == OFF:
         return GenerationDefaults()
@@ -137,4 +138,5 @@ def generation_defaults(
         settings = {} if generation is None else generation.to_dict()
     else:
         settings = sampling_of(checkpoint.header.metadata) if checkpoint.is_gguf else checkpoint.json(GENERATION)
+        settings = {**find_sampling(checkpoint.source), **settings}
     return GenerationDefaults.of(settings, encoder_decoder)

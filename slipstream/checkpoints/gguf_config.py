@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.checkpoints.families import FAMILIES, hybrids
+from slipstream.checkpoints.families import FAMILIES, hybrids, mamba2
 from slipstream.checkpoints.gguf_header import GgufHeader, GgufTensor, gguf_shape
 from slipstream.checkpoints.weight_blocks import FLOATS, READERS, TYPES
 from slipstream.core.strict import JsonObject
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
-MODEL_TYPES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
+MODEL_TYPES = {each: name for name, family in FAMILIES.items() for each in family.gguf.split()}
 """`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
 which has experts."""
 
 STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2")
 """Architectures whose heads llama.cpp rotates as a whole."""
 
-HYBRIDS = tuple(family.gguf for family in hybrids.FAMILIES.values())
-"""Architectures with recurrent layers, which have no heads of keys and values."""
+HYBRIDS = [each for family in (*hybrids.FAMILIES.values(), *mamba2.FAMILIES.values()) for each in family.gguf.split()]
+"""Architectures with recurrent layers, which have no heads of keys and values, or no MLP."""
 
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 """Names of tensors with what divides each frequency of the rotary embedding (Llama 3.1), of short and long texts."""
@@ -45,7 +45,7 @@ def refusal(header: GgufHeader) -> str | None:
             return f"it has some biases of {layer}.attn_qkv only"  # which llama.cpp leaves out
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         value = header.setting(key, 0)
-        none = {0} if key == "attention.head_count_kv" and header.architecture in HYBRIDS else set[int]()
+        none = {0} if header.architecture in HYBRIDS else set[int]()
         if isinstance(value, list) and len(set(value) - none) > 1:
             return f"its {key} differs between layers"
     plain: dict[str, tuple[Any, ...]] = {
@@ -93,7 +93,7 @@ def same_token(header: GgufHeader) -> str | None:
 
 
 def in_blocks(header: GgufHeader) -> bool:
-    """Whether a file holds quantised weights."""
+    """Return whether a file holds quantised weights."""
     return any(tensor.type in READERS for tensor in header.tensors)
 
 

@@ -130,7 +130,7 @@ class GgufHeader:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the file has the texts of its tokens."""
+        """Return whether the file has the texts of its tokens."""
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
@@ -186,10 +186,10 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
     for i, header in enumerate(headers):
         for key, wanted in (("split.count", count), ("split.no", i), ("split.tensors.count", len(tensors))):
             if (value := header.metadata.get(key, wanted)) != wanted:
-                raise _damaged(header.path, f"its {key} is {value}, the parts say {wanted}", *_NOT_TOGETHER)
+                raise _make_error(header.path, f"its {key} is {value}, the parts say {wanted}", *_NOT_TOGETHER)
     twice = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
     if twice:
-        raise _damaged(first.path, f"tensor {twice[0]!r} is in several parts", *_NOT_TOGETHER)
+        raise _make_error(first.path, f"tensor {twice[0]!r} is in several parts", *_NOT_TOGETHER)
     return replace(first, tensors=tuple(tensors), read=set())
 
 
@@ -208,15 +208,15 @@ def _read(path: Path, part: int = 0) -> GgufHeader:
         raise CheckpointError(missing, fix="check the name, and that all parts are there") from fault
     size = file.size
     if size < 24:
-        raise _damaged(path, f"it has {size} bytes")
+        raise _make_error(path, f"it has {size} bytes")
     try:
         header = _header(file, _Reader(file.mapping(0)), part)
     except (ValueError, KeyError) as fault:
-        raise _damaged(path, f"its header cannot be read ({fault})") from fault
+        raise _make_error(path, f"its header cannot be read ({fault})") from fault
     file.unmap()
     ends = [tensor.begin + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
     if (wanted := max(ends, default=header.weights_at)) > size:
-        raise _damaged(path, f"its tensors need {wanted} bytes, it has {size}")
+        raise _make_error(path, f"its tensors need {wanted} bytes, it has {size}")
     return header
 
 
@@ -261,7 +261,7 @@ class _Reader:
 def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
     path = file.path
     if reader.take(4) != MAGIC:
-        raise _damaged(path, "it does not begin with GGUF")
+        raise _make_error(path, "it does not begin with GGUF")
     version = reader.whole("<I")
     if version not in (2, 3):
         what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version} of GGUF"
@@ -278,16 +278,16 @@ def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
         key = reader.text()
         metadata[key] = reader.value(reader.whole("<I"))
     if part == 0 and "general.architecture" not in metadata:
-        raise _damaged(path, "it does not name its architecture")
+        raise _make_error(path, "it does not name its architecture")
     if (wrong := wrong_value(metadata)) is not None:
-        raise _damaged(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
+        raise _make_error(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
     tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
     if 0 < types < tokens:
-        raise _damaged(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
+        raise _make_error(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
     listed = tuple(_tensor(reader, file) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
-        raise _damaged(path, f"its alignment is {alignment!r}")
+        raise _make_error(path, f"its alignment is {alignment!r}")
     begin = -(-reader.at // alignment) * alignment
     placed = tuple(replace(tensor, begin=begin + tensor.begin) for tensor in listed)
     return GgufHeader(file, metadata, placed, begin)
@@ -308,7 +308,7 @@ def _tensor(reader: _Reader, file: MappedFile) -> GgufTensor:
 _IMPOSSIBLE = ("the format has no such value", "cannot be run")
 
 
-def _damaged(
+def _make_error(
     path: Path,
     what: str,
     why: str = "it is truncated, corrupt or of another format",
@@ -328,7 +328,7 @@ class GgufShape(ModelShape):
     header: GgufHeader = field(repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """As in `ModelShape`; other names are those of GGUF."""
+        """Shapes by the names of `ModelShape`, or by GGUF's names where it has none."""
         names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
         return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
 

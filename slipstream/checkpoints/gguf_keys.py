@@ -64,7 +64,8 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"quantized_by|size_label|license|doi|uuid|repo_url|tags|languages|datasets|(license|source|base_model|dataset)\..+)|"
      r"split\..+|quantize\.imatrix\..+|tokenizer\.rwkv\.world|tokenizer\.ggml\.(scores|token_type_count|"
      r"remove_extra_whitespaces|precompiled_charsmap|normalizer\..+)|"
-     r"\*\.(tensor_data_layout|pooling_type|rope\.(scaling\.finetuned|dimension_sections))", lambda value: True),
+     r"\*\.(tensor_data_layout|pooling_type|n_deepstack_layers|rope\.(scaling\.finetuned|dimension_sections))",
+     lambda value: True),
 )  # fmt: skip
 """Known keys, * for the name of the architecture, and what their values are. The last ones describe a file, or are
 for tokenizers."""
@@ -88,7 +89,7 @@ _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def _check(key: str, architecture: str, more: bool = True) -> Callable[[Any], bool] | None:
-    """Return the check of a key's value; None for an unknown key. more: whether those of some families are known."""
+    """Return the check of a key's value; None for an unknown key. more: know the keys of single families, too."""
     name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
     keys = _KEYS + _FURTHER if more else _KEYS
     return next((check for known, check in keys if re.fullmatch(known, name)), None)

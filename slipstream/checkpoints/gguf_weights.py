@@ -37,6 +37,12 @@ _PARTS = {
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
 
+_MTP = {
+    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "norm": "nextn.shared_head_norm",
+}  # fmt: skip
+_COPIES = ("nextn.embed_tokens", "nextn.shared_head_head")
+"""Copies of the decoder's own tables in an MTP layer, which are not read."""
+
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in FLOATS.items()}
 
 
@@ -52,8 +58,14 @@ class GgufTensors:
         self.quantised = header.file_type if in_blocks(header) else None
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
         by_name = {tensor.name: tensor for tensor in header.tensors}
-        for i in range(config.layers, header.size("block_count") if FAMILIES[config.model_type].further else 0):
-            by_name = {name: tensor for name, tensor in by_name.items() if not name.startswith(f"blk.{i}.")}
+        if FAMILIES[config.model_type].further:
+            mtp = [f"blk.{i}." for i in range(config.after or config.layers, header.size("block_count"))]
+            copies = tuple(f"{at}{part}.weight" for at in mtp for part in _COPIES)
+            by_name = {
+                name: tensor
+                for name, tensor in by_name.items()
+                if name.startswith(tuple(mtp)) == bool(config.after) and name not in copies
+            }
         for name in (DIVISORS, SHORT, LONG) if header.architecture != "qwen2" else ():
             by_name.pop(name, None)  # it is in the configuration
         self._shapes, lost = config.shapes(), []
@@ -119,14 +131,17 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
     names: dict[str, list[str]] = {}
     family, shapes = FAMILIES[config.model_type], config.shapes()
     parts = _PARTS | dict(family.gguf_names)
+    if config.after:
+        parts |= {part: f"blk.{config.after}.{stored}" for part, stored in _MTP.items()}
     for name in shapes:
         stem, _, kind = name.rpartition(".")
         if not stem.startswith("layers."):
             names[f"{parts[stem]}.{kind}"] = [name]
             continue
-        _, layer, part = stem.split(".", 2)
-        if (whole := _fused(config, part)) is not None:
-            each = [f"layers.{layer}.{one}.{kind}" for one in family.fused[whole]]
+        _, number, part = stem.split(".", 2)
+        layer = config.after + int(number)
+        if (whole := _find_fused(config, part)) is not None:
+            each = [f"layers.{number}.{one}.{kind}" for one in family.fused[whole]]
             names[f"blk.{layer}.{parts[whole]}.{kind}"] = [one for one in each if one in shapes]
             continue
         if f"{part}.{kind}" in parts:  # such as ssm_a, which is no weight of a linear layer
@@ -143,7 +158,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
     return names
 
 
-def _fused(config: DecoderConfig, part: str) -> str | None:
+def _find_fused(config: DecoderConfig, part: str) -> str | None:
     """The tensor of several parts, a key of `Family.fused`, in which a GGUF file has this one."""
     family = FAMILIES[config.model_type]
     return next((name for name, parts in family.fused.items() if part in parts and name in family.gguf_names), None)
@@ -154,7 +169,7 @@ def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape),) if len(wanted) == 1 else tuple(size for size in shape if size > 1)
 
 
-def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
+def rotate_rows(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     return values if order is None else values[np.argsort(order)]
@@ -166,7 +181,7 @@ def _rows(
     """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first` of `outs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
-    fused = _fused(config, name.rpartition(".")[0].split(".", 2)[-1])
+    fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])
     if fused is not None and (groups := groups_of(config, fused)) > 1:
         order = np.arange(outs).reshape(groups, -1)
         chosen = order[:, first // groups : (first + shape[0]) // groups].ravel()

@@ -56,7 +56,7 @@ def _one_of(*known: str) -> Callable[[str, str], str]:
     return partial(settings.one_of, known=known)
 
 
-def _known_dtype(name: str, value: Dtype) -> Dtype:
+def _check_dtype(name: str, value: Dtype) -> Dtype:
     return settings.one_of(name, value, settings.DTYPES) if isinstance(value, str) else value
 
 
@@ -93,7 +93,7 @@ class LoadSettings(Strict):
         check=_one_of(*settings.EXECUTORS),
     )
     dtype: Resolved = option(
-        None, "float32, bfloat16, float16 or float64; the native executor supports the first two.", check=_known_dtype
+        None, "float32, bfloat16, float16 or float64; the native executor supports the first two.", check=_check_dtype
     )
     device: Resolved = option(None, "Device: cpu, cuda, cuda:1, ...")
     quantize: str | None = option(
@@ -188,7 +188,7 @@ class LoadSettings(Strict):
         )
 
     def refuse(self, names: tuple[str, ...], of: str, why: str, fix: str) -> None:
-        """Raise ParameterError if one of these settings is given. of: what was asked for them."""
+        """Raise ParameterError if one of these settings is given. of: continues "... was" in the message."""
         asked = {name: value for name, value in self.given.items() if name in names}
         if asked:
             each = " and ".join(f"{name}={value!r}" for name, value in asked.items())

@@ -91,8 +91,8 @@ class Adapter:
         return pair["B"], pair["A"], scale
 
     def changes(self, name: str, shape: tuple[int, ...], shared: bool = False) -> bool:
-        """Whether the adapter changes the model's tensor of that name. shared: it is embedding and output head at once.
-        Raises CheckpointError if it does not fit."""
+        """Return whether the adapter changes the model's tensor of that name. shared: the tensor is embedding and
+        output head at once. Raises CheckpointError if the adapter does not fit."""
         key = _key(name)
         if key not in self._full and key not in self._factors:
             return False
@@ -115,8 +115,8 @@ class Adapter:
         self._left.discard(key)
         return True
 
-    def merged(self, name: str, weight: Tensor) -> Tensor:
-        """What becomes of a tensor that the adapter changes."""
+    def merge(self, name: str, weight: Tensor) -> Tensor:
+        """Merge the adapter into a tensor that it changes."""
         key = _key(name)
         if key in self._full:
             weight = self._full[key].to(weight)

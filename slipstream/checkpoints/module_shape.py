@@ -1,4 +1,4 @@
-"""`ModelShape`: what is known of every model before its weights are read. `ModuleShape`: that of a model that
+"""`ModelShape`: facts about every model before its weights are read. `ModuleShape`: the same for a model that
 transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
 """
 
@@ -25,7 +25,7 @@ _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 
 def differ(*widths: int) -> bool:
-    """Whether numbers of ids differ by more than padding."""
+    """Return whether numbers of ids differ by more than padding."""
     return max(widths) - min(widths) > PADDING * max(widths)
 
 
@@ -40,6 +40,8 @@ class Experts:
     groups, top_groups  experts are picked from the best groups only, which their two best experts decide.
     router_bias  scores have a bias. shared: width of an expert of every token, 0: none; shared_gate: its output is
                multiplied by a sigmoid.
+    apart      router and experts have norms of their own for their inputs (the router's times width^-0.5), the outputs
+               of experts and shared expert have norms, and the weight of each expert has a factor (Gemma 4).
     """
 
     count: int
@@ -55,10 +57,11 @@ class Experts:
     router_bias: bool = False
     shared: int = 0
     shared_gate: bool = False
+    apart: bool = False
 
     @property
     def plain(self) -> bool:
-        """Whether experts are picked by the softmax, and nothing else is added."""
+        """Return whether experts are picked by the softmax, and nothing else is added."""
         usual = Experts(self.count, self.per_token, self.intermediate_size, self.norm_topk, self.layers)
         return self == usual
 
@@ -105,8 +108,12 @@ class ModelShape:
         """Number of weights used for one token: of each mixture, only the experts that the router picks."""
         experts = self.experts
         idle = 1 - experts.per_token / experts.count if experts else 0.0
-        mixed = sum(math.prod(s) for name, s in self.shapes().items() if ".mlp.experts." in name)
-        return round(self.parameters - idle * mixed)
+        return round(self.parameters - idle * self.mixed_parameters)
+
+    @cached_property
+    def mixed_parameters(self) -> int:
+        """Number of weights of all experts of all mixtures, without shared experts."""
+        return sum(math.prod(shape) for name, shape in self.shapes().items() if ".mlp.experts." in name)
 
     @cached_property
     def step_parameters(self) -> int:
@@ -172,7 +179,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     """The shape of a transformers model.
 
     config      of the whole model. generation: its generation configuration, or None.
-    vocab_size  width of its logits; None: what the configuration says.
+    vocab_size  width of its logits; None: as in the configuration.
     """
     text = config.get_text_config(decoder=True)
     context = _bound(text, "max_decoder_position_embeddings")
@@ -196,7 +203,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         vocab_size=vocab,
         hidden_size=text.hidden_size,
         layers=layers,
-        context=min(context, _unscaled(rope, context)),
+        context=min(context, _count_unscaled(rope, context)),
         position="none" if context == UNBOUNDED else "rope" if rope else "learned",
         eos_ids=_eos(text, generation, vocab),
         heads=max(heads),
@@ -222,7 +229,7 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
     import transformers
 
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise unknown_architecture(kind)
+        raise explain_unknown(kind)
     with reading(f"transformers cannot read {folder / 'config.json'}", _FIX, ConfigError):
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
@@ -238,7 +245,7 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
         return shape_of(config, generation)
 
 
-def unknown_architecture(kind: object) -> UnsupportedModelError:
+def explain_unknown(kind: object) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
         fix="install a newer transformers, or use another model",
@@ -259,7 +266,7 @@ def _bound(text: object, key: str) -> int:
     return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED
 
 
-def _unscaled(rope: Any, context: int) -> int:
+def _count_unscaled(rope: Any, context: int) -> int:
     """How many positions have the same frequencies. "longrope" and "dynamic" change them when a text becomes longer,
     and keys that are in the cache cannot follow: the text would depend on how it was cut into passes."""
     each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 CONVOLUTION, DELTA, STATE_SPACE = "convolution", "delta", "state space"
 
+SNAPSHOTS = 64
+"""Most snapshots of states that are kept for later texts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """What mixes the tokens of a layer in place of attention.
+    """Describes a layer's recurrent mixer, which stands in place of attention.
 
     kind       CONVOLUTION: a short convolution of a product of two projections, times a third (LFM2). DELTA: Gated
                DeltaNet (arXiv 2412.06464). STATE_SPACE: Mamba-2 (2405.21060).
@@ -18,7 +21,8 @@ class Recurrence:
     groups     of heads that share queries and keys (in Mamba-2: C and B).
     conv_bias, bias  whether the convolution, and the projections, have one.
     normed     outputs that are normed together by an RMS norm: of a head, or of several; 0: none.
-    gate_first whether outputs are gated before they are normed.
+    gate_first whether outputs are gated before they are normed. eps: of that norm; None: that of the other norms.
+    doubled    whether beta is in 0..2 instead of 0..1.
     tiled      whether head i is of group i % groups, as in GGUF files of Qwen3.5; else heads of a group are neighbours.
     """
 
@@ -32,6 +36,8 @@ class Recurrence:
     bias: bool = False
     normed: int = 0
     gate_first: bool = False
+    eps: float | None = None
+    doubled: bool = False
     tiled: bool = False
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.checkpoints.config_values import flag, positive, unsupported
+from slipstream.checkpoints.config_values import flag, make_refusal, positive
 from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError
 
@@ -29,7 +29,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
     if kind != "proportional":
         dim = p.get("dimensions", size)
         if p.get("partial_rotary_factor", 1.0) != 1.0 and "dimensions" not in p:
-            raise unsupported(f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported")
+            raise make_refusal(f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported")
     powers = theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)  # [n/2]
     inv_freq = 1.0 / powers  # [n/2]
     scale = 1.0
@@ -43,9 +43,9 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
         inv_freq, scale = _longrope(powers, p, context)
     elif kind == "proportional":
         inv_freq = inv_freq / positive(p, "factor", 1.0)
-        inv_freq[int(p.get("partial_rotary_factor", 1.0) * dim // 2) :] = 0
+        inv_freq[int(positive(p, "partial_rotary_factor", 1.0) * dim // 2) :] = 0
     elif kind != "default":
-        raise unsupported(
+        raise make_refusal(
             f"the rotary scaling {kind!r} is not supported",
             "it supports default, linear, llama3, yarn, longrope, proportional; ignoring it would change the output",
         )
@@ -93,10 +93,10 @@ def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) 
         for key, other in (("mscale", 0.0), ("mscale_all_dim", 0.0), ("beta_fast", 32.0), ("beta_slow", 1.0))
     )
 
-    def grown(m: float) -> float:
+    def grow(m: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
-    scale = positive(p, "attention_factor", grown(mscale) / grown(mscale_all) if mscale and mscale_all else grown(1.0))
+    scale = positive(p, "attention_factor", grow(mscale) / grow(mscale_all) if mscale and mscale_all else grow(1.0))
 
     def dimension(rotations: float) -> float:
         """The dimension with `rotations` full rotations over the trained length."""

@@ -39,8 +39,8 @@ _MAPPED = 2**23
 class MappedFile:
     """A file that is open for as long as this object is alive.
 
-    Pages that were read count as memory until their mapping is closed. So the file is mapped anew after every `_MAPPED`
-    bytes, and a mapping closes with the last array that is a view of it.
+    Pages that were read count as memory until their mapping is closed. So the file is mapped again after every
+    `_MAPPED` bytes, and a mapping closes with the last array that is a view of it.
 
     access  of `mmap`: with ACCESS_COPY, views can be written, and the file stays as it is. Raises OSError.
     """
@@ -120,7 +120,7 @@ class TensorFile(MappedFile):
     damaged."""
 
     def __init__(self, path: Path):
-        with reading(str(damaged(path).what), "download or export this file again", CheckpointError):
+        with reading(str(make_damage_error(path).what), "download or export this file again", CheckpointError):
             super().__init__(path, mmap.ACCESS_COPY)  # torch has no read-only tensors
             self.tensors: Mapping[str, StoredTensor] = self._header()
 
@@ -128,29 +128,29 @@ class TensorFile(MappedFile):
         size = self.size
         length = int.from_bytes(self.content(8, 0), "little")
         if not 0 < length <= min(size - 8, _LONGEST_HEADER):
-            raise damaged(self.path, f"its header would have {length} bytes")
+            raise make_damage_error(self.path, f"its header would have {length} bytes")
         header: JsonObject = parse_json(self.content(length, 8))
         listed = {name: each for name, each in header.items() if name != "__metadata__"}
         tensors = {}
         for name, each in listed.items():
             (begin, end), shape, dtype = each["data_offsets"], tuple(each["shape"]), each["dtype"]
             if not all(type(count) is int and count >= 0 for count in (begin, end, *shape)):
-                raise damaged(self.path, f"{name} has an impossible shape or place")
+                raise make_damage_error(self.path, f"{name} has an impossible shape or place")
             bits = 8 if dtype == "BOOL" else int(re.findall(r"\d+", dtype)[0])
             if 8 * (end - begin) != bits * math.prod(shape):
-                raise damaged(self.path, f"{name} is {dtype} {list(shape)} in {end - begin} bytes")
+                raise make_damage_error(self.path, f"{name} is {dtype} {list(shape)} in {end - begin} bytes")
             tensors[name] = StoredTensor(self, name, dtype, shape, 8 + length + begin, 8 + length + end)
         at = 8 + length
         for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end)):
             if tensor.begin != at or tensor.end < at:
-                raise damaged(self.path, f"{tensor.name} does not follow the tensor before it")
+                raise make_damage_error(self.path, f"{tensor.name} does not follow the tensor before it")
             at = tensor.end
         if at != size:
-            raise damaged(self.path, f"its tensors end at byte {at}, the file at {size}")
+            raise make_damage_error(self.path, f"its tensors end at byte {at}, the file at {size}")
         return tensors
 
 
-def damaged(path: Path, what: str = "") -> CheckpointError:
+def make_damage_error(path: Path, what: str = "") -> CheckpointError:
     """Return the error for a file that is no whole safetensors file."""
     said = f"{path} is not a readable safetensors file but truncated or corrupt"
     return CheckpointError(said + (f": {what}" if what else ""), fix="download or export this file again")

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slipstream.checkpoints.weight_formats import FORMATS, WeightFormat
+from slipstream.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Scales:
     """A number for each output and group of columns: values[o, c // span] * factors[o, c // group].
 
-    values   float16 [outs, columns / span].
+    values   float16 [outs, columns / span], or uint8: value e is 2^(e - 128).
     factors  int8 [outs, columns / group]; None: all are 1, and a span is a group.
     """
 
@@ -28,12 +29,29 @@ class Scales:
     def __getitem__(self, rows: slice) -> Scales:
         return Scales(self.values[rows], None if self.factors is None else self.factors[rows])
 
+    @property
+    def powers(self) -> bool:
+        return self.values.dtype == np.uint8
+
+    def in_half(self) -> Scales:
+        """Powers of 2 in float16; 0 instead of one that float16 does not have."""
+        with np.errstate(over="ignore"):
+            values = self._numbers.astype(np.float16)
+        return Scales(np.where(np.isfinite(values), values, np.float16(0)))
+
+    @property
+    def _numbers(self) -> np.ndarray:
+        """Values in float32."""
+        if self.powers:
+            return np.ldexp(np.float32(1), self.values.astype(np.int32) - 128)
+        return self.values.astype(np.float32)
+
     def floats(self, group: int, columns: int) -> np.ndarray:
         """float32 [outs, columns / group], exact."""
-        spread = np.repeat(self.values.astype(np.float32), columns // group // self.values.shape[1], axis=1)
+        spread = np.repeat(self._numbers, columns // group // self.values.shape[1], axis=1)
         return spread if self.factors is None else spread * self.factors
 
-    def divided(self, group: int, span: int, factors: bool, columns: int) -> Scales:
+    def divide(self, group: int, span: int, factors: bool, columns: int) -> Scales:
         """The same numbers for smaller groups and spans, with factors if asked for."""
         values = np.repeat(self.values, columns // span // self.values.shape[1], axis=1)
         if not factors:
@@ -48,6 +66,7 @@ class Blocks:
 
     integers  [outs, columns]; uint8 below 16 if `bits` is 4, else int8.
     minima    None if all are 0.
+    table     see `WeightFormat.table`: weights are table[integers] * scales.
     """
 
     bits: int
@@ -55,6 +74,12 @@ class Blocks:
     integers: np.ndarray
     scales: Scales
     minima: Scales | None
+    table: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """What is multiplied with scales: int8 [outs, columns], or uint8."""
+        return np.array(self.table, np.int8)[self.integers] if self.table else self.integers
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,35 +102,44 @@ class Blocks:
     def floats(self) -> np.ndarray:
         """The weights in float32."""
         scales = self.scales.floats(self.group, self.shape[1])
-        values = self.integers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
+        values = self.numbers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
         if self.minima is not None:
             values += np.repeat(self.minima.floats(self.group, self.shape[1]), self.group, axis=1)
         return values
 
-    def divided(self, kind: WeightFormat) -> Blocks:
-        """The same weights in the blocks of a format that holds them."""
+    def divide(self, kind: WeightFormat) -> Blocks:
+        """The same weights in the blocks of a format that holds them. Raises CheckpointError for a scale that float16
+        does not have."""
+        scales = self.scales
+        if scales.powers and not kind.powers:
+            scales = scales.in_half()
+            lost = scales.floats(self.span, self.shape[1]) != self.scales.floats(self.span, self.shape[1])
+            if (lost & self.numbers.reshape(*lost.shape, -1).any(axis=-1)).any():
+                why = "scales of MXFP4 are powers of 2; in a matrix that is joined with another type they are float16"
+                raise CheckpointError("a scale is not among the numbers of float16", why=why, fix="convert it again")
         columns, least, (group, span, factors) = self.shape[1], self.minima, (kind.group, kind.span, kind.factors)
         if kind.minima and least is None:
             least = Scales(np.zeros_like(self.scales.values), self.scales.factors)
         return Blocks(
             kind.bits,
             group,
-            self.integers.astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
-            self.scales.divided(group, span, factors, columns),
-            least and least.divided(group, span, factors, columns),
+            (self.integers if kind.table else self.numbers).astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
+            scales.divide(group, span, factors, columns),
+            least and least.divide(group, span, factors, columns),
+            kind.table,
         )
 
 
-def stacked(parts: Seq[Blocks]) -> Blocks:
+def stack(parts: Seq[Blocks]) -> Blocks:
     """Outputs of several matrices with the same input, in blocks of one format."""
 
-    def joined(scales: Seq[Scales]) -> Scales:
+    def join(scales: Seq[Scales]) -> Scales:
         numbers = [each.factors for each in scales if each.factors is not None]
         return Scales(np.concatenate([each.values for each in scales]), np.concatenate(numbers) if numbers else None)
 
-    integers, scales = np.concatenate([part.integers for part in parts]), joined([part.scales for part in parts])
+    integers, scales = np.concatenate([part.integers for part in parts]), join([part.scales for part in parts])
     minima = [part.minima for part in parts if part.minima is not None]
-    return replace(parts[0], integers=integers, scales=scales, minima=joined(minima) if minima else None)
+    return replace(parts[0], integers=integers, scales=scales, minima=join(minima) if minima else None)
 
 
 def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
@@ -114,7 +148,10 @@ def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
     def holds(kind: WeightFormat, part: Blocks) -> bool:
         divides = part.group % kind.group == part.span % kind.span == part.shape[1] % kind.span == 0
         minima, factors = part.minima is not None, part.scales.factors is not None
-        return divides and kind.bits >= part.bits and kind.minima >= minima and kind.factors >= factors
+        fits = kind.powers <= part.scales.powers and kind.minima >= minima and kind.factors >= factors
+        if kind.table != part.table:  # the numbers of the table are stored
+            return divides and fits and kind.bits == 8 and not kind.table
+        return divides and fits and kind.bits >= part.bits
 
     return next((kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts)), None)
 
@@ -131,7 +168,7 @@ def _half(raw: np.ndarray, at: int) -> np.ndarray:
     return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)[..., 0]
 
 
-def _joined(parts: Seq[np.ndarray], kind: type = np.uint8) -> np.ndarray:
+def _join_numbers(parts: Seq[np.ndarray], kind: type = np.uint8) -> np.ndarray:
     """Numbers of each block, in order [outs, columns]."""
     whole: np.ndarray = np.concatenate(parts, axis=-1).astype(kind)
     return whole.reshape(len(whole), -1)
@@ -149,40 +186,40 @@ def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
 
 def _q4_0(raw: np.ndarray) -> Parts:
     scale = _half(raw, 0)
-    return _joined(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8))
+    return _join_numbers(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8))
 
 
 def _q4_1(raw: np.ndarray) -> Parts:
-    return _joined(_nibbles(raw[..., 4:])), Scales(_half(raw, 0)), Scales(_half(raw, 2))
+    return _join_numbers(_nibbles(raw[..., 4:])), Scales(_half(raw, 0)), Scales(_half(raw, 2))
 
 
 def _q5_0(raw: np.ndarray) -> Parts:
     parts = [low | high for low, high in zip(_nibbles(raw[..., 6:]), _high_bits(raw, 2), strict=True)]
-    return _joined([part.astype(np.int8) - 16 for part in parts], np.int8), Scales(_half(raw, 0)), None
+    return _join_numbers([part.astype(np.int8) - 16 for part in parts], np.int8), Scales(_half(raw, 0)), None
 
 
 def _q5_1(raw: np.ndarray) -> Parts:
     parts = [low | high for low, high in zip(_nibbles(raw[..., 8:]), _high_bits(raw, 4), strict=True)]
-    return _joined(parts, np.int8), Scales(_half(raw, 0)), Scales(_half(raw, 2))
+    return _join_numbers(parts, np.int8), Scales(_half(raw, 0)), Scales(_half(raw, 2))
 
 
 def _q8_0(raw: np.ndarray) -> Parts:
-    return _joined([raw[..., 2:].view(np.int8)], np.int8), Scales(_half(raw, 0)), None
+    return _join_numbers([raw[..., 2:].view(np.int8)], np.int8), Scales(_half(raw, 0)), None
 
 
 def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
     """Scales and minima of the 8 groups of a block of Q4_K or Q5_K: 6 bits each in 12 bytes, times d, -dmin."""
     packed = raw[..., 4:16]
     low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scale = _joined([low & 63, (high & 15) | (low >> 6 << 4)], np.int8)
-    least = _joined([middle & 63, (high >> 4) | (middle >> 6 << 4)], np.int8)
+    scale = _join_numbers([low & 63, (high & 15) | (low >> 6 << 4)], np.int8)
+    least = _join_numbers([middle & 63, (high >> 4) | (middle >> 6 << 4)], np.int8)
     return Scales(_half(raw, 0), scale), Scales(-_half(raw, 2), least)
 
 
 def _q4_k(raw: np.ndarray) -> Parts:
     scales, minima = _k_scales(raw)
     chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # of 64 columns: lower halves, then upper ones
-    return _joined([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima
+    return _join_numbers([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima
 
 
 def _q5_k(raw: np.ndarray) -> Parts:
@@ -193,7 +230,7 @@ def _q5_k(raw: np.ndarray) -> Parts:
         for c in range(4)
         for k, part in enumerate(_nibbles(chunks[..., c, :]))
     ]
-    return _joined(parts, np.int8), scales, minima
+    return _join_numbers(parts, np.int8), scales, minima
 
 
 def _q6_k(raw: np.ndarray) -> Parts:
@@ -202,8 +239,8 @@ def _q6_k(raw: np.ndarray) -> Parts:
         low, high = raw[..., 64 * half : 64 * half + 64], raw[..., 128 + 32 * half : 160 + 32 * half]
         for k, part in enumerate((low[..., :32] & 15, low[..., 32:] & 15, low[..., :32] >> 4, low[..., 32:] >> 4)):
             parts.append((part | (high >> np.uint8(2 * k) & 3) << 4).astype(np.int8) - 32)
-    scales = Scales(_half(raw, 208), _joined([raw[..., 192:208].view(np.int8)], np.int8))
-    return _joined(parts, np.int8), scales, None
+    scales = Scales(_half(raw, 208), _join_numbers([raw[..., 192:208].view(np.int8)], np.int8))
+    return _join_numbers(parts, np.int8), scales, None
 
 
 def _pairs(raw: np.ndarray) -> list[np.ndarray]:
@@ -213,9 +250,9 @@ def _pairs(raw: np.ndarray) -> list[np.ndarray]:
 
 def _q2_k(raw: np.ndarray) -> Parts:
     packed, halves = raw[..., :16], (raw[..., 16:48], raw[..., 48:80])
-    scales = Scales(_half(raw, 80), _joined([packed & 15], np.int8))
-    minima = Scales(-_half(raw, 82), _joined([packed >> 4], np.int8))
-    return _joined([part for half in halves for part in _pairs(half)]), scales, minima
+    scales = Scales(_half(raw, 80), _join_numbers([packed & 15], np.int8))
+    minima = Scales(-_half(raw, 82), _join_numbers([packed >> 4], np.int8))
+    return _join_numbers([part for half in halves for part in _pairs(half)]), scales, minima
 
 
 def _q3_k(raw: np.ndarray) -> Parts:
@@ -225,42 +262,26 @@ def _q3_k(raw: np.ndarray) -> Parts:
     packed, high = raw[..., 96:104], raw[..., 104:108]
     upper = [high >> np.uint8(shift) & 3 for shift in range(0, 8, 2)]
     lower = [packed[..., :4] & 15, packed[..., 4:] & 15, packed[..., :4] >> 4, packed[..., 4:] >> 4]
-    factors = _joined([(x | y << 4).astype(np.int8) - 32 for x, y in zip(lower, upper, strict=True)], np.int8)
+    factors = _join_numbers([(x | y << 4).astype(np.int8) - 32 for x, y in zip(lower, upper, strict=True)], np.int8)
     scale = _half(raw, 108)
-    return _joined(parts), Scales(scale, factors), Scales(scale * np.float16(-4), factors)
-
-
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""What the 16 numbers of a nibble stand for; those of MXFP4 are doubled."""
+    return _join_numbers(parts), Scales(scale, factors), Scales(scale * np.float16(-4), factors)
 
 
 def _iq4_nl(raw: np.ndarray) -> Parts:
-    return _joined([_IQ4[part] for part in _nibbles(raw[..., 2:])], np.int8), Scales(_half(raw, 0)), None
+    return _join_numbers(_nibbles(raw[..., 2:])), Scales(_half(raw, 0)), None
 
 
 def _iq4_xs(raw: np.ndarray) -> Parts:
     low, high = raw[..., 4:8], np.ascontiguousarray(raw[..., 2:4]).view(np.uint16)
     upper = (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
     lower = np.stack(_nibbles(low), axis=-1).reshape(*low.shape[:-1], 8)
-    factors = _joined([(lower | upper << 4).astype(np.int8) - 32], np.int8)
-    parts = [_IQ4[part] for g in range(8) for part in _nibbles(raw[..., 8 + 16 * g : 24 + 16 * g])]
-    return _joined(parts, np.int8), Scales(_half(raw, 0), factors), None
+    factors = _join_numbers([(lower | upper << 4).astype(np.int8) - 32], np.int8)
+    parts = [part for g in range(8) for part in _nibbles(raw[..., 8 + 16 * g : 24 + 16 * g])]
+    return _join_numbers(parts), Scales(_half(raw, 0), factors), None
 
 
 def _mxfp4(raw: np.ndarray) -> Parts:
-    """Scales are powers of 2 in 8 bits. Raises ValueError for one that float16 does not have."""
-    integers = _joined([_FP4[part] for part in _nibbles(raw[..., 1:])], np.int8)
-    exponents = raw[..., 0].astype(np.int32) - 128
-    with np.errstate(over="ignore"):
-        scale = np.ldexp(np.float32(1), exponents).astype(np.float16)
-    lost = ~((exponents >= -24) & (exponents <= 15))
-    if lost.any():
-        used = integers.reshape(*lost.shape, 32).any(axis=-1)
-        if (lost & used).any():
-            raise ValueError("a scale of MXFP4 is not among the numbers of float16")
-        scale[lost] = 0
-    return integers, Scales(scale), None
+    return _join_numbers(_nibbles(raw[..., 1:])), Scales(raw[..., 0]), None
 
 
 @dataclass(frozen=True)
@@ -275,7 +296,8 @@ class GgufType:
     read: Callable[[np.ndarray], Parts] | None = None
 
     def blocks(self, raw: np.ndarray) -> Blocks:
-        return Blocks(FORMATS[self.format].bits, FORMATS[self.format].group, *self.read(raw))  # type: ignore[misc]
+        kind = FORMATS[self.format]
+        return Blocks(kind.bits, kind.group, *self.read(raw), table=kind.table)  # type: ignore[misc]
 
 
 TYPES = {
@@ -292,9 +314,9 @@ TYPES = {
         14: ("Q6_K", 256, 210, "blocks8_by_16", _q6_k),
         10: ("Q2_K", 256, 84, "blocks4_by_16", _q2_k),
         11: ("Q3_K", 256, 110, "blocks4_by_16", _q3_k),
-        20: ("IQ4_NL", 32, 18, "blocks8", _iq4_nl),
-        23: ("IQ4_XS", 256, 136, "blocks8_factors", _iq4_xs),
-        39: ("MXFP4", 32, 17, "blocks8", _mxfp4),
+        20: ("IQ4_NL", 32, 18, "blocks4_iq4", _iq4_nl),
+        23: ("IQ4_XS", 256, 136, "blocks4_iq4_factors", _iq4_xs),
+        39: ("MXFP4", 32, 17, "blocks4_fp4", _mxfp4),
         9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292),
         16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
         21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),

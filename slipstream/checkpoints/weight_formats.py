@@ -1,4 +1,4 @@
-"""The table of formats in which weights are stored: how a matrix lies in memory, how it is multiplied, what it costs.
+"""The table of formats in which weights are stored: layout in memory, multiplication, and cost of a matrix.
 
 Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files read it; it imports nothing.
 A new format is an entry of `FORMATS` and, where no loop of the kernels computes it, a kernel (`backends.native`).
@@ -19,8 +19,11 @@ class WeightFormat:
     span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
              larger than a group, each group has a factor of 8 bits besides.
     minima   whether each group of weights has a minimum besides.
+    table    the 16 numbers that integers of 4 bits stand for; (): themselves.
+    powers   whether scales of spans are powers of 2, of which 8 bits are stored.
     quantize  value of the setting `quantize` that stores matrices so; "": none does.
-    head     the format of the output head then; without: the one in its place without byte dot products; "": the same.
+    head     the format of the output head then; without: the format used instead without byte dot products; "": the
+             same.
     """
 
     name: str
@@ -31,6 +34,8 @@ class WeightFormat:
     group: int = 0
     span: int = 0
     minima: bool = False
+    table: tuple[int, ...] = ()
+    powers: bool = False
     quantize: str = ""
     without: str = ""
     head: str = ""
@@ -46,7 +51,7 @@ class WeightFormat:
 
     @property
     def factors(self) -> bool:
-        """Whether the scale of a group is a factor times the scale of its span."""
+        """Return whether the scale of a group is a factor times the scale of its span."""
         return self.span > self.group
 
     @property
@@ -54,9 +59,13 @@ class WeightFormat:
         """In memory, with scales and minima; of a scale per output, as in rows of 400 columns."""
         whole = self.bits / 8
         if self.span:
-            return whole + (1 + self.minima) * (2 / self.span + self.factors / self.group)
+            return whole + (1 + self.minima) * ((2 - self.powers) / self.span + self.factors / self.group)
         return whole + 0.01 * self.integer
 
+
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Tables of IQ4_NL and IQ4_XS, and of MXFP4, where the numbers are doubled."""
 
 FORMATS = {
     each.name: each
@@ -69,6 +78,9 @@ FORMATS = {
         WeightFormat("int8_quads_twice", 4, 8, 2, (2, 12), quantize="w8a16", without="int8_pairs"),
         WeightFormat("int8_quads", 4, 8, 1, (1, 12), 64, quantize="w8a8", without="int8_pairs"),
         # In blocks, from few bytes to many:
+        WeightFormat("blocks4_fp4", 4, 4, 1, (1, 12), 32, 32, table=FP4, powers=True),
+        WeightFormat("blocks4_iq4_factors", 4, 4, 1, (1, 12), 32, 256, table=IQ4),
+        WeightFormat("blocks4_iq4", 4, 4, 1, (1, 12), 32, 32, table=IQ4),
         WeightFormat("blocks4", 4, 4, 1, (1, 12), 32, 32, True, quantize="w4a8", head="blocks8"),
         WeightFormat("blocks4_factors", 4, 4, 1, (1, 12), 32, 256, True),
         WeightFormat("blocks4_by_16", 4, 4, 1, (1, 12), 16, 256, True),
@@ -93,5 +105,5 @@ DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 
 
 def few_bits(stored: str) -> bool:
-    """Whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
-    return re.match("I?[QW][2-5]", stored, re.IGNORECASE) is not None
+    """Return whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
+    return re.match("I?[QW][2-5]|MXFP4", stored, re.IGNORECASE) is not None

@@ -13,7 +13,8 @@ and, of layers with more parts than Llama's (`LayerDescription`), of each layer
     mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
     layer_scalar                                        side_gate, side_projection, side_norm
 
-and side_embed_tokens, side_projection, side_norm.
+and side_embed_tokens, side_projection, side_norm. An MTP layer has layers.0 and norm; before them stands eh_proj,
+which reads [enorm(embedding), hnorm(hidden state)].
 
 All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
 before it reads the next, so a model is never in memory twice.
@@ -22,6 +23,7 @@ before it reads the next, so a model is never in memory twice.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -34,9 +36,12 @@ from torch import Tensor, nn
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.families import FAMILIES
+from slipstream.checkpoints.families.wrappers import OTHER_PARTS
+from slipstream.checkpoints.gguf_config import in_blocks
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.head_rows import groups_of, rows_of_halves
 from slipstream.checkpoints.lora import Adapter
+from slipstream.checkpoints.mxfp4 import QUANTISED, Mxfp4Tensors, is_mxfp4
 from slipstream.checkpoints.weight_blocks import Blocks
 from slipstream.errors import CheckpointError, reading
 
@@ -53,7 +58,7 @@ Cut = Callable[[Tensor], Tensor]
 _PIECE = 2**20
 
 
-def widened(name: str, tensor: Tensor) -> Tensor:
+def widen(name: str, tensor: Tensor) -> Tensor:
     """A stored tensor in a dtype that can be computed with: float8, cast by hand, becomes bfloat16, which has all its
     values. Raises CheckpointError for numbers that are no weights without their scales."""
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
@@ -90,10 +95,10 @@ class Weights(Mapping[str, Tensor]):
         dtype: torch.dtype,
         progress: Progress | None = None,
         files: Checkpoint | None = None,
-        gguf: GgufTensors | None = None,
+        packed: GgufTensors | Mxfp4Tensors | None = None,
     ):
         self.config = config
-        self._files, self._gguf = files, gguf
+        self._files, self._packed = files, packed
         self._readers = readers  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
         self._progress, self._read, self.dtype = progress, 0, dtype
@@ -112,7 +117,7 @@ class Weights(Mapping[str, Tensor]):
         """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
         stored, read = self._readers[name]
         with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
-            raw = widened(stored, read(rows))
+            raw = widen(stored, read(rows))
         check_finite(stored, raw)
         tensor = raw.detach().to(raw.dtype if as_stored else self.dtype).contiguous()
         self._read += tensor.numel() * self.dtype.itemsize
@@ -129,17 +134,17 @@ class Weights(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._readers  # the method of Mapping would read the tensor
 
-    def stored_dtype(self, name: str) -> torch.dtype:
-        return widened(name, self._readers[name][1](slice(1))).dtype
+    def find_dtype(self, name: str) -> torch.dtype:
+        return widen(name, self._readers[name][1](slice(1))).dtype
 
     @property
     def quantised(self) -> str | None:
         """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
-        return self._gguf.quantised if self._gguf else None
+        return self._packed.quantised if self._packed else None
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
-        """Rows of a matrix as they are stored, if that is in blocks of integers (see `gguf_weights`)."""
-        return self._gguf.blocks(name, rows) if self._gguf else None
+        """Rows of a matrix as they are stored, if that is in blocks of integers (see `weight_blocks`)."""
+        return self._packed.blocks(name, rows) if self._packed else None
 
     def unmap(self) -> None:
         """Unmap the files, because mapped pages count as memory. The next access maps them again."""
@@ -175,12 +180,22 @@ def load_weights(
     if adapter is not None:
         plain = dict(readers)
         # It is read in pieces.
-        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, widened(name, plain[name][0]())))
+        merged = lru_cache(maxsize=1)(lambda name: adapter.merge(name, widen(name, plain[name][0]())))
         for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
                 readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
-    return _assemble(readers, config, dtype, progress, str(folder), opened)
+    if not is_mxfp4(opened.config):
+        return _assemble(readers, config, dtype, progress, str(folder), opened)
+    packed = Mxfp4Tensors(readers, str(folder))
+    return _assemble(readers | packed.readers, config, dtype, progress, str(folder), opened, packed)
+
+
+def stored_as(checkpoint: Checkpoint) -> str | None:
+    """Return how a quantised checkpoint stores its weights, such as "Q4_K_M"; None if it is not quantised."""
+    if checkpoint.is_gguf:
+        return checkpoint.header.file_type if in_blocks(checkpoint.header) else None
+    return QUANTISED if is_mxfp4(checkpoint.config) else None
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
@@ -200,6 +215,7 @@ def _assemble(
     progress: Progress | None,
     origin: str,
     files: Checkpoint | None = None,
+    packed: Mxfp4Tensors | None = None,
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
 
@@ -230,13 +246,23 @@ def _assemble(
                     fix="take both from the same checkpoint",
                 )
             order = rows_of_halves(config, name) if pairs else None
-            assembled[name] = (f"{stored} in {origin}", partial(_rows, read, cut, order))
+            take = partial(_rows, read, cut, order)
+            if packed is not None and stored in packed.readers:
+                take = partial(packed.rows, stored)
+            assembled[name] = (f"{stored} in {origin}", take)
+        used = sum(math.prod(expected[name]) for name, _ in parts if name in expected)
+        if parts and stored not in unknown and used != math.prod(shape):
+            raise CheckpointError(
+                f"{stored} in {origin} has the shape {shape}, of which config.json accounts for {used} numbers",
+                why="weights and configuration belong to different models",
+                fix="take both from the same checkpoint",
+            )
     if config.tie_embeddings and HEAD in assembled:
         head = assembled.pop(HEAD)
         _, embedding = assembled.setdefault(EMBEDDING, head)
         step = max(1, _PIECE // expected[HEAD][1])
         for rows in (slice(at, at + step) for at in range(0, config.vocab_size, step)):
-            if not torch.equal(*(widened(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
+            if not torch.equal(*(widen(HEAD, read(rows)).to(dtype) for read in (embedding, head[1]))):
                 config, assembled[HEAD] = apart, head
                 break
     expected = config.shapes()
@@ -254,9 +280,9 @@ def _assemble(
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias or norm that it denies, a quantisation?)",
         )
-    if pictures := [name for name in readers if _PREFIX.sub("", name, count=1).startswith(_VISION)]:
-        log.warning(f"{origin} also holds tensors that see pictures: left out: {few(sorted(pictures))}")
-    return Weights(assembled, config, dtype, progress, files)
+    if config.within and (others := [name for name in readers if OTHER_PARTS.match(_PREFIX.sub("", name, count=1))]):
+        log.warning(f"{origin} also holds parts for pictures or sounds, which are left out: {few(sorted(others))}")
+    return Weights(assembled, config, dtype, progress, files, packed)
 
 
 def _rows(read: Read, cut: Cut, order: np.ndarray | None, rows: slice) -> Tensor:
@@ -271,12 +297,17 @@ _SIDES = {
     "embed_tokens_per_layer.weight": "side_embed_tokens.weight", "per_layer_projection_norm.weight": "side_norm.weight",
     "per_layer_model_projection.weight": "side_projection.weight",
 }  # fmt: skip
-_VISION = "visual."
 _PREFIX = re.compile(r"((model|language_model)\.)*")
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_MTP = re.compile(r"(?:layers\.(\d+)|mtp(?:\.layers\.(\d+))?)\.(.+)")
+_MTP_PARTS = {
+    "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "norm", "norm": "norm",
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+}  # fmt: skip
+MTP_COPIES = ("layers.0.embed_tokens.weight", "layers.0.shared_head.head.weight")
+"""Copies of the decoder's own tables in an MTP layer, which are not read."""
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
-_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|up_proj|down_proj)(_bias)?")
 _GPT2 = {
     "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
     "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
@@ -301,22 +332,27 @@ def _canonical(
     """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
     if _BUFFERS.fullmatch(stored):
         return []
+    if not shape:
+        return None  # no weight is a single number
     if config.model_type == "gpt2":
         return _canonical_gpt2(stored, config)
     family = FAMILIES[config.model_type]
-    name = _renamed(config.model_type, _PREFIX.sub("", stored, count=1))
+    name = _rename(config.model_type, _PREFIX.sub("", stored, count=1))
     name = _SIDES.get(name, name)
-    if family.within and name.startswith(_VISION):
+    for part, other in family.otherwise.items():
+        name = name if name in expected else name.replace(f".{part}.", f".{other}.")
+    if config.within and OTHER_PARTS.match(name):
         return []
+    mtp = find_mtp_name(name, config) if family.further else None
+    if (mtp is None) == bool(config.after) or mtp in MTP_COPIES:
+        return []  # of an MTP layer in a decoder, and the other way round
+    name = mtp or name
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
-        return _fused_experts(prefix, part, "bias" if bias else "weight", shape[0], family.transposed)
-    layer = _LAYER.match(name)
-    if family.further and (name.startswith("mtp.") or (layer is not None and int(layer[1]) >= config.layers)):
-        return []
+        return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
-        return []  # left over from training: the layer reads those of another one
+        return []  # left over from training: the layer reads another layer's keys and values
     stem, _, kind = name.rpartition(".")
     found = _OF_LAYER.fullmatch(stem)
     at, part = found.groups() if found else ("", "")
@@ -330,9 +366,24 @@ def _canonical(
     if spans:
         return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
     name = _of_mlp(name, config)
+    if name.endswith(".gate_correction.bias"):
+        return [(name, torch.flatten)]  # a matrix of one row in ERNIE's
     return [
         (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
     ]
+
+
+def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
+    """The name of a tensor of an MTP layer, whose layer has the number 0 there; None for other tensors. Further MTP
+    layers have the numbers 1, 2, ... config: of the decoder or of the layer."""
+    after = config.after or config.layers
+    match = _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1)))
+    if match is None or (match[1] and int(match[1]) < after):
+        return None
+    number = int(match[1]) - after if match[1] else int(match[2] or 0)
+    part, _, kind = match[3].rpartition(".")
+    own = _MTP_PARTS.get(part) if number == 0 and (match[1] or not match[2]) else None
+    return f"{own}.{kind}" if own else f"layers.{number}.{match[3]}"
 
 
 def _of_mlp(name: str, config: DecoderConfig) -> str:
@@ -349,26 +400,31 @@ def _span(first: int, last: int, groups: int = 1) -> Cut:
 
 @cache
 def _names_of(model_type: str) -> re.Pattern[str]:
-    """What is renamed in the names of a family."""
+    """Match the parts of a family's tensor names that are renamed."""
     return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
-def _renamed(model_type: str, name: str) -> str:
+def _rename(model_type: str, name: str) -> str:
     names = FAMILIES[model_type].names
     return _names_of(model_type).sub(lambda found: names[found[0]], name) if names else name
 
 
-def _fused_experts(prefix: str, part: str, kind: str, count: int, transposed: bool) -> list[tuple[str, Cut]]:
-    """One tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. transposed: [E, d, 2 I]
-    and [E, I, d], gate and up in turn."""
-    names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+def _list_fused_experts(
+    prefix: str, part: str, kind: str, shape: tuple[int, ...], transposed: bool, expected: Mapping[str, tuple[int, ...]]
+) -> list[tuple[str, Cut]]:
+    """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
+    have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too. transposed: the latter, gate and up
+    in turn."""
+    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    inner = shape[-1] if kind == "weight" else 0
+    other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
 
     def cut(e: int, i: int) -> Cut:
         if transposed:
             return lambda t: (t[e] if kind == "bias" else t[e].t())[i :: len(names)]
-        return lambda t: t[e].chunk(len(names))[i]
+        return lambda t: (t[e].t() if other else t[e]).chunk(len(names))[i]
 
-    return [(f"{prefix}.{e}.{name}.{kind}", cut(e, i)) for e in range(count) for i, name in enumerate(names)]
+    return [(f"{prefix}.{e}.{name}.{kind}", cut(e, i)) for e in range(shape[0]) for i, name in enumerate(names)]
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -14,13 +14,13 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, is_about_servers, list_servers, request_fields, start_servers
 from slipstream.cli.loading import check_drafters, load, name_backend
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, make_contender, parse_values, run
-from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import checked_length
+from slipstream.cli.option_groups import expand_groups, option
+from slipstream.cli.options import check_length
 from slipstream.core.params import SamplingParams
-from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 from slipstream.measure.configs import Contender
 from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.lab_settings import BenchConfig
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class BenchModels(LabModels):
     def contenders(self, adaptive: bool = False) -> list[Contender]:
         """Every drafter with every length."""
         lengths = (
-            (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, checked_length)
+            (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, check_length)
         )
-        contenders: dict[Any, Contender] = {}
+        contenders: dict[tuple[str, int | str], Contender] = {}
         for spec, length in product(self.specs(), lengths):
             one = make_contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
             contenders[one.label, one.length] = one
@@ -85,7 +85,7 @@ class TrafficOptions:
             loads.append(Traffic(n, rate, many, (n or 2) if self.warm_up is None else self.warm_up))
         return loads
 
-    def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
+    def make_requests(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
         """The chosen prompts as requests."""
         from slipstream.measure.traffic_client import TrafficPrompts
 
@@ -93,14 +93,12 @@ class TrafficOptions:
         return TrafficPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
 
 
-@grouped
+@expand_groups
 def bench(
     models: BenchModels,
     texts: BenchPrompts,
     *,
-    tokens: int = option(64, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
-    rounds: int = option(5, "Timed passes over the prompts.", min=1),
-    seconds: float = option(60, "Time limit in seconds; at least three passes.", min=0),
+    config: BenchConfig,
     temperature: str = option("0", "Sampling temperature, one or several, as in 0,0.8."),
     top_k: int = option(0, "Sample from the k most likely tokens; 0: all.", min=0),
     top_p: float = option(1.0, "Sample from the most likely tokens up to this total probability."),
@@ -111,7 +109,6 @@ def bench(
         "Tokens before the answer, one or several, as in 256,1024: earlier text is put before each prompt.",
         shown="the prompts alone",
     ),
-    seed: int = option(0, "Sampling seed."),
     serve: list[str] | None = option(
         None,
         "Load this server, as in http://localhost:8000/v1; repeatable: others are compared with the first.",
@@ -137,39 +134,31 @@ def bench(
     vLLM's, started for plain decoding and for each drafter.
     """
     temperatures = parse_values("--temperature", temperature, float)
+    sampling = {"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos}
     local = {"--batch": batch != "1", "--context": context is not None}
     if is_about_servers(serve, "--serve", models, engine, load_options, local):
         if len(temperatures) > 1:
             raise ParameterError("a load has one temperature", fix="run the command for each")
-        params = SamplingParams(
-            max_tokens=tokens, temperature=temperatures[0], top_k=top_k, top_p=top_p, ignore_eos=ignore_eos, seed=seed
-        )
+        params = replace(config, sampling=sampling | {"seed": config.seed}).params(temperatures[0])
         if serve:
             named = {re.sub(r"^https?://|(/v1)?/*$", "", url): url for url in serve}  # http://host:8000/v1 -> host:8000
-            return bench_servers(named, load_options, texts, params, rounds, seconds, files)
+            return bench_servers(named, load_options, texts, params, config, files)
         with start_servers(list_servers(models, engine), engine) as servers:
-            return bench_servers(servers, load_options, texts, params, rounds, seconds, files)
+            return bench_servers(servers, load_options, texts, params, config, files)
     contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
-    axes: JsonObject = {
-        "temperatures": temperatures, "batches": parse_values("--batch", batch, int),
-        "contexts": (None,) if context is None else parse_values("--context", context, int),
-    }  # fmt: skip
+    batches = parse_values("--batch", batch, int)
+    contexts = (None,) if context is None else parse_values("--context", context, int)
     files.check()
     texts.check()
-    from slipstream.measure.benchmark import BenchConfig
-
-    config = BenchConfig(
-        tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
-        sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
-    )  # fmt: skip
+    config = replace(config, temperatures=temperatures, batches=batches, contexts=contexts, sampling=sampling)
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
     asked = list(map(config.params, config.temperatures))
     llm = load(models.one("none", draft_tokens=None), quiet=files.as_json, asked=asked)
     from slipstream.measure import benchmark
 
-    chosen = texts.load(llm, tokens)
+    chosen = texts.load(llm, config.tokens)
     render.line(f"bench: {chosen.size} of {chosen.origin}, target={models.target}, {name_backend(llm.target)}")
     passes = benchmark.count_steps(contenders, chosen, config)
     result, code = run(
@@ -180,17 +169,17 @@ def bench(
 
 
 def bench_servers(
-    servers: Mapping[str, str], load: TrafficOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
-    seconds: float, files: OutputOptions,
+    servers: Mapping[str, str], load: TrafficOptions, texts: PromptOptions, params: SamplingParams,
+    bench: BenchConfig, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
 
-    loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
+    loads, asked = load.loads("1,4,16"), load.make_requests(texts, params.max_tokens, params)
     files.check()
-    config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    config = TrafficConfig(rounds=bench.rounds, seconds=bench.seconds, timeout=load.timeout, seed=params.seed or 0)
     arms = line_up_servers({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
-    render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
+    render.line(f"bench: {render.spell(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
     _, code = run(
         files, "asking", count_requests(arms, config),
         lambda advance: measure_traffic(arms, config, asked.settings, files.out, advance),

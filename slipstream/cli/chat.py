@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner, load
-from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import SamplingOptions, UsualModels
+from slipstream.cli.option_groups import expand_groups, option
+from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
@@ -24,10 +25,25 @@ if TYPE_CHECKING:
 PROMPT, FENCE = ">>> ", '"""'
 
 
-@grouped
+@dataclass(frozen=True)
+class ChatSampling(SamplingOptions):
+    """Sampling, where an answer may fill the context."""
+
+    max_tokens: int | None = option(
+        None,
+        "Maximum number of tokens of an answer.",
+        "--max-new-tokens",
+        "-n",
+        shown="as many as the context holds",
+        metavar="N",
+        panel="Sampling",
+    )
+
+
+@expand_groups
 def chat(
-    models: UsualModels,
-    sampling: SamplingOptions,
+    models: ModelOptions,
+    sampling: ChatSampling,
     system: str | None = option(None, "System message.", shown=False),
     raw: bool = option(False, "Complete each prompt without a chat template."),
 ) -> None:
@@ -35,16 +51,17 @@ def chat(
 
     /reset starts a new conversation, /help lists all commands."""
     llm = load(models, asked=[sampling.params()])
-    session = Session(llm, sampling.params(llm.defaults.sampling), raw=raw, system=system)
+    params = sampling.params({"max_tokens": llm.target.context, **llm.defaults.sampling})
+    session = Session(llm, params, raw=raw, system=system)
     render.line(banner(llm, models))
     how = (
         "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     if llm.defaults.sampling:
-        from slipstream.checkpoints.generation_defaults import shown
+        from slipstream.checkpoints.generation_defaults import describe_sampling
 
-        render.line(shown(llm.defaults.sampling))
+        render.line(describe_sampling(llm.defaults.sampling))
     if sys.stdin.isatty():
         with suppress(ImportError):  # Windows: the console edits lines itself
             import readline  # noqa: F401 makes `input` edit lines and remember them
@@ -141,7 +158,7 @@ class Session:
         spent = ", ".join(
             f"{phase} {seconds / self.total.total_seconds:.0%}" for phase, seconds in self.total.seconds.items()
         )
-        render.line(f"{render.counted(self.total.steps, 'step')}; time: {spent}")
+        render.line(f"{render.spell(self.total.steps, 'step')}; time: {spent}")
         if self.total.drafted_at:
             rates = " ".join(f"{rate:.0%}" for rate in self.total.position_rates)
             render.line(f"acceptance by position: {rates}")

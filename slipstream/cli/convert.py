@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.errors import ParameterError
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD, one_of
 from slipstream.zoo import EMBEDDED
@@ -14,12 +14,12 @@ from slipstream.zoo import EMBEDDED
 FORMATS = (*HEAD_FORMATS, SMALL_HEAD)
 
 
-@grouped
+@expand_groups
 def convert(
     model: str = argument("Draft head: folder, hub id, or 'embedded'."),
     to: str = option("eagle3", f"Format: {', '.join(FORMATS)}."),
     target: str | None = option(None, "The target that the head drafts for, if it is needed.", "--target", "-m"),
-    out: Path | None = option(None, "Folder to write.", "--out", "-o", shown="HEAD-FORMAT"),
+    out: Path | None = option(None, "Folder to write.", shown="HEAD-FORMAT"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Convert a draft head for other programs.

@@ -10,16 +10,16 @@ from rich.text import Text
 
 from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import UsualModels
+from slipstream.cli.option_groups import expand_groups, option
+from slipstream.cli.options import ModelOptions
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import SamplingParams
-from slipstream.measure.tables import Alarm, Column, Section, Table, words
+from slipstream.measure.tables import Alarm, CellValue, Column, Section, Table, words
 from slipstream.zoo import EMBEDDED, SMOLLM2, prompts as embedded_prompts
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
-    from slipstream.measure.arms import Arm, Run
+    from slipstream.measure.arms import Arm, ArmDrafter, Run
 
 PROMPT_LINES = 4
 BUDGET_SECONDS = 25
@@ -42,9 +42,9 @@ class Job:
     arms: list[Arm]
 
 
-@grouped
+@expand_groups
 def demo(
-    models: UsualModels,
+    models: ModelOptions,
     tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
     prompts: int = option(3, "Number of prompts of each kind; the text of the first is shown.", min=1, max=8),
     rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
@@ -56,7 +56,7 @@ def demo(
     llm = load(models)
     jobs = plan_jobs(llm, models, prompts, tokens)
     render.line(banner(llm, models))
-    if render.coloured(render.out()):
+    if render.has_colour(render.out()):
         render.err().print(render.legend())
     from slipstream.measure.arms import count_passes, decode, line_up, race
     from slipstream.measure.benchmark import collect_warnings
@@ -83,17 +83,17 @@ def demo(
     raise typer.Exit(0 if all(run.exact for runs in runs_of.values() for run in runs) else 1)
 
 
-def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
-    """Each kind of prompt with the drafters that decode it after plain decoding: for SmolLM2 those in use; for the
-    embedded models the draft model on code to continue, lookup too on code to edit."""
+def plan_jobs(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
+    """Pair each kind of prompt with the drafters that decode it after plain decoding. SmolLM2 uses its usual drafters;
+    the embedded models use the draft model to continue code, and lookup too to edit code."""
     from slipstream.engine.draft_lengths import DraftLengths
     from slipstream.measure.arms import Arm
-    from slipstream.measure.prompts import encode_built_in
+    from slipstream.measure.prompts import choose_prompts
 
     params = SamplingParams(max_tokens=tokens)
     plain = Arm("plain", llm, params=params)
 
-    def arm(name: str, drafter: object, length: int, chosen: bool = False) -> Arm:
+    def arm(name: str, drafter: ArmDrafter, length: int, chosen: bool = False) -> Arm:
         lengths = DraftLengths(length) if chosen else None
         return Arm(name, llm, drafter, length, params=params, lengths=lengths, against=plain)
 
@@ -105,7 +105,7 @@ def plan_jobs(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Jo
         in_use = arm(llm.drafter.name, llm.drafter, llm.most_draft_tokens, not isinstance(llm.draft_tokens, int))
         names = ("proofread", "summary", "chat") if models.target == SMOLLM2 else ("code", "edit")
         kinds = {kind: [plain, in_use] for kind in names}
-    return [Job(kind, encode_built_in(llm, kind, count), arms) for kind, arms in kinds.items()]
+    return [Job(kind, choose_prompts(llm, kind, count).ids, arms) for kind, arms in kinds.items()]
 
 
 def show(llm: LLM, job: Job) -> None:
@@ -123,7 +123,7 @@ def show(llm: LLM, job: Job) -> None:
         if finish == "interrupted":
             raise typer.Exit(130)
         texts.append(done.token_ids)
-        took = f"{render.counted(done.stats.tokens, 'token')} in {done.stats.total_seconds:.2f} s, {arm.name}"
+        took = f"{render.spell(done.stats.tokens, 'token')} in {done.stats.total_seconds:.2f} s, {arm.name}"
         if arm.against is not None:
             took += "; token-identical" if texts[0] == texts[1] else "; NOT token-identical, see below"
         console.print(f"[{took}]", style="dim")
@@ -134,7 +134,7 @@ def make_section(runs_of: dict[str, list[Run]]) -> Section:
     most 80 characters wide."""
     columns = [words("task"), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
                Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
-    rows, differing = [], []
+    rows, differing = list[list[CellValue]](), list[str]()
     for kind, runs in runs_of.items():
         for i, run in enumerate(runs):
             stats, length = run.stats(), f", K={run.arm.draft_tokens}" if run.plain and run.arm.lengths is None else ""

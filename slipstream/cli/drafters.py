@@ -1,5 +1,7 @@
 """`slipstream drafters`: lists the drafters, what each one needs, and its options, all read from the code."""
 
+from __future__ import annotations
+
 import ast
 import inspect
 import json
@@ -7,10 +9,10 @@ import re
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipstream.cli import render
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import find_options
@@ -18,8 +20,11 @@ from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.measure.tables import Column, Table, words
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-@grouped
+
+@expand_groups
 def drafters(
     name: str | None = argument("Show the options of this drafter.", default=None),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
@@ -94,7 +99,7 @@ def meanings(config: object) -> dict[str, str]:
     return texts
 
 
-def defaults(config: Any) -> JsonObject:
+def defaults(config: type[DataclassInstance]) -> JsonObject:
     """Option -> default."""
     values = {}
     for field in fields(config):

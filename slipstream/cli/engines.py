@@ -1,10 +1,12 @@
 """`--engine vllm`: commands with vLLM's server as the engine. What commands on servers have in common."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.cli import render
@@ -14,12 +16,15 @@ from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonMapping, JsonObject, parse_json
-from slipstream.drafters.draft_plan import WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, limit_chosen
 from slipstream.errors import ParameterError
 from slipstream.measure.configs import DrafterChoice
 from slipstream.measure.vllm_server import LOADING, VllmServer, find_interpreter
 from slipstream.settings import AUTO, one_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
@@ -69,11 +74,12 @@ class EngineOptions:
 def make_vllm_server(
     models: ModelOptions, engine: EngineOptions, more: JsonMapping | None = None, plain: bool = False
 ) -> VllmServer:
-    """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
+    """Translate these models to settings of vLLM. more: further arguments, which the user's replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
     refuse_ignored(models, ModelOptions, READ)
-    if not models.drafter and models.draft_model is None and len(models.names) > 1:  # our head is not in vLLM's format
-        models = replace(models, drafter=WITHOUT_DRAFT)
+    if not models.drafter and models.draft_model is None and len(models.names) > 1:
+        # vLLM runs MTP layers; our head is not in its format.
+        models = replace(models, drafter=MTP if MTP in models.names else WITHOUT_DRAFT)
     if models.rule not in METHODS:
         raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
     given = engine.arguments
@@ -100,7 +106,7 @@ def make_vllm_server(
     return VllmServer(choice, defaults | given, models.threads)
 
 
-def refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
+def refuse_ignored(group: object, kind: type[DataclassInstance], read: Seq[str]) -> None:
     """Raise ParameterError for options of a group, with the defaults of `kind`, that are given and not `read`."""
     ignored = [f.name for f in fields(kind) if f.name not in read and getattr(group, f.name) != f.default]
     if ignored:
@@ -109,7 +115,7 @@ def refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
 
 
 def _length(models: ModelOptions) -> int:
-    """Draft tokens that vLLM is told: as many as are drafted; where lengths are learned, the most of them."""
+    """Return the draft length to set in vLLM: a fixed length, or the longest where lengths are chosen in each step."""
     lookups = [DRAFTERS[name].lookup for name in models.names]
     return limit_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
@@ -127,12 +133,12 @@ def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServ
 def is_about_servers(
     url: object,
     flag: str,
-    models: object,
+    models: DataclassInstance,
     engine: EngineOptions,
-    load: object = None,
+    load: DataclassInstance | None = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
-    """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
+    """Return whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
     ParameterError for options that would be ignored. models, load: groups of options, for models and for servers;
     local: options that have no meaning for servers, and whether they were given."""
     if url and engine.vllm:
@@ -148,12 +154,13 @@ def is_about_servers(
     return True
 
 
-def list_changed(options: Any) -> str:
+def list_changed(options: DataclassInstance) -> str:
     return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
 
 
 def request_fields(params: SamplingParams) -> JsonObject:
-    """Fields of requests for the sampling parameters that are not at their defaults, but for those of every request."""
+    """Return request fields for the sampling parameters that are not at their defaults, except the fields that every
+    request sets anyway."""
     every = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
     values = {name: (getattr(params, name), known.default) for name, known in declared(type(params)).items()}
     return {name: value for name, (value, default) in values.items() if name not in every and value != default}

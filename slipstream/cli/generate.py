@@ -12,7 +12,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.table_forms import print_logprobs
 from slipstream.core.params import SamplingParams
@@ -59,7 +59,7 @@ def _read(option: str, path: str) -> str:
         raise ParameterError(f"{option} {path} cannot be read: {fault}", fix="check the file name") from fault
 
 
-@grouped
+@expand_groups
 def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -118,16 +118,19 @@ def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: b
     writer = render.TextWriter(colours=llm.drafter.name != "none")
     if shown and legend and writer.colours:
         render.err().print(render.legend())
-    with Interrupt() as interrupt:
-        for chunk in llm.follow(seq):
-            for piece in chunk.pieces if shown else ():
-                writer.write(piece.text, piece.drafted)
-            if interrupt.asked:
-                break
-    completion = llm.completion(seq)
-    if shown:
-        writer.write(completion.text[len(writer.written) :])  # text that was still held back when the user interrupted
-        writer.end()
+    try:
+        with Interrupt() as interrupt:
+            for chunk in llm.follow(seq):
+                for piece in chunk.pieces if shown else ():
+                    writer.write(piece.text, piece.drafted)
+                if interrupt.asked:
+                    break
+        completion = llm.completion(seq)
+        if shown:
+            writer.write(completion.text[len(writer.written) :])  # held back when the user interrupted
+    finally:
+        if shown:
+            writer.end()
     return completion, seq.finish or "interrupted"
 
 

@@ -13,10 +13,10 @@ from slipstream.checkpoints.module_shape import UNBOUNDED
 from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.table_forms import render_terminal
 from slipstream.core.strict import JsonObject
-from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import PairError
 from slipstream.measure.tables import Table, words
 from slipstream.settings import STRING
@@ -33,7 +33,7 @@ COMPARED = ("architecture", "parameters", "stored", "context", "vocabulary", "ex
 """Rows that are shown of both sides of a pair."""
 
 
-@grouped
+@expand_groups
 def info(
     model: str = argument("Model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", default="embedded"),
     draft: str | None = argument("Draft model, to check the pair.", default=None, shown=False),
@@ -85,7 +85,8 @@ def collect_facts(seen: Described, name: str) -> JsonObject:
         "loaded_bytes": seen.weight_bytes,
         "tokens": None if tokens is None else len(tokens.tokens),
         "kv_bytes_per_token": seen.kv_bytes,
-        "mtp_kv_bytes_per_token": round(seen.mtp_share * seen.kv_bytes),
+        "mtp_bytes": seen.mtp_bytes[0],
+        "mtp_kv_bytes_per_token": seen.mtp_bytes[1],
         "tied_head": config.tie_embeddings,
         "sliding_window": sorted(set(windows)),
         "sliding_layers": len(windows),
@@ -96,14 +97,19 @@ def collect_facts(seen: Described, name: str) -> JsonObject:
         "executor": seen.runner,
         "device": str(device),
         "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
-        "drafters": [name for name, spec in DRAFTERS.items() if not spec.refusal(seen.kind)],
+        "drafters": [
+            name
+            for name, spec in DRAFTERS.items()
+            if not spec.refusal(seen.kind) and (spec.needs is not Needs.MTP_LAYERS or seen.mtp_layers)
+        ],
         "native": collect_native(config) if ours else None,  # type: ignore[arg-type]
         "supported": True,
     }
 
 
 def collect_native(config: DecoderConfig) -> JsonObject:
-    """What the native executor supports for this model on this processor. settings: why one is not, or None."""
+    """List what the native executor supports for this model on this processor. settings: the reason why a setting is
+    not supported, or None."""
     import torch
 
     from slipstream.backends.native.native_backend import int8_products, refusal
@@ -136,7 +142,9 @@ def make_rows(facts: JsonObject) -> list[tuple[str, str]]:
         "experts": f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense",
         "positions": positions(facts),
         "context": f"{context(facts['context'], 'tokens')}, {render.size(facts['kv_bytes_per_token'])} of KV each",
-        "MTP layers": f"{render.size(mtp)} of KV for each token" if (mtp := facts["mtp_kv_bytes_per_token"]) else "",
+        "MTP layers": f"{render.size(mtp)}, {render.size(facts['mtp_kv_bytes_per_token'])} of KV for each token"
+        if (mtp := facts["mtp_bytes"])
+        else "",
         "source": "" if facts["source_context"] is None else f"{context(facts['source_context'], 'tokens')}, read once",
         "vocabulary": vocabulary(facts),
         "special": ", ".join(special) or "unknown",
@@ -211,7 +219,7 @@ def show(report: PairReport, sides: dict[str, JsonObject], needed: MemoryPlan) -
 
 
 def tokens_in_common(report: PairReport) -> str:
-    """What `--draft-tokenizer` does for models with different tokenizers, in a sentence."""
+    """Describe in a sentence what `--draft-tokenizer` does for models with different tokenizers."""
     from slipstream.drafters.string_match import vocabularies
     from slipstream.tokens.text import tokenizer_of
 

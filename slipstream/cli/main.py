@@ -31,7 +31,7 @@ from slipstream.cli.trace import trace
 from slipstream.cli.train import app as train
 from slipstream.cli.tune import tune
 from slipstream.cli.verify import verify
-from slipstream.errors import ParameterError, SlipstreamError
+from slipstream.errors import SlipstreamError
 
 app = typer.Typer(
     name="slipstream",
@@ -41,21 +41,34 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 TRAINING = "Convert and train"
-for panel, commands in {
-    "Use a model": (demo, generate, chat, serve),
-    "Choose": (info, drafters, tune, simulate),
-    "Measure and verify": (bench, verify, trace, report),
-    TRAINING: (convert,),
-}.items():
-    for command in commands:
-        app.command(command.__name__, help=unwrap(command.__doc__), rich_help_panel=panel)(command)
+EXAMPLES = {
+    "Use a model": {
+        demo: "--prompts 1",
+        generate: "-m smollm2 --chat 'Correct this: She go to school.'",
+        chat: "-m Qwen/Qwen3-0.6B --temperature 0.6",
+        serve: "-m Qwen/Qwen3-4B -md Qwen/Qwen3-0.6B --port 8000",
+    },
+    "Choose": {
+        info: "Qwen/Qwen3-4B Qwen/Qwen3-0.6B",
+        drafters: "suffix",
+        tune: "my-prompts.jsonl -m Qwen/Qwen3-4B -md Qwen/Qwen3-0.6B --write choice.json",
+        simulate: "--hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B",
+    },
+    "Measure and verify": {
+        bench: "edit,chat --drafter suffix --drafter model:draft_tokens=4 --out result.json",
+        verify: "--drafter suffix -k 4",
+        trace: "'def fibonacci(n):' --out trace.json",
+        report: "trace.json --out page.html",
+    },
+    TRAINING: {convert: "my-head --to speculators --out converted"},
+}
+"""Panel of `--help` -> its commands, each with arguments for an example."""
+for panel, commands in EXAMPLES.items():
+    for command, words in commands.items():
+        name = command.__name__
+        epilog = f"Example: slipstream {name} {words}"
+        app.command(name, help=unwrap(command.__doc__), epilog=epilog, rich_help_panel=panel)(command)
 app.add_typer(train, name="train", rich_help_panel=TRAINING)
-
-FORMER = {
-    "sweep": "bench -k 2:8", "doctor": "tune", "check-pair": "info TARGET DRAFT", "pairs": "simulate --pairs",
-    "suggest-draft": "simulate --pairs",
-}  # fmt: skip
-"""Name that a command had -> the command that has taken its place."""
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it
 _UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."
@@ -88,26 +101,22 @@ def main(arguments: Seq[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         check_streams()
-        if arguments and arguments[0] in FORMER:
-            raise ParameterError(
-                f"there is no command {arguments[0]!r} any more", fix=f"slipstream {FORMER[arguments[0]]}"
-            )
         with render.show_log():
             code = parser()(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:
-        code = _failed(error, debug, 2)
+        code = _report_failure(error, debug, 2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
         misused = isinstance(error, _UsageError)  # type: ignore[arg-type]
-        code = _misused(error) if misused else _failed(error, debug, 1)
+        code = _report_misuse(error) if misused else _report_failure(error, debug, 1)
     if code == 130:
         render.restore_terminal()
     try:
         sys.stdout.flush()
-    except OSError as fault:  # what is in its buffer can never be written
+    except OSError as fault:  # its buffer can never be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code or _failed(fault, debug, 1)
+        code = code or _report_failure(fault, debug, 1)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
@@ -133,7 +142,7 @@ def canonical(arguments: Seq[str]) -> list[str]:
     return out
 
 
-def _failed(error: Exception, debug: bool, code: int) -> int:
+def _report_failure(error: Exception, debug: bool, code: int) -> int:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who reads the output has what it wanted, as `head` does
@@ -148,7 +157,7 @@ def _failed(error: Exception, debug: bool, code: int) -> int:
     return code
 
 
-def _misused(error: Exception) -> int:
+def _report_misuse(error: Exception) -> int:
     what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     if what:  # empty if there were no arguments: typer has shown the help
         context = getattr(error, "ctx", None)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
@@ -66,13 +66,15 @@ class OutputOptions:
 
 
 def keep_unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
-    """The result and exit code 0; what was measured until Ctrl-C, or until a server failed, and 130, or 2. Other errors
-    are passed on, and these if nothing was measured."""
+    """Measure, and return the result with exit code 0. After Ctrl-C, or when a server fails, return the unfinished
+    result with 130 or 2; raise again if nothing was measured yet. Other errors are passed on."""
     try:
         return measure(), 0
     except (KeyboardInterrupt, ServedError) as stop:
         result: Result | None = getattr(stop, "result", None)
         if result is None:
+            if isinstance(stop, KeyboardInterrupt):
+                render.message("note", "nothing was measured yet: the first pass over the prompts had not ended")
             raise
         if isinstance(stop, KeyboardInterrupt):
             return result, 130
@@ -120,7 +122,7 @@ class LabModels(ModelOptions):
     drafter: list[str] | None = option(
         None,
         "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-        shown="suffix, and model if there is a draft, or mtp if the target brings MTP layers",
+        shown="suffix, and model if there is a draft, or suffix,mtp if the target brings MTP layers",
     )  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class LabModels(ModelOptions):
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
-def make_contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
+def make_contender(models: LabModels, spec: str, adaptive: bool = False, **changes: object) -> Contender:
     """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
     `draft_tokens=auto` unless `adaptive`."""
     one, options = parse_drafter(models, spec, **changes)
@@ -163,7 +165,7 @@ def make_contender(models: LabModels, spec: str, adaptive: bool = False, **chang
     return Contender(label, drafter, one.fixed_length, options)
 
 
-def parse_drafter(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, JsonObject]:
+def parse_drafter(models: LabModels, spec: str, **changes: object) -> tuple[ModelOptions, JsonObject]:
     """The models with one drafter, as given on the command line, and the options of the drafter."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])

@@ -1,6 +1,6 @@
-"""Options of commands, declared (`option`) in dataclasses that several commands share. `grouped` makes typer options of
-them; the command receives the filled-in dataclasses. A subclass changes the default of an option by a plain value:
-`rate: float | None = 8.0`.
+"""Options of commands, declared (`option`) in dataclasses that several commands share. `expand_groups` makes typer
+options of them; the command receives the filled-in dataclasses. A subclass changes the default of an option by a plain
+value: `rate: float | None = 8.0`.
 """
 
 import inspect
@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.declaration import OPTION, Option, argument as argument, option as option
 from slipstream.core.strict import JsonMapping, JsonObject, check_text
 
@@ -25,7 +26,7 @@ def unwrap(text: str | None) -> str:
     return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
     hints = get_type_hints(command, include_extras=True)
     groups: JsonObject = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -35,7 +36,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             members = _members(groups[parameter.name])
         else:
             name, known = parameter.name, parameter.default
-            members = [(name, _annotated(name, hints[name], known.metadata[OPTION], known.default), known.default)]
+            members = [(name, _annotate(name, hints[name], known.metadata[OPTION], known.default), known.default)]
         for name, hint, default in members:
             annotations[name] = hint
             empty = inspect.Parameter.empty if default is MISSING else default
@@ -52,9 +53,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, **objects)
 
+    # Help shows panels in the order of their first options.
+    parameters.sort(key=lambda parameter: _panel_of(parameter) == LoadSettings.PANEL)
     run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _panel_of(parameter: inspect.Parameter) -> str | None:
+    return getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None)
 
 
 def _members(group: Any) -> list[tuple[str, Any, Any]]:
@@ -63,14 +70,14 @@ def _members(group: Any) -> list[tuple[str, Any, Any]]:
     for each in fields(group):
         declared, panel = _declaration(group, each.name)
         if declared.help:
-            hint = _annotated(each.name, types[each.name], declared, each.default, panel)
+            hint = _annotate(each.name, types[each.name], declared, each.default, panel)
             members.append((each.name, hint, each.default))
     return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # settings of loading follow
 
 
 def _declaration(group: type, name: str) -> tuple[Option, str | None]:
-    """Return the declaration of a field, and its panel: that of the class which declares it, or of the first derived
-    class that has one."""
+    """Return the declaration of a field, and its panel, from the class that declares it or else from the first derived
+    class that has a panel."""
     for at, kind in enumerate(group.__mro__):
         known = kind.__dict__.get("__dataclass_fields__", {}).get(name)
         if known is not None and name in inspect.get_annotations(kind) and OPTION in known.metadata:
@@ -79,7 +86,7 @@ def _declaration(group: type, name: str) -> tuple[Option, str | None]:
     return Option(), None
 
 
-def _annotated(name: str, hint: object, declared: Option, default: object, panel: str | None = None) -> Any:
+def _annotate(name: str, hint: object, declared: Option, default: object, panel: str | None = None) -> Any:
     """Make the annotation of an option: its type, and typer's declaration of it."""
     if repeated := [get_args(part)[0] for part in (hint, *get_args(hint)) if get_origin(part) is Seq]:
         hint = list[repeated[0]] | None  # type: ignore[valid-type]  # typer collects a list

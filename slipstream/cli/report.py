@@ -9,17 +9,17 @@ from importlib import import_module
 from pathlib import Path
 
 from slipstream.cli import render
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ResultError, did_you_mean, reading
 from slipstream.measure import plots
 from slipstream.measure.provenance import public
 from slipstream.measure.results import INTERRUPTED, Result, check_writable, read_all, write_text
 from slipstream.measure.tables import Alarm, Section, remark
-from slipstream.templates import filled
+from slipstream.templates import fill
 
 
-@grouped
+@expand_groups
 def report(
     results: list[str] = argument("Result files of bench, tune, trace, verify."),
     out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
@@ -61,13 +61,13 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
 
 
 def make_page(results: Seq[Result]) -> str:
-    return filled(
+    return fill(
         "page.html", parts=list(map(make_part, results)), draw=plots.draw_inline, Alarm=Alarm, isinstance=isinstance,
     )  # fmt: skip
 
 
 def make_part(result: Result) -> JsonObject:
-    """What the template shows of one result: its section, and where the numbers come from."""
+    """Prepare one result for the template: its section, and where the numbers come from."""
     provenance = result.provenance
     device, machine = str(provenance.get("device", "")), provenance.get("machine") or {}
     processor = f"{machine.get('cpu') or 'unknown processor'}, {machine.get('cores')} cores"

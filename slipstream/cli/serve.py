@@ -11,15 +11,22 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, make_vllm_server, refuse_ignored
-from slipstream.cli.loading import checked_arguments, describe_target, load_tokenizer_of, pause_collection, quieten
-from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import ModelOptions, UsualModels
+from slipstream.cli.loading import (
+    check_arguments,
+    describe_target,
+    load_tokenizer_of,
+    pause_collection,
+    quieten,
+    suggest_model,
+)
+from slipstream.cli.option_groups import expand_groups, option
+from slipstream.cli.options import ModelOptions
 from slipstream.core.params import check_number
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import DraftPlan
@@ -53,6 +60,7 @@ class ServerOptions:
     metrics_prefix: str = option(
         METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
     )
+    access_log: bool = option(False, "Log each request on standard output.")
     max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS, min=1)
     max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS, min=0)
     max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS, min=1)
@@ -87,8 +95,8 @@ class ServerOptions:
         return tuple(self.api_key or ([os.environ[KEY]] if KEY in os.environ else ()))
 
 
-@grouped
-def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOptions) -> None:
+@expand_groups
+def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOptions) -> None:
     """Answer requests over HTTP, in the form of OpenAI's API.
 
     One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops
@@ -114,7 +122,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
         text = load_tokenizer_of(models)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
-        engine = RemoteEngine(partial(checked_model, models, server.max_batch), server.engine_timeout)
+        engine = RemoteEngine(partial(check_model, models, server.max_batch), server.engine_timeout)
         try:
             limits = Limits(
                 body=server.max_body,
@@ -129,11 +137,13 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             )
             address = f"http://{server.host}:{listening.getsockname()[1]}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
+            suggest_model(models)
             if engine.facts.sampling:
-                from slipstream.checkpoints.generation_defaults import shown
+                from slipstream.checkpoints.generation_defaults import describe_sampling
 
-                render.line(shown(engine.facts.sampling))
-            running = Server(create_app(service, server.allowed_origins or ()), service, server.grace_seconds)
+                render.line(describe_sampling(engine.facts.sampling))
+            app = create_app(service, server.allowed_origins or ())
+            running = Server(app, service, server.grace_seconds, render.line, server.access_log)
             engine.on_end = running.end
             if engine.over:
                 running.end()
@@ -144,11 +154,11 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             engine.stop()
 
 
-def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, JsonObject]:
-    """What the engine's process loads, after the checks that need no weights, and with a table of the memory that it
-    will take. Both import torch, so that process makes them."""
+def check_model(models: ModelOptions, max_batch: int) -> tuple[str | Described, DraftPlan, JsonObject]:
+    """Run the checks that need no weights; return what the engine's process loads, and a table of its memory. This
+    imports torch, so it runs in that process."""
     quieten()
-    named, draft, arguments = checked_arguments(models)
+    named, draft, arguments = check_arguments(models)
     target = describe_target(models, named)
     draft = draft.ready(target, models.of_draft())
     arguments |= {"kv_tokens": kv_tokens(models, target, draft, max_batch), "max_batch": max_batch}
@@ -166,7 +176,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
     wanted = target.usual_kv_tokens(max_batch)
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    needed = plan(target, wanted, *draft.loads, weights=True)
+    needed = plan(target, wanted, *draft.loads, weights=True, sequences=max_batch)
     if models.kv_tokens is None and needed.most_tokens >= target.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     render.err().print(render.facts_table(render.memory(needed)))
@@ -174,8 +184,8 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
 
 
 def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
-    """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
-    it does not start, or ends by itself."""
+    """Run vLLM's server until a signal or until it ends; its output goes to standard error. Raises ServedError if it
+    does not start, or ends by itself."""
     from slipstream.server.serving import open_listener
 
     refuse_ignored(server, type(server), LISTENING)
@@ -210,8 +220,8 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
 
 
 def check_memory(models: ModelOptions) -> None:
-    """Raise LoadError where the weights of models on this disk are more than a CPU build has memory for. Of other
-    models, and of GPUs, nothing is foretold."""
+    """Raise LoadError where the weights of models on this disk exceed the memory of a CPU build. Other models, and
+    GPUs, are not checked."""
     import torch
 
     from slipstream.targets.describe import describe

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from slipstream.cli import render
 from slipstream.cli.loading import load, quieten
 from slipstream.cli.measuring import parse_values
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import ModelOptions, number
 from slipstream.cli.table_forms import print_section
 from slipstream.core.params import check_integer, check_number
@@ -71,7 +71,7 @@ class HardwareOptions:
     users: int | None = option(None, "Find the number of devices for this many concurrent users.")
 
 
-@grouped
+@expand_groups
 def simulate(
     draft: AcceptanceOptions,
     costs: CostOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -16,6 +16,7 @@ from slipstream.measure.tables import Alarm, Column, Section, Table, words
 
 if TYPE_CHECKING:
     from slipstream.llm import Completion
+    from slipstream.tokens.tokenizer import Tokenizer
 
 LABEL, NARROWEST = 12, 7
 """Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
@@ -28,7 +29,7 @@ def render_markdown(table: Table) -> str:
     return render_markdown_rows([column.heading for column in table.columns], cells, left)
 
 
-def render_markdown_rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)) -> str:
+def render_markdown_rows(heads: Seq[str], body: Iterable[Seq[object]], left: Collection[int] = (0,)) -> str:
     """Render cells as a table in Markdown; columns that are not `left` are numbers."""
     lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -63,7 +64,7 @@ def print_table(table: Table) -> None:
     """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
     setting, and the columns that do not fit below the others."""
     console = out()
-    for part in [table] if fits(table, console) else table.divided("setting"):
+    for part in [table] if fits(table, console) else table.divide("setting"):
         console.print(f"\n{part.title}\n", style="bold")
         for i, rows in enumerate(stack(part, console)):
             if i:
@@ -103,10 +104,11 @@ def print_section(part: Section) -> None:
             console.print(f"  ({note})", style="dim")
 
 
-def print_logprobs(completion: Completion, tokenizer: Any) -> None:
+def print_logprobs(completion: Completion, tokenizer: Tokenizer | None) -> None:
     """Print each token with its log-probability under the target alone."""
     from slipstream.tokens.text import token_text_of
 
+    assert tokenizer is not None
     show = token_text_of(tokenizer)
     rows = [
         [repr(show(token.id)), "draft" if drafted else "target", token.logprob,

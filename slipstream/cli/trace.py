@@ -5,14 +5,14 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.loading import check_drafters, load, name_backend
 from slipstream.cli.measuring import LabModels, OutputOptions, finish, keep_unfinished, show_section
-from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.option_groups import argument, expand_groups, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
 from slipstream.measure import prompts as texts
 from slipstream.measure.results import Result
 
 
-@grouped
+@expand_groups
 def trace(
     models: LabModels,
     sampling: SamplingOptions,
@@ -23,8 +23,8 @@ def trace(
 ) -> None:
     """Record one generation, token by token.
 
-    Recorded are where each token is from, what was accepted, probabilities, and acceptance over time. `report` draws
-    what --out writes.
+    The record says who proposed each token, whether it was accepted, its probabilities, and the acceptance rate over
+    time. `report` draws the file that --out writes.
     """
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and models.drafter:

@@ -11,7 +11,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.methods import METHODS, LoopConfig, RunConfig, TrainingMethod
@@ -28,7 +28,7 @@ class RunOptions(RunConfig):
     def __post_init__(self) -> None:
         """Nothing: `of` makes what is checked."""
 
-    def of(self, method: TrainingMethod, options: Any) -> RunConfig:
+    def of(self, method: TrainingMethod, options: object) -> RunConfig:
         """The run. options: of the method. Raises ParameterError."""
         if not self.data and not self.self_tokens:
             fix = "give --data, a file or a folder; or --self TOKENS for a chat model"
@@ -57,7 +57,7 @@ def start(config: RunConfig, dry_run: bool) -> None:
 
 
 def _how_to_continue(config: RunConfig) -> tuple[str, str]:
-    """What is saved of a run that was stopped, and how to continue it."""
+    """Return two texts: what a stopped run has saved, and how to continue it."""
     if not config.checkpoint.exists():
         return "stopped; no step was saved", f"The same command begins again, with the data prepared in {config.out}."
     from slipstream.training.resume_state import read_state
@@ -71,15 +71,16 @@ app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=Tr
 
 
 def _command(method: TrainingMethod) -> Callable[..., None]:
-    """The command of a method: its own options after those that all methods have."""
+    """Make the command of a method: the options of all methods, then its own."""
 
     def command(run: RunOptions, options: object) -> None:
         start(run.of(method, options), run.dry_run)
 
     command.__annotations__["options"] = method.options
     command.__doc__ = f"{method.help}\n\nCtrl-C saves a checkpoint and stops; --resume continues."
-    return grouped(command)
+    return expand_groups(command)
 
 
 for each in METHODS.values():
-    app.command(each.name)(_command(each))
+    example = f"Example: slipstream train {each.name} --target Qwen/Qwen3-0.6B --data my-texts --out runs/{each.name}"
+    app.command(each.name, epilog=example)(_command(each))

@@ -1,5 +1,5 @@
-"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine; what the counters of a running
-server say; settings of vLLM's server, a launch each."""
+"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine; reads the counters of a
+running server; or compares settings of vLLM's server, with one launch each."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from slipstream.cli.bench import TrafficOptions
 from slipstream.cli.engines import EngineOptions, is_about_servers, list_changed, list_servers, start_servers
 from slipstream.cli.loading import check_drafters, load, name_backend
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, keep_unfinished, run
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonObject
@@ -27,6 +27,7 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.measure.configs import Contender, DrafterChoice, slipstream
 from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.lab_settings import TuneConfig
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result, check_writable, write as save, write_text
 from slipstream.measure.vllm_server import VllmServer
@@ -37,7 +38,7 @@ LONGEST = 8
 
 @dataclass(frozen=True)
 class TuneModels(LabModels):
-    """`LabModels` that try all tunable drafters, and those that the target brings, if none is named."""
+    """`LabModels` that try all tunable drafters, and the target's own drafters, if none is named."""
 
     def specs(self) -> list[str]:
         if self.drafter:
@@ -63,7 +64,7 @@ class TuneModels(LabModels):
         return given
 
     def _runs(self, quantize: str) -> bool:
-        """Whether our own kernels run the draft in this format."""
+        """Return whether our own kernels run the draft in this format."""
         from slipstream.targets.describe import describe
 
         assert self.draft_model is not None
@@ -82,16 +83,13 @@ class RunningServer:
     limit: float = option(0.0, "Seconds after which to stop following; 0: Ctrl-C.", "--for", min=0)
 
 
-@grouped
+@expand_groups
 def tune(
     models: TuneModels,
     sampling: SamplingOptions,
     texts: PromptOptions,
     *,
-    batch: int = option(1, "Batch size.", min=1),
-    confirm: int = option(3, "Number of best candidates to compare with plain decoding.", min=1),
-    rounds: int = option(5, "Timed passes of that comparison.", min=1),
-    seconds: float = option(45, "Time limit in seconds; at least three passes.", min=0),
+    config: TuneConfig,
     write: Path | None = option(None, "Write the choice to this file, for --config of generate, chat and serve."),
     engine: EngineOptions,
     files: OutputOptions,
@@ -111,29 +109,24 @@ def tune(
 
     With --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
     """
-    local = {"--batch": batch != 1, "--confirm": confirm != 3}
+    local = {"--batch": config.batch != 1, "--confirm": config.confirm != 3}
     if server.base_url is not None:
-        local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
-        local |= dict.fromkeys(filter(None, map(list_changed, (sampling, texts, load_options))), True)
+        local |= {"--write": write is not None, "--rounds": config.rounds != 5, "--seconds": config.seconds != 45}
+        local |= {given: True for group in (sampling, texts, load_options) if (given := list_changed(group))}
     elif given := list_changed(server):
         raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
     if is_about_servers(server.base_url, "--base-url", models, engine, load_options, local):
         if server.base_url is not None:
             return examine(server, files)
         params = sampling.params()
-        return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
+        return tune_vllm(models, load_options, params, texts, config, write, engine, files)
     params = sampling.params()
     if write is not None:
         check_writable(write, "--write")
     files.check()
     texts.check()
     contenders = models.longest()
-    from slipstream.measure.tuning import TuneConfig
-
-    config = TuneConfig(
-        tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
-        seed=params.seed or 0, params=params,
-    )  # fmt: skip
+    config = replace(config, tokens=min(params.max_tokens, 64), seed=params.seed or 0, params=params)
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
     from slipstream.measure import tuning
@@ -194,22 +187,22 @@ async def follow_changes(place: Endpoint, server: RunningServer, files: OutputOp
 
 
 def tune_vllm(
-    models: TuneModels, load: TrafficOptions, params: SamplingParams, texts: PromptOptions, rounds: int, seconds: float,
+    models: TuneModels, load: TrafficOptions, params: SamplingParams, texts: PromptOptions, passes: TuneConfig,
     write: Path | None, engine: EngineOptions, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure settings of vLLM's server beside plain decoding, print, and write the choice."""
     if write is not None:
         check_writable(write, "--write")
     files.check()
-    loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
+    loads, asked = load.loads("1"), load.make_requests(texts, min(params.max_tokens, MOST_TOKENS), params)
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
     from slipstream.measure.tuning import choose
 
     servers = list_servers(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, list_candidates(servers, models.draft_tokens is not None)
-    config = TrafficConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    config = TrafficConfig(rounds=passes.rounds, seconds=passes.seconds, timeout=load.timeout, seed=params.seed or 0)
     done: list[Result] = []
-    prompts = render.counted(len(asked.entries), "prompt")
+    prompts = render.spell(len(asked.entries), "prompt")
     render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")
 
     def compare(name: str, base: Mapping[str, str]) -> None:

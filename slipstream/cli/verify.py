@@ -12,7 +12,7 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, is_about_servers, make_vllm_server, request_fields, start_servers
 from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import OutputOptions, PromptOptions, run
-from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.option_groups import expand_groups, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, ServedError
@@ -22,13 +22,13 @@ from slipstream.measure.results import Result, check_writable
 
 @dataclass(frozen=True)
 class VerifyPrompts(PromptOptions):
-    """Of every embedded kind."""
+    """Prompts of every embedded kind."""
 
     prompts: str = "code,edit,varied"
     count: int = 9
 
 
-@grouped
+@expand_groups
 def verify(
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -137,7 +137,7 @@ def compare_servers(
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
-    render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
+    render.line(f"verify: {render.spell(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
     report(
         files, junit, "asking", count_requests(len(chosen), config),
         lambda advance: verify_served(served, reference, chosen, config, files.out, advance),

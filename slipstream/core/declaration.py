@@ -27,7 +27,7 @@ class Option:
     shown       the default in `--help`, in words; True: the default itself, False: none.
     check       refuses bad values and returns the value to store.
     metavar     what stands for the value in `--help`; None: it follows from the type.
-    panel       the group in `--help`; None: that of the dataclass.
+    panel       the group in `--help`; None: the dataclass's group.
     positional  True for an argument.
     more        further arguments of `typer.Option`, such as `min`.
     """
@@ -63,7 +63,7 @@ def argument(help: str, default: object = MISSING, shown: str | bool = True) -> 
 
 
 class Effect(Enum):
-    """What a sampling parameter acts on. The first four together make the distribution out of the logits."""
+    """Says what a sampling parameter acts on. The first four together make the distribution out of the logits."""
 
     TEMPERATURE = auto()
     """Divides the logits before the softmax; at 0 the most likely token is taken."""
@@ -106,7 +106,7 @@ def parameter(default: Any, check: Check, effect: Effect, help: str, *names: str
     return field(default=default, metadata={OPTION: declared})
 
 
-def _declared(params: type) -> dict[str, Parameter]:
+def _collect_parameters(params: type) -> dict[str, Parameter]:
     """Name -> declaration of every field of `params`: `SamplingParams` or a subclass. Raises TypeError for a field that
     was not declared with `parameter`, because mixed batches would ignore it."""
     parameters: dict[str, Parameter] = {}
@@ -118,4 +118,4 @@ def _declared(params: type) -> dict[str, Parameter]:
     return parameters
 
 
-declared: Callable[[type], dict[str, Parameter]] = cache(_declared)
+declared: Callable[[type], dict[str, Parameter]] = cache(_collect_parameters)

@@ -33,12 +33,12 @@ def best_steps_per_call(weight_bytes: int, most: int = 12, call_bytes: int = CAL
 
 @dataclass(frozen=True, eq=False)
 class Worth:
-    """How far draft tokens are worth drawing, by their confidence: the highest probability of the softmax at the
-    sequence's temperature (1 if it is greedy), whatever token is drawn (to look at the token would bias the output).
+    """Decides how far draft tokens are worth drawing, by their confidence: the highest probability of the softmax at
+    the sequence's temperature (1 if it is greedy). To look at the drawn token instead would bias the output.
 
     rates  float64 [B, C]: acceptance rates of tokens with a confidence in [c / C, (c + 1) / C).
-    least  float64 [B, K]: after token j the call goes on if the product of its rate and those before it is at least
-           this, for any sequence; infinite after the last token that one may have.
+    least  float64 [B, K]: after token j the call goes on if the product of the rates up to it reaches this bound for
+           any sequence. It is infinite from the last token that a sequence may have.
     """
 
     rates: np.ndarray

@@ -46,8 +46,8 @@ class Draft:
     acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
              None: all may be.
     by       N names: the drafter that proposed each node. None, or an empty name: it is not known.
-    drawn    B host integers: how many tokens a model drew for each sequence, with those that it left out because they
-             were not worth their rows. None: no model drew for a price.
+    drawn    B host integers: how many tokens a model drew for each sequence, including tokens left out because they
+             were not worth their rows. None: the drafter does not weigh tokens against the cost of their rows.
 
     The structure is on the host because every drafter knows it there; only token values may come from a device.
     """
@@ -127,7 +127,7 @@ class Draft:
         )
         return draft.with_drawn(self.drawn)
 
-    def named(self, name: str) -> Draft:
+    def with_name(self, name: str) -> Draft:
         """Return the same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
         return self._with(by=[each or name for each in self.by or [""] * len(self)]) if len(self) else self
 
@@ -263,13 +263,13 @@ class Verdict:
     cut: list[bool]
 
     @staticmethod
-    def joined(parts: Seq[tuple[Seq[int], Verdict]]) -> Verdict:
+    def join(parts: Seq[tuple[Seq[int], Verdict]]) -> Verdict:
         """The verdicts of parts of a batch as one: each part names its sequences."""
         place = {b: (verdict, i) for members, verdict in parts for i, b in enumerate(members)}
         each = [place[b] for b in range(len(place))]
         return Verdict(*([getattr(verdict, part.name)[i] for verdict, i in each] for part in fields(Verdict)))
 
-    def accepted(self, b: int) -> int:
+    def count_accepted(self, b: int) -> int:
         """How many draft tokens of sequence `b` are accepted."""
         return len(self.path[b]) + self.cut[b]
 
@@ -278,7 +278,7 @@ class Verdict:
         token of the target's own."""
         start, nodes = draft.splits[b], list(self.path[b])
         if draft.by is None:
-            return [""] * self.accepted(b) + [None] * (not self.cut[b])
+            return [""] * self.count_accepted(b) + [None] * (not self.cut[b])
         if self.cut[b]:  # `next` is a child of the last node, the first of equal ones
             last = nodes[-1] if nodes else -1
             nodes += [n for n in draft.children(b)[last] if draft.ids[start + n] == self.next[b]][:1]

@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class DrafterTraits:
-    """What a drafter needs and does beyond `Drafter`, with the options that it has.
+    """Declares what a drafter needs and does beyond `Drafter`.
 
     taps            target layers whose hidden states `observe` needs (see `TargetOut.hidden`).
     drafts          False: it never drafts or learns; the engine skips it.
@@ -66,7 +66,7 @@ class DrafterTraits:
 
     @staticmethod
     def of_members(members: Iterable[Drafter]) -> DrafterTraits:
-        """Of a drafter that is made of these, and shows its members the prompts that it is shown."""
+        """Return the traits of a composite drafter: the union of its members' needs."""
         traits = [member.traits for member in members]
         return DrafterTraits(
             taps=tuple(dict.fromkeys(tap for each in traits for tap in each.taps)),
@@ -127,16 +127,16 @@ class PromptReader(Drafter, Protocol):
 
 
 class PrefixKeeper(Drafter, Protocol):
-    """A drafter with a KV cache of its own, which may keep what it computed for the beginning of a text. With it, a
-    request whose target begins in the middle of a prompt drafts as well as one that read it all. The defaults
-    are those of a drafter that needs nothing of the text before."""
+    """A drafter with a KV cache of its own, which may keep its state for the beginning of a text. Then it drafts as
+    well for a request whose target begins in the middle of a prompt as for one that read all of it. The defaults suit
+    a drafter that needs nothing of the text before."""
 
-    def cached_prefix(self, seq: Sequence) -> int:
+    def match_prefix(self, seq: Sequence) -> int:
         """After how many leading tokens of the sequence, read by the target for an earlier one, it could begin."""
         return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """The target begins the sequence after its first `length` tokens, at most `cached_prefix`."""
+        """The target begins the sequence after its first `length` tokens, at most `match_prefix`."""
         return
 
     def keep(self, seq: Sequence) -> None:

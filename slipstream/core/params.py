@@ -53,7 +53,7 @@ def check_integer(name: str, value: object, low: int, *, optional: bool = False)
 
 
 def check_draft_tokens(value: Any) -> Any:
-    """`value` as a Python integer. Raises ParameterError unless so many draft tokens can be verified in one step."""
+    """Return `value` as a Python integer. Raises ParameterError unless one step can verify that many draft tokens."""
     value = check_integer("draft_tokens", value, 0)
     if value > MOST_DRAFT_TOKENS:
         raise ParameterError(
@@ -132,7 +132,7 @@ def bias_map(name: str, value: object) -> dict[int, float] | None:
 
 
 def structure(name: str, value: object) -> Structured | None:
-    """What the text must look like; None as well."""
+    """Check the form of the text; None is fine, too."""
     if value is not None and not isinstance(value, Structured):
         raise ParameterError(
             f"{name} is {value!r}, must be a Structured or None", fix=f'write {name}=Structured(regex="[0-9]+")'
@@ -162,7 +162,7 @@ class SamplingParams(Strict):
     logit_bias          token id -> value added to its logit, in [-100, 100]; -100 forbids.
     bad_words           token id sequences that may not be completed (strings are encoded by `LLM`).
     structured          the form of the text: a JSON schema, a regular expression, ... (see `Structured`).
-    min_tokens          no stop id can be sampled before so many output tokens.
+    min_tokens          no stop id can be sampled before this many output tokens.
     max_tokens          most output tokens (>= 1).
     stop                strings that end the text; the text is cut before them.
     stop_token_ids      ids that end the text, besides the model's EOS.
@@ -241,7 +241,7 @@ class SamplingParams(Strict):
     )
 
     def _uses(self, *effects: Effect) -> bool:
-        """Whether a parameter with one of these effects differs from its default."""
+        """Return whether a parameter with one of these effects differs from its default."""
         return any(
             known.effect in effects and getattr(self, name) not in (known.default, known.neutral)
             for name, known in declared(type(self)).items()
@@ -253,7 +253,7 @@ class SamplingParams(Strict):
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by above temperature 0. Below 1e-30 the distribution no longer depends on the
+        """Return the divisor of the logits above temperature 0. Below 1e-30 the distribution no longer depends on the
         temperature, but the quotient, or its inverse, would overflow."""
         return max(self.temperature, 1e-30)
 

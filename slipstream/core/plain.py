@@ -9,7 +9,7 @@ next step. What `step` does after a forward is then done here, once for each of 
     one call        a b c d         logits [4, V], KV of t a b c
     replayed        a, then b, which is a stop id: the sequence ends on b; c and d are discarded
 
-So text, counters and what drafters observe are those of single steps.
+So text, counters and the drafters' observations are the same as in single steps.
 """
 
 from collections.abc import Sequence as Seq
@@ -40,7 +40,7 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
     rule = rules.pop()
     steps, memory = stride(seqs, capabilities.multi_step, drafter, rule, budgets), capabilities.memory
     # A call that does not fit would fail when it has taken blocks that single steps of other sequences need.
-    while memory and steps > 1 and memory.missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
+    while memory and steps > 1 and memory.count_missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
         steps //= 2
     if steps < 2:
         return False
@@ -106,7 +106,7 @@ def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> None:
 def _take_one_by_one(
     seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, shown: int, clock: StepClock
 ) -> None:
-    """One step at a time, each with its verdict, its logits and what the drafter observes of the first `shown`."""
+    """Replay one step at a time, each with its verdict and logits; the drafter observes the first `shown` sequences."""
     rows = list(range(len(seqs)))  # of the sequences that go on
     for picks, logits in zip(decoded.tokens.tolist(), decoded.logits, strict=True):
         going = [seqs[b] for b in rows]

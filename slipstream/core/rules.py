@@ -133,7 +133,7 @@ def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
 
     An accepted token moves its sequence to the distribution of the next row and changes none. So the acceptance
     probabilities of all first children are looked up at once, and a whole distribution is changed only after a
-    rejection: once for a chain, whatever its length.
+    rejection: once for a chain of any length.
     """
     B = draft.batch
     trees = [draft.children(b) for b in range(B)]
@@ -186,11 +186,11 @@ def _entries(table: Tensor, rows: Seq[int], columns: Seq[int]) -> list[float]:
 def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
     """norm((p - q)+) for the distributions p [F, V] and the packed nodes that were rejected there: [F, V]."""
     if draft.q is None:
-        return _normalise(p.scatter(1, _taken(draft.tokens, packed)[:, None], 0.0), p)
-    return _normalise((p - _taken(draft.q, packed)).clamp_(min=0), p)
+        return _normalise(p.scatter(1, _take(draft.tokens, packed)[:, None], 0.0), p)
+    return _normalise((p - _take(draft.q, packed)).clamp_(min=0), p)
 
 
-def _taken(table: Tensor, rows: Seq[int]) -> Tensor:
+def _take(table: Tensor, rows: Seq[int]) -> Tensor:
     """table[rows]; without a copy for one row, the usual case."""
     return table[rows[0] : rows[0] + 1] if len(rows) == 1 else table[torch.tensor(rows, device=table.device)]
 
@@ -204,7 +204,7 @@ def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
 
 @partial(_rule, tokenwise=False)
 def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
-    """Chains only. With P_i the target's distribution after i draft tokens, Q_i that of draft token i and w_i =
+    """Chains only. With P_i the target's distribution after i draft tokens, Q_i the draft's for token i and w_i =
     min(1, w_{i-1} * P_{i-1}(x_i) / Q_i(x_i)), the prefix of i draft tokens is accepted with probability
 
         h_i = Z_i / (Z_i + 1 - w_i),  Z_i = sum (w_i P_i - Q_{i+1})+        and h_gamma = w_gamma.

@@ -29,19 +29,19 @@ class Sequence:
     tokens    prompt and output so far; they only grow while drafters read them.
     prompt    number of prompt tokens.
     kv_len    how many leading tokens have their KV in the target's cache.
-    stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
+    stop_ids  ids that end the sequence: the model's EOS, unless ignored, and the request's stop ids.
     context   most tokens the target can hold.
     constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
-    prediction  tokens that the output is expected to hold, for drafters that look them up; they change how fast it is
-              decoded, not what is. Not changed once it runs.
-    rule      how its draft tokens are verified; None: as the engine says.
+    prediction  tokens that the output is expected to hold, for drafters that look them up. They change the speed, not
+              the text. Not changed once the sequence runs.
+    rule      how its draft tokens are verified; None: the engine's rule.
     chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
-    cached    prompt tokens whose KV was that of an earlier request. Set by the engine.
-    error     what ended it if `finish` is "error".
-    proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has
-              several); None for a token of the target's own.
+    cached    prompt tokens whose KV an earlier request had computed. Set by the engine.
+    error     the error that ended it if `finish` is "error".
+    proposers  one entry per output token: name of the drafter that proposed it (the member, if its drafter has
+              several); None for the target's own token.
     stop_search  finds the stop strings, made from decode (token ids -> text); None if there is no tokenizer.
-    random    its random numbers: those of `stream`, or else of the seed.
+    random    its random numbers, from `stream` or else from the seed.
     """
 
     tokens: list[int]
@@ -130,7 +130,7 @@ class Sequence:
         depths = [draft.depths[i] for i in draft.nodes(b) if draft.acceptable is None or draft.acceptable[i]]
         if verdict.finish[b]:
             depths = [d for d in depths if d <= len(run)]  # draft tokens after a stop do not count
-        self.stats.count(depths, verdict.accepted(b), len(run))
+        self.stats.count(depths, verdict.count_accepted(b), len(run))
         self.kv_len = len(self.tokens) + len(verdict.path[b])
         self.tokens.extend(run)
         self.proposers.extend(verdict.proposers(draft, b))

@@ -1,4 +1,4 @@
-"""What is counted while decoding; each definition is written once, here.
+"""Counts tokens and steps while decoding. Each figure is defined once, here.
 
 steps             steps in which the target ran for this sequence, prefill included. Several plain steps in one call
                   (see `plain`) count one each if they gave a token.
@@ -11,7 +11,7 @@ by position       of the steps that drafted at depth j or deeper, how many accep
 undrafted         steps with an empty draft (no n-gram matched, prefill, speculation off).
 
 Invariants: sum(histogram) == steps; sum(i * histogram[i]) == accepted; tokens == accepted + steps, less one if the
-sequence ended on a draft token (then no token of the target's own followed).
+sequence ended on a draft token (then the target added no token of its own).
 """
 
 from __future__ import annotations

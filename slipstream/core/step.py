@@ -18,7 +18,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES, TokenLogprob
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.warp import allowed_after, distributions, distributions_and_dead_ends, first_maxima, list_histories
+from slipstream.core.warp import distributions, distributions_and_dead_ends, find_allowed, first_maxima, list_histories
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
 
@@ -101,7 +101,7 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
         place = {-1: -1}  # node -> its new index in the sequence
         nodes = draft.nodes(b)
         whole = draft.acceptable is not None and not all(draft.acceptable[i] for i in nodes)
-        allowed = allowed_after(seq, list_histories(seq, draft, b)) if nodes and not whole else None
+        allowed = find_allowed(seq, list_histories(seq, draft, b)) if nodes and not whole else None
         for i in nodes:
             parent = draft.parents[i]
             forbidden = allowed is not None and not allowed[parent + 1, draft.ids[i]]
@@ -114,7 +114,7 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
 
 
 def _certain(draft: Draft, i: int) -> bool:
-    """Whether packed node i was no choice: then to cut it depends on nothing that was drawn for it."""
+    """Return whether packed node i was no choice: then to cut it depends on nothing that was drawn for it."""
     return draft.q is None or float(draft.q[i, draft.ids[i]]) == 1.0
 
 
@@ -132,7 +132,7 @@ def decide(
         rows = [row for b in members for row in range(draft.splits[b] + b, draft.splits[b + 1] + b + 1)]
         some = [seqs[b] for b in members]
         parts.append((members, _decide(some, draft.part(members), logits[index_rows(rows)], some[0].rule or rule)))
-    return Verdict.joined(parts)
+    return Verdict.join(parts)
 
 
 def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
@@ -158,10 +158,10 @@ def _decide(
     if all(seq.params.greedy for seq in seqs):
         rule = RULES["greedy"]
     verdict = verify(draft, probs, rule, dice(seqs, draft))
-    return ended_at(verdict, draft, dead) if dead else verdict
+    return end_at(verdict, draft, dead) if dead else verdict
 
 
-def ended_at(verdict: Verdict, draft: Draft, dead: set[int]) -> Verdict:
+def end_at(verdict: Verdict, draft: Draft, dead: set[int]) -> Verdict:
     """The verdict up to the first accepted dead end of each sequence, which becomes its next token. It may be accepted:
     to pass over a drawn token for what follows it would bias the output. The step after it fails, as in plain
     decoding. dead: packed rows."""
@@ -189,8 +189,8 @@ def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) 
 
 
 def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely tokens; those
-    that it never emits are left out."""
+    """Compute log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely
+    tokens. Tokens that the target never emits are left out."""
     logs = torch.log_softmax(logits.double(), -1)
     best = logs.topk(min(top, logs.shape[-1]), -1)
     return [

@@ -1,6 +1,6 @@
 """`stop`: where the tokens of a step must end.
 
-The result is that of plain decoding: the tokens are taken one by one, and after each these are asked in order:
+The result is the same as in plain decoding: tokens are taken one by one, and after each these are checked in order:
 
     1. EOS or a stop id       finish "stop"
     2. a stop string          finish "stop"     (not before min_tokens)
@@ -39,7 +39,7 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
             seq.stop_cause = token
             return i + 1, "stop"
         if seq.params.stop:
-            cause = completed_stop(seq, run, i)
+            cause = find_completed_stop(seq, run, i)
             if cause is not None and len(seq.tokens) - seq.prompt + i + 1 >= seq.params.min_tokens:
                 seq.stop_cause = cause
                 return i + 1, "stop"
@@ -50,7 +50,7 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
     return len(run), None
 
 
-def completed_stop(seq: Sequence, run: Seq[int], i: int) -> str | None:
+def find_completed_stop(seq: Sequence, run: Seq[int], i: int) -> str | None:
     """Return the stop string that token `i` of `run`, which follows the output, completes, or None. A stop string that
     was complete before (and did not count, because of min_tokens) has no effect. If several are completed, the
     first to begin counts, so that the text, cut before it, holds none of them."""

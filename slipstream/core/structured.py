@@ -51,7 +51,7 @@ class Structured(Strict):
     max_tokens is the beginning of one that has.
 
     json_schema  a JSON schema: a mapping, a bool, or JSON text. Stored as JSON text. Keywords that cannot be enforced
-                 are refused.
+                 are refused. An object has the named properties only, unless the schema says `additionalProperties`.
     json_object  True: any JSON object.
     regex        a regular expression that the whole text matches. Without look-around and back-references.
     grammar      a context-free grammar in Lark (`start: "a" | "b"`) or EBNF as in llama.cpp (`root ::= "a" | "b"`).
@@ -156,7 +156,7 @@ class Constraint(Protocol):
     output  the ids emitted so far. tail: ids that follow it, as draft tokens do; () is the output itself.
     """
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         """Which tokens may follow each tail: [R, V]. All may after a tail that cannot become text: because it holds a
         forbidden token, or goes on after the text has ended. What is sampled there is never used.
 
@@ -164,10 +164,10 @@ class Constraint(Protocol):
         ...
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        """Whether the text ends after `tail`: it has the form, and no longer text has."""
+        """Return whether the text ends after `tail`: it has the form, and no longer text has."""
         ...
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         """Tokens that probably follow the output, because the form forces the text that they write; perhaps none. They
         depend on the form and the output only."""
         ...

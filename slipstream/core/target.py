@@ -1,6 +1,6 @@
-"""What can be a target: the contract between a step and whatever runs the large model.
+"""`Target`: the contract between a step and the large model.
 
-Every target runs, commits and releases. It declares further abilities in `Capabilities`; nobody probes for members.
+Every target runs, commits and releases. It declares further abilities in `Capabilities`; no code probes for members.
 Code that needs a capability reads it there. If it is None, `require` raises an error that names the target.
 """
 
@@ -29,7 +29,7 @@ Slice = tuple[int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class TargetOut:
-    """What one forward over a batch of B sequences and a draft of N nodes returned.
+    """Holds the result of one forward over a batch of B sequences and a draft of N nodes.
 
     logits  [B + N, V], packed: sequence b has its last pending token first, then its nodes, so node i of
             sequence b (-1 is the pending token) is row `draft.splits[b] + b + 1 + i`. Valid until the next run.
@@ -45,7 +45,7 @@ class TargetOut:
     maxima: Seq[int] | None = None
 
     def part(self, first: int, last: int, draft: Draft) -> TargetOut:
-        """What it returned for the sequences first..last-1 of the batch, without copies. `draft` is the one that was
+        """Return the part for the sequences first..last-1 of the batch, without copies. `draft` is the draft of the
         run."""
         start, stop = draft.splits[first] + first, draft.splits[last] + last
         if not self.splits:
@@ -68,7 +68,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do beyond this protocol; made once, when it is loaded."""
+        """Its abilities beyond this protocol, declared once, when it is loaded."""
         ...
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
@@ -103,7 +103,7 @@ class MultiStep(Protocol[Rows]):
         """Decode `steps` tokens after each sequence, picked by `sampling` from the same logits that a run would return,
         bit for bit. KV is written for the pending tokens and for all new ones but the last.
 
-        exit  run the first so many layers only (see `EarlyExit`); then KV is written for the last new token, too.
+        exit  run this many of the first layers only (see `EarlyExit`); then KV is written for the last new token, too.
 
         Raises TargetError where logits or hidden states are not finite.
         """
@@ -121,7 +121,7 @@ class EarlyExit(Protocol):
     2404.16710)."""
 
     layers: int
-    """How many layers it has; exits are 1..layers-1."""
+    """Number of layers; exits are 1..layers-1."""
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """Return logits [B, V] of the first `exit` layers, after each sequence's pending tokens and its chain of draft
@@ -147,7 +147,7 @@ class Usage:
 
 
 class Memory(Protocol):
-    """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`); ids are those of sequences."""
+    """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`), by the ids of sequences."""
 
     @property
     def block(self) -> int:
@@ -160,31 +160,36 @@ class Memory(Protocol):
         ...
 
     @property
-    def usage(self) -> Usage:
-        """Who holds its blocks."""
+    def bounded(self) -> bool:
+        """Whether requests may have to wait for room: for blocks, or for states of recurrent layers."""
         ...
 
-    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences
-        (id, start, stop); 0 if they fit."""
+    @property
+    def usage(self) -> Usage:
+        """Counts of its blocks, by holder."""
+        ...
+
+    def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+        """Count the blocks that are missing to write slots start..stop-1 of each of these sequences (id, start, stop),
+        or the states of recurrent layers that have no room; 0 if they fit."""
         ...
 
     def match(self, tokens: Seq[int]) -> int:
-        """How many leading tokens have been computed for an earlier text, and are kept."""
+        """Count the leading tokens whose KV is kept from an earlier text."""
         ...
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
-        """Begin a sequence with what is kept of at most its first `most` tokens; returns of how many."""
+        """Begin a sequence with the kept KV of at most its first `most` tokens; returns their number."""
         ...
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
-        """Keep what was computed for a sequence, for later texts. tokens: those that have KV."""
+        """Keep a sequence's KV for later texts. tokens: its tokens that have KV."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class HeadHost:
-    """What a target offers a draft head: sizes, hidden states (taps 0..layers and -1), and weights to borrow.
+    """Offers a draft head the target's sizes, hidden states (taps 0..layers and -1), and weights to borrow.
 
     hidden_size      width of the hidden states.
     layers           how many layers the target has.
@@ -215,16 +220,16 @@ class HeadHost:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What runs the model, for banners, result files and heads that are to run the same way.
+    """Describes how the model runs, for banners, result files and heads that are to run the same way.
 
     backend   name of the backend, e.g. "native".
     dtype     of the arithmetic.
-    quantize  None, "int8", "w8a16" or "w8a8"; for a quantised checkpoint what made it, e.g. "torchao".
+    quantize  None, "int8", "w8a16" or "w8a8"; for a quantised checkpoint its method, e.g. "torchao".
     kv_dtype  of the KV cache.
     threads   CPU threads, None where the backend does not set them.
     checkpoint  its folder, None for a model from memory.
-    rollback  most tokens of a text that can be taken back, as a draft model does; None: all. Recurrent layers keep the
-              states of few.
+    rollback  most tokens of a text that can be rolled back, which a draft model needs; None: all. Recurrent layers
+              keep the states of few tokens.
     weights_only  whether weights alone are quantised, and rows are computed in `dtype`.
     """
 
@@ -245,8 +250,8 @@ class Runtime:
 
 @dataclass(frozen=True, eq=False)
 class Capabilities:
-    """What a target can do beyond `Target`. None: it cannot. Nothing in it refers to the target, so that a target is
-    freed with its last name.
+    """Declares what a target can do beyond `Target`; None: it cannot. Nothing in it refers to the target, so that a
+    target is freed with its last name.
 
     eos_ids        ids that end a text.
     trees          whether siblings can be run in one forward; False: chains only.
@@ -259,6 +264,8 @@ class Capabilities:
     fork           beginning a sequence with what was computed for another.
     torch_threads  most threads that torch should use beside it (see `host.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
+    relative_cost  number of rows -> expected cost of a pass in units of a pass with one row, by the weights that it
+                   reads. It changes with what is learned. None: every pass reads the same weights.
     encoder        what reads the source of each text; None: texts continue their prompts.
     mask_token     id in whose places it predicts several tokens in one pass (PARD); None: it was not trained so.
     """
@@ -274,6 +281,7 @@ class Capabilities:
     fork: Fork | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
+    relative_cost: Callable[[int], float] | None = None
     encoder: Encoder | None = None
     mask_token: int | None = None
 

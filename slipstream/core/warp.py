@@ -1,11 +1,11 @@
 """`warp`: logits -> probabilities. One function for the target, the draft and plain decoding.
 
 Order: logit bias; repetition, then frequency and presence penalty; forbidden tokens (bad words, stop ids before
-min_tokens, what the form of a structured output does not allow); temperature; top-k; top-p; min-p. The filters apply
+min_tokens, tokens that the form of a structured output forbids); temperature; top-k; top-p; min-p. The filters apply
 one after another, each to the renormalised result of the one before. Temperature 0 gives probability 1 to the first
 maximum.
 
-Probabilities are float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
+Probabilities are float64 for logits of any dtype: p and q are then compared, and sampled from, in the same precision.
 """
 
 import math
@@ -78,8 +78,8 @@ def first_maxima(logits: Tensor) -> list[int]:
 
 
 def _finite(sample: Tensor) -> bool:
-    """Whether every row has a distribution. sample: the maximum or a probability of each. A NaN, or a row of -inf only,
-    makes the whole softmax row NaN and the maximum NaN or -inf; so is then the sum."""
+    """Return whether every row has a distribution. sample: the maximum or a probability of each. A NaN in a row, or a
+    row of -inf only, makes its softmax NaN and its maximum NaN or -inf, and then the sum, too."""
     return math.isfinite(float(sample.double().sum()))
 
 
@@ -172,13 +172,13 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def check_possible(seq: Sequence, vocab_size: int) -> None:
-    """Raise ParameterError if the parameters of a sequence leave no token possible at its first one, whatever the
-    target says. At later ones the request fails with a DeadEndError."""
+    """Raise ParameterError if the parameters of a sequence forbid every first token, for any logits. At a later
+    position the request fails with a DeadEndError."""
     if not seq.params.edits_logits:
         return
     outputs, prompt = [seq.output], seq.tokens[: seq.prompt]
     try:
-        allowed = allowed_after(seq, outputs)
+        allowed = find_allowed(seq, outputs)
     except DeadEndError as fault:
         raise ParameterError(fault.what, why=fault.why, fix=fault.fix) from fault
     row = _edit(torch.zeros(1, vocab_size), seq.params, prompt, outputs, seq.stop_ids, allowed)  # [1, V]
@@ -208,17 +208,17 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
 
 def _warp_rows(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: Seq[Seq[int]] | None) -> Tensor:
     """`warp` of rows that follow these outputs of one sequence."""
-    allowed = None if outputs is None else allowed_after(seq, outputs)
+    allowed = None if outputs is None else find_allowed(seq, outputs)
     return warp(logits, params, seq.tokens[: seq.prompt], outputs, seq.stop_ids, allowed)
 
 
-def allowed_after(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | None:
+def find_allowed(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | None:
     """Which tokens the constraint of a sequence allows after each output, which begins with its own; None if it has no
     constraint."""
     if seq.constraint is None:
         return None
     written = seq.output
-    return seq.constraint.allowed(written, [output[len(written) :] for output in outputs])
+    return seq.constraint.find_allowed(written, [output[len(written) :] for output in outputs])
 
 
 def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, set[int]]:

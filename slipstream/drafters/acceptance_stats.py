@@ -31,8 +31,8 @@ class AcceptanceByClass:
         self.compared, self.right = [0.0] * len(self.rule), [0.0] * len(self.rule)
 
     def rate(self, at: int, usual: AcceptanceByClass | None = None) -> float:
-        """Of class `at`; classes beyond the last are the last. usual: a record of many requests, which takes the place
-        of the rule."""
+        """Return the acceptance rate of class `at`; the last class holds all beyond it. usual: a record of many
+        requests to start from instead of `rule`."""
         at = min(at, len(self.rule) - 1)
         expected = self.rule[at] if usual is None else usual.rate(at)
         return (self.right[at] + RULE_WEIGHT * expected) / (self.compared[at] + RULE_WEIGHT)
@@ -57,9 +57,10 @@ class MatchLengthStats(AcceptanceByClass):
 
 
 class ConfidenceStats(AcceptanceByClass):
-    """Probability that a model's draft token is accepted, by the highest probability of the distribution that it was
-    drawn from. The rule: that probability itself, in the middle of its class. Of an EAGLE-3 head for SmolLM2, greedy
-    drafts of 0.35 were accepted with 0.46 and those of 0.9 with 0.9; at temperature 0.8 0.38 and 0.6."""
+    """Estimates how likely a model's draft token is accepted, by its confidence: the highest probability of the
+    distribution that it was drawn from. The estimate starts at the confidence itself, in the middle of its class.
+    Measured with an EAGLE-3 head for SmolLM2: tokens of confidence 0.35 were accepted with probability 0.46 in greedy
+    decoding and 0.38 at temperature 0.8; tokens of confidence 0.9 with 0.9 and 0.6."""
 
     rule = tuple((at + 0.5) / CONFIDENCES for at in range(CONFIDENCES))
 
@@ -121,8 +122,8 @@ class DepthStats:
 
 
 def count_accepted(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
-    """(number of accepted draft tokens, whether the next one was rejected) for the draft of sequence b and the emitted
-    tokens `run` (`Verdict.run`). The draft need not be the one that was verified.
+    """Compare the draft of sequence b with the emitted tokens `run` (`Verdict.run`). Returns the number of accepted
+    draft tokens, and whether the next one was rejected. The step may have verified another draft.
 
     A draft token is accepted exactly if it is the token emitted at its place: no lossless rule emits a token that it
     has just rejected. The second value is False if the draft has no further token, or if the text ended before it.

@@ -133,7 +133,7 @@ class Chains:
             if self.confident is not None and budgets[b].row_costs:
                 confidence = drawn.confidence
                 each_top = self._tops(drawn.logits[:, r], params) if confidence is None else confidence[:, r].tolist()
-                most = self.confident.kept(seqs[b], chain[:most], each_top[:most], budgets[b])
+                most = self.confident.count_worth(seqs[b], chain[:most], each_top[:most], budgets[b])
             chains[b] = Chain(chain[:most], None if probs is None else probs[:most])
         return left
 
@@ -210,7 +210,7 @@ class Chains:
                 distributions[b].append(probs[r])
                 if self.confident is not None and budgets[b].row_costs:
                     tops[b] += self._tops(logits[r : r + 1], seqs[b].params)
-                    if self.confident.kept(seqs[b], tuple(chain), tops[b], budgets[b]) < len(chain):
+                    if self.confident.count_worth(seqs[b], tuple(chain), tops[b], budgets[b]) < len(chain):
                         del chain[-1], distributions[b][-1]
                         ended.add(b)
             rows = [b for b in rows if len(chains[b].tokens) < budgets[b].depth and b not in ended]
@@ -220,7 +220,7 @@ class Chains:
 
 
 def part_by_numbers(rows: Seq[int], seqs: Seq[Sequence]) -> list[list[int]]:
-    """Part sequences by the random numbers that they use: those of their own, and those that the target uses."""
+    """Split sequences by the random numbers that they draft with: their own, or the same as the target."""
     parts: list[list[int]] = [[], []]
     for b in rows:
         parts[is_coupled(seqs[b])].append(b)
@@ -231,10 +231,10 @@ class MaskedPass:
     """A `ChainModel` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD
     (2504.18583), DFlash (2602.06036).
 
-    The pass runs the text and K - 1 mask tokens after it; the last place of the text gives the distribution of draft
-    token 1, the mask in place j that of token j + 1. No distribution depends on a token that was drawn, so each token
-    is sampled from the one of its place, which is its q. What depends on the tokens before (penalties, structured
-    output) still does: `Chains` applies it token by token, to logits that are known already.
+    The pass runs the text and K - 1 mask tokens after it. The last token of the text predicts draft token 1, mask j
+    predicts draft token j + 1. No distribution depends on a token that was drawn, so each draft token is sampled from
+    the distribution at its place, which is its q. Penalties and structured output depend on the tokens before:
+    `Chains` applies them token by token, to logits that are known already.
 
     drafter: with the device, width and room of a `ChainModel`.
     run    (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no
@@ -257,7 +257,7 @@ class MaskedPass:
         self._logits: dict[int, Tensor] = {}
 
     def plan(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> None:
-        """Tell how many tokens are drafted for each sequence next."""
+        """Set how many tokens the next pass drafts for each sequence."""
         self._depth, self._logits = {seq.id: budget.depth for seq, budget in zip(seqs, budgets, strict=True)}, {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:

@@ -35,7 +35,7 @@ class ConfidentDrafts:
         self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
     def worth(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Worth | None:
-        """Tell a call how far to draw after each sequence; None: none of them has costs."""
+        """Limit how far a call draws after each sequence; None: no sequence has costs."""
         if not any(budget.row_costs for budget in budgets):
             return None
         rates = np.array([self._rates[seq.params.greedy] for seq in seqs])
@@ -47,7 +47,7 @@ class ConfidentDrafts:
                 row[: budget.depth - 1] = np.maximum(costs[:-1], (np.array(costs[1:]) + budget.draw_cost) / GOES_ON)
         return Worth(rates, least)
 
-    def kept(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float], budget: Budget) -> int:
+    def count_worth(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float], budget: Budget) -> int:
         """Count the tokens of this chain that are worth their rows."""
         classes = [min(int(top * CONFIDENCES), CONFIDENCES - 1) if top > 0 else 0 for top in confidence]  # NaN: 0
         reach = accumulate((self._rates[seq.params.greedy][at] for at in classes), mul)

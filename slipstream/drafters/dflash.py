@@ -52,7 +52,7 @@ class DFlashDrafter(HeadDrafter):
         """Bring the context of these sequences up to date and run their blocks: see `MaskedPass`."""
         behind = [seq for seq in seqs if self.rows[seq.id].pending]
         if behind:
-            self.runtime.extend(*self.pending(behind))
+            self.runtime.extend(*self.collect_pending(behind))
             self.note_run(behind)
         c = self.runtime.config
         tokens = [[seq.tokens[-1], *[c.mask_token] * (c.block - 1)] for seq in seqs]
@@ -65,8 +65,8 @@ class DFlashDrafter(HeadDrafter):
 def make(
     target: Target, *, head: CheckpointName | DFlashHead | None = None, quantize: str | None = None, **options: object
 ) -> DFlashDrafter:
-    """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the one that ships
-    for this target. quantize: as of the drafter `eagle`. It has no other options.
+    """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the head that ships
+    for this target. quantize: as for the drafter `eagle`. There are no other options.
     Raises ParameterError and the families of LoadError and PairError."""
     NoOptionsConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")

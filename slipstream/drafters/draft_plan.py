@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
-from slipstream.errors import LoadError, PairError, ParameterError
+from slipstream.errors import PairError, ParameterError
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
-WITH_MTP, WITH_HEAD = "mtp", "suffix,eagle3"
+MTP = "mtp"
+WITH_MTP, WITH_HEAD = "suffix,mtp", "suffix,eagle3"
 """In place of the latter where the target's checkpoint brings MTP layers, and where a head ships for the target."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
@@ -53,26 +54,30 @@ def names_of(text: str) -> tuple[str, ...]:
     return names
 
 
-@lru_cache
-def choose_usual(target: str, draft_model: str | None) -> str:
-    """The drafters in use on the command line where none is named, for `names_of`. Of a target on the hub, the small
-    files are downloaded."""
+def choose_usual(target: str, draft_model: str | None, settings: LoadSettings) -> str:
+    """The drafters in use on the command line where none is named, for `names_of`. settings: of the target, which
+    decide what runs it. Of a target on the hub, the small files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
-    from slipstream.heads.mtp_names import count_mtp_layers
-
-    return WITH_MTP if count_mtp_layers(target) and not _runs_natively(target) else WITHOUT_DRAFT
+    return WITH_MTP if describe_with_mtp(target, settings) else WITHOUT_DRAFT
 
 
-def _runs_natively(target: str) -> bool:
-    """Whether our own decoder runs a model; transformers runs MTP layers, beside a target that it runs, too."""
-    from slipstream.checkpoints.config import DecoderConfig
+@lru_cache(maxsize=1)
+def describe_with_mtp(target: str, settings: LoadSettings) -> Described | None:
+    """The target, described once, if its checkpoint brings MTP layers that can draft beside it. None for another one,
+    and for one that cannot be read: loading says why."""
+    from slipstream.heads.mtp_names import find_mtp_layers
 
     try:
-        DecoderConfig.load(target)
-    except LoadError:
-        return False
-    return True
+        opened = Checkpoint.open(target)
+        if not any(find_mtp_layers(opened)):
+            return None
+        from slipstream.targets.describe import describe
+
+        described = describe(opened, settings)
+        return described if described.mtp_layers else None
+    except Exception:  # of whatever a damaged file makes a reader raise
+        return None
 
 
 def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
@@ -168,33 +173,33 @@ class DraftPlan:
 
     @property
     def each(self) -> Iterator[DraftPlan]:
-        """This plan and those of its members."""
+        """Yield this plan and its members' plans."""
         yield self
         for member in self.members:
             yield from member.each
 
     @property
     def label(self) -> str:
-        """What was named, as a user writes it."""
+        """Return the drafter's name as a user writes it."""
         if self.members:
             return ",".join(member.label for member in self.members)
         return str(self.options["model"]) if self.bare else self.name
 
     @property
     def checkpoints(self) -> list[CheckpointName]:
-        """Draft models and heads that are read, as the user named them."""
+        """List the draft models and heads that are read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
         return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
-        """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
+        """Return whether a plan that is ready has a draft model to load here or, if `loaded`, one in memory."""
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
-    def recognised(self, weights: bool = True) -> DraftPlan:
-        """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
-        the hub are downloaded; without them not every head is recognised, and it may stay bare. Raises ParameterError
-        for a name that is nearly a known one."""
+    def recognise(self, weights: bool = True) -> DraftPlan:
+        """Return the plan with the drafter of the head that a bare folder holds, if it holds one. weights: whether to
+        download weights from the hub; without them not every head is recognised, and the plan may stay bare. Raises
+        ParameterError for a name that is nearly a known one."""
         if not self.bare:
             return self
         refuse_misspelt(self.options["model"])
@@ -211,16 +216,15 @@ class DraftPlan:
         return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
     def ready(self, target: Described | None, settings: LoadSettings, weights: bool = True) -> DraftPlan:
-        """The same after all that can be known before weights are in memory: heads are recognised, options checked,
-        draft models in files described and compared with the target (None: it is in memory). What was done before is
-        not done again.
+        """Return the plan after every check that needs no weights in memory: it recognises heads, checks options, and
+        compares draft models in files with the target (None: it is in memory). No check is done twice.
 
-        settings  of a draft model. weights: whether those on the hub are downloaded; without them, what may be a head
-                  there is only compared if it has a tokenizer.
+        settings  of a draft model. weights: whether to download weights from the hub; without them, a model that may
+                  be a head is compared only if it has a tokenizer.
 
         Raises ParameterError for options that the drafter does not have or that are out of range, PairError for a draft
         model of another vocabulary, and what `describe` raises."""
-        plan = self.recognised(weights)
+        plan = self.recognise(weights)
         if plan.drafter is not None:
             return plan
         spec, options = DRAFTERS[plan.name], dict(plan.options)
@@ -257,7 +261,8 @@ class DraftPlan:
 
     @property
     def loads(self) -> tuple[list[Described], list[HeadFiles], bool]:
-        """What a plan that is ready reads from files: draft models, heads, and whether the target's MTP layers."""
+        """Return what a plan that is ready reads from files: draft models, heads, whether it reads the target's MTP
+        layers."""
         from slipstream.targets.described import Described
 
         named = [one for one in self.each if one.drafter is None]
@@ -267,7 +272,7 @@ class DraftPlan:
             for one in named
             if isinstance(head := one.options.get("head"), Checkpoint)
         ]
-        return models, heads, any(one.name == WITH_MTP for one in named)
+        return models, heads, any(one.name == MTP for one in named)
 
 
 def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:
@@ -296,8 +301,8 @@ def find_options(name: str) -> Any:
 
 
 def _has_tokens(model: Checkpoint) -> bool:
-    """Return True if the small files of a model are those of one with a tokenizer. Heads have none, and some look like
-    models until their weights are read."""
+    """Return whether a model has tokenizer files. Heads have none, and some look like models until their weights are
+    read."""
     return (model.place / "config.json").is_file() and (model.place / "tokenizer.json").is_file()
 
 
@@ -313,8 +318,8 @@ def refuse_misspelt(name: CheckpointName) -> None:
         )
 
 
-def embedded_role(drafter: str) -> str:
-    """What "embedded" is for this drafter or stack, as a role of `Checkpoint.open`."""
+def find_role(drafter: str) -> str:
+    """Return the role (see `Checkpoint.open`) of the embedded model that "embedded" names for this drafter or stack."""
     heads = [name for name in drafter.split(",") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
     return heads[0] if heads else "draft"
 
@@ -356,7 +361,7 @@ class DrafterFactory:
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""
         from slipstream.drafters.string_match import Writer
-        from slipstream.targets.describe import loaded
+        from slipstream.targets.describe import adopt
         from slipstream.targets.described import Described
         from slipstream.targets.pair_check import check_pair, width_fault
 
@@ -371,7 +376,7 @@ class DrafterFactory:
         if _is_target(draft):
             model: Target = draft  # the settings are for the models that are loaded here
         else:
-            model = files.load(self.progress) if files else loaded(draft, self.settings.of_draft(), self.progress)
+            model = files.load(self.progress) if files else adopt(draft, self.settings.of_draft(), self.progress)
         unknown = target_files is None or draft_files is None
         if unknown and (fault := width_fault(self.target.vocab_size, model.vocab_size)):
             raise fault

@@ -66,13 +66,14 @@ class EagleDraftConfig(Strict):
 
 
 class EagleDrafter(HeadDrafter):
-    """runtime: the head. vocab_size: width of the target's logits."""
+    """runtime: the head. vocab_size: width of the target's logits. name: in the registry, of other layers in the place
+    of a head."""
 
-    def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None):
+    def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None, name: str = ""):
         super().__init__(runtime)
         self.runtime, self.vocab_size = runtime, vocab_size
         self.config = config or EagleDraftConfig()
-        self.name = "eagle" if runtime.config.version == 1 else "eagle3"
+        self.name = name or ("eagle" if runtime.config.version == 1 else "eagle3")
         self.width, self.multi_step = vocab_size, True
         parallel = runtime.mask is not None
         self.traits = DrafterTraits(
@@ -91,7 +92,7 @@ class EagleDrafter(HeadDrafter):
         self._chains = Chains(self._pass, vocab_size) if self._pass else Chains(self, vocab_size, self._confident)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         whole = torch.arange(vocab_size, device=runtime.device)
-        reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
+        reduced = runtime.config.reduced and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
@@ -124,7 +125,7 @@ class EagleDrafter(HeadDrafter):
         """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""
         drafted = len(chains[0])
         if drafted == 0:
-            batch, features = self.pending(seqs)
+            batch, features = self.collect_pending(seqs)
             hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
             self.note_run(seqs)
         else:
@@ -146,7 +147,7 @@ class EagleDrafter(HeadDrafter):
         """See `chains.ChainModel`. Sampling with uniform numbers cumulates probabilities in the order of the
         draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
         and the distribution is still exact."""
-        batch, features = self.pending(seqs)
+        batch, features = self.collect_pending(seqs)
         if sampling.noise is not None and self._ids is not None:
             sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
         drawn = self.runtime.decode_steps(batch, features, steps, sampling)
@@ -158,7 +159,7 @@ class EagleDrafter(HeadDrafter):
         return drawn._replace(tokens=tokens, logits=logits, probs=probs)
 
     def _run_masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
-        batch, features = self.pending(seqs, masks=[d - 1 for d in depth])
+        batch, features = self.collect_pending(seqs, masks=[d - 1 for d in depth])
         _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
         self.note_run(seqs)
         return list(self._scatter(logits).split(list(depth)))
@@ -170,7 +171,7 @@ class EagleDrafter(HeadDrafter):
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
         seqs = [tree.seq for tree in trees]
-        batch, features = self.pending(seqs)
+        batch, features = self.collect_pending(seqs)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
         self.note_run(seqs)
         live, frontiers = list(trees), [[ROOT]] * len(trees)
@@ -214,7 +215,7 @@ class EagleDrafter(HeadDrafter):
 def make(
     target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: object
 ) -> EagleDrafter:
-    """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
+    """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the head that
     ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
     backend; None: about as many bits as the target's weights have. Draft tokens may change, the output distribution
     does not. options: as in `EagleDraftConfig`.

@@ -22,9 +22,8 @@ MOST_FORCED = 32
 
 
 class FormDrafter(Drafter):
-    """Proposes the beginning of what is forced. After a draft that was not accepted as a whole, it proposes at most
-    half as many tokens: a model that writes a word in unusual tokens, or white space in an unusual way, does so for a
-    while.
+    """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
+    as many: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
     device: where the target wants its draft tokens.
     """
@@ -40,7 +39,7 @@ class FormDrafter(Drafter):
         chains = list[Seq[int]]()
         for seq, budget in zip(seqs, budgets, strict=True):
             began = perf_counter()
-            forced = seq.constraint.forced(seq.output) if seq.constraint is not None and budget.depth > 0 else ()
+            forced = seq.constraint.find_forced(seq.output) if seq.constraint is not None and budget.depth > 0 else ()
             at, last = self._last.get(seq.id, (0, ()))
             right = seq.tokens[at : at + len(last)] == list(last)
             chains.append(forced[: budget.depth if right else min(budget.depth, max(1, len(last) // 2))])
@@ -68,7 +67,7 @@ class ForcedFirst(Drafter):
         chains = [self._forced.get(seq.id, ())[: each.depth] for seq, each in zip(seqs, budgets, strict=True)]
         left = [Budget(0) if seq.id in self._forced else each for seq, each in zip(seqs, budgets, strict=True)]
         others = self._drafter.propose(seqs[: self._shown], left[: self._shown]).pad(len(seqs) - self._shown)
-        forced = Draft.chains(chains, device=others.tokens.device).named(FormDrafter.name)
+        forced = Draft.chains(chains, device=others.tokens.device).with_name(FormDrafter.name)
         parts = [DraftPart(forced if chain else others) for chain in chains]
         return join_drafts(parts, self._vocab_size, others.tokens.device).with_drawn(others.drawn)
 

@@ -48,7 +48,7 @@ class Guard:
                 draft = self.drafter.propose(seqs, budgets)
                 draft.check(depths, self.target.vocab_size, MAX_NODES)
                 draft = draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
-                return draft.named(self.name)
+                return draft.with_name(self.name)
         return Draft.empty(len(seqs), self.target.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -64,11 +64,11 @@ class Guard:
         chains = self.traits.chains_only or not self.target.capabilities.trees
         return depth if chains else min(MAX_NODES, depth * MAX_NODES)
 
-    def cached_prefix(self, seq: Sequence) -> int:
+    def match_prefix(self, seq: Sequence) -> int:
         if self.reads_all:
             return 0
-        with self._guard("cached_prefix", [seq]):
-            return min((part.cached_prefix(seq) for part in self._keepers), default=len(seq.tokens))
+        with self._guard("match_prefix", [seq]):
+            return min((part.match_prefix(seq) for part in self._keepers), default=len(seq.tokens))
         return 0
 
     def begin(self, seq: Sequence, length: int) -> None:
@@ -108,8 +108,8 @@ class Guard:
 
 
 def first_children(draft: Draft) -> Draft:
-    """The chain of first acceptable children of each tree. No token is dropped for its value: later siblings are left
-    out whatever they are."""
+    """Cut each tree to the chain of its first acceptable children. No token is dropped for its value: all later
+    siblings go."""
     kept: list[list[int]] = []  # for each sequence, the packed nodes of its chain
     for b in range(draft.batch):
         children, node = draft.children(b), -1

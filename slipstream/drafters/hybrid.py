@@ -13,7 +13,7 @@ is done while the acceptance rate observed in this request is high enough.
 
          the ── cat ── sat ── .     q of the last two: point masses
 
-Every member observes every step with the draft that was verified, whoever proposed it, and updates its state from the
+Every member observes every step with the draft that was verified, its own or not, and updates its state from the
 emitted tokens.
 """
 
@@ -31,6 +31,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, count_accepted
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
+from slipstream.heads.mtp_names import count_mtp_layers
 from slipstream.zoo import head_dir
 
 HEAD_READS = 4
@@ -59,9 +60,9 @@ class HybridConfig(Strict):
 
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
-    the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: those of the
-    members, as a user writes them. predicted: requests without a prediction are drafted by the last member alone, whose
-    name it then has."""
+    the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: the members'
+    names, as a user writes them. predicted: the last member alone drafts for requests without a prediction, and the
+    drafter then has the name of that member."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class HybridDrafter:
         return join_drafts(parts, self.vocab_size, self.device).with_drawn(drawn if any(drawn) else None)
 
     def _stacks(self, seq: Sequence) -> bool:
-        """Whether more than the last member drafts for it."""
+        """Return whether more than the last member drafts for it."""
         return bool(seq.prediction) or not self._predicted
 
     def _lookup_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
@@ -130,8 +131,8 @@ class HybridDrafter:
         return deep
 
     def _is_long(self, seq: Sequence) -> bool:
-        """Whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft model
-        several: that of SmolLM2 reads a text in a twelfth of the target's time."""
+        """Return whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft
+        model several: SmolLM2's draft model reads a text in a twelfth of the target's time."""
         ratio = self.config.max_prefill_ratio * (HEAD_READS if self.traits.taps else 1)
         return self._stacks(seq) and len(seq.tokens) > ratio * seq.room
 
@@ -177,11 +178,11 @@ class HybridDrafter:
 
 @dataclass(frozen=True, eq=False)
 class DraftPart:
-    """What is drafted for one sequence.
+    """Describes the draft of one sequence.
 
-    draft  of the whole batch, of which it takes the nodes of this sequence.
-    name   of the drafter that proposed it; "": the draft says, or it is not to be named.
-    then   tokens after the last node of a chain; by: name of the drafter that they are of.
+    draft  draft of the batch, which holds the nodes of this sequence.
+    name   of the drafter that proposed it; "": `draft` names it, or the name is left out.
+    then   tokens after the last node of a chain; by: name of the drafter that proposed them.
     """
 
     draft: Draft
@@ -200,7 +201,7 @@ def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.dev
         return Draft.empty(len(parts), device)
     only = next(iter(drafts.values()))
     if len(drafts) == 1 and not any(only.draft.nodes(b) if part is None else part.then for b, part in enumerate(parts)):
-        return only.draft.named(only.name) if only.name else only.draft
+        return only.draft.with_name(only.name) if only.name else only.draft
     ids, parents, acceptable, by, splits = list[int](), list[int](), list[bool](), list[str](), [0]
     sampled: dict[int, tuple[Draft, list[int], list[int]]] = {}  # draft with q, its nodes, their places here
     for b, part in enumerate(parts):
@@ -226,9 +227,9 @@ def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.dev
 
 
 def with_predictions(drafter: Drafter, target: Target) -> Drafter:
-    """A drafter that also copies from what a request expects its output to hold: itself if it reads predictions; a
-    suffix tree if it drafts nothing; else one before it, for requests with a prediction only (a tree alone was slower
-    than a draft model on short edits)."""
+    """Return a drafter that also copies from a request's predicted output: `drafter` itself if it reads predictions; a
+    suffix tree if it drafts nothing; otherwise a suffix tree before it, for requests with a prediction only (a tree
+    alone was slower than a draft model on short edits)."""
     if drafter.traits.reads_predictions:
         return drafter
     suffix = make_drafter("suffix", target)
@@ -241,7 +242,8 @@ def make(
     target: Target, *, members: Seq[Drafter] | None = None, model: Target | None = None, **options: Any
 ) -> HybridDrafter:
     """See `registry`; options as in `HybridConfig`. members: None: suffix lookup before the draft `model`, or before
-    the EAGLE-3 head that ships for the target, if there is one. `DraftPlan` makes members of names."""
+    the EAGLE-3 head that ships for the target, or its MTP layers, if there are any. `DraftPlan` makes members of
+    names."""
     config = HybridConfig(**options)
     if members is None:
         members = _usual(target, model)
@@ -257,9 +259,12 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
     suffix = make_drafter("suffix", target)
     if model is not None:
         return [suffix, make_drafter("model", target, model=model)]
+    runtime = target.capabilities.runtime
+    checkpoint = None if runtime is None else runtime.checkpoint
     try:
-        runtime = target.capabilities.runtime
-        head = head_dir("eagle3", None if runtime is None else runtime.checkpoint)
+        head = head_dir("eagle3", checkpoint)
     except ParameterError:  # none ships for this target
-        return [suffix]
+        if runtime is None or checkpoint is None or not count_mtp_layers(checkpoint, runtime.backend == "native"):
+            return [suffix]
+        return [suffix, make_drafter("mtp", target)]
     return [suffix, make_drafter("eagle3", target, head=head)]

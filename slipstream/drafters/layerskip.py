@@ -27,8 +27,8 @@ log = logging.getLogger("slipstream")
 @dataclass(frozen=True)
 class LayerSkipConfig(Strict):
     """exit     number of layers that draft, less than the target has; "auto": measure every exit on a short greedy text
-    when the drafter is created, and take the one with the highest expected speed-up, drafting at most so many
-    tokens as have it.
+    when the drafter is created, and take the exit with the highest expected speed-up; the draft length with
+    that speed-up is then the longest.
     """
 
     exit: int | str = "auto"
@@ -39,7 +39,7 @@ class LayerSkipConfig(Strict):
 
 
 class LayerSkipDrafter(Drafter):
-    """target: the target that verifies; it must declare `early_exit`. `exits`: those that "auto" measured, or [].
+    """target: the target that verifies; it must declare `early_exit`. `exits`: the exits that "auto" measured, or [].
 
     Raises PairError for a target without early exit."""
 

@@ -182,7 +182,7 @@ class LookaheadDrafter:
                 ran = len(draft.nodes(b)) > 0 and draft.ids[draft.splits[b] : draft.splits[b + 1]] == state.drafted
                 columns = state.columns if ran else 0
                 if ran:
-                    state.back_off.learn(len(draft.nodes(b)), verdict.accepted(b))
+                    state.back_off.learn(len(draft.nodes(b)), verdict.count_accepted(b))
                 state.drafted, state.columns = None, 0
                 state.gained += len(verdict.path[b]) + 1
                 if columns:

@@ -44,9 +44,9 @@ LEAD = 8
 
 
 class ReadableText:
-    """What lookup drafters copy from: the tokens of a sequence, after its source and its prediction if there are any.
-    Each of these stands behind the end of the prompt, so that an output which begins as it does is found from its
-    first token on."""
+    """The text that lookup drafters copy from: a source and a prediction, if there are any, then the sequence's tokens.
+    The end of the prompt is repeated before the source and before the prediction, so that an output which begins like
+    one of them is found from its first token on."""
 
     def __init__(self, seq: Sequence):
         self._seq = seq
@@ -67,8 +67,8 @@ class ReadableText:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What followed a match of `match` tokens. tokens: with the first one that is not worth its row; draft: those
-    before it. expected: how many of the draft are accepted."""
+    """Holds the text after a match of `match` tokens. tokens: up to the first token that is not worth its row,
+    included; draft: without it. expected: how many tokens of the draft are accepted."""
 
     match: int = 0
     tokens: Seq[int] = ()
@@ -153,8 +153,8 @@ class LookupDrafter(ABC, Generic[S]):
         return Draft.chains(chains, device=self.device)
 
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
-        """Of the match after which most draft tokens are expected to be accepted; among equals, of the first. Where
-        rows have a measured cost, no seed repeats a sampled text anyway: there other requests may teach, too."""
+        """Choose the match with the most expected accepted draft tokens; among equals, the first. Where rows have a
+        measured cost, no seed repeats a sampled text anyway: there the record of other requests may be used, too."""
         ends = (budget, self._usual) if budget.row_costs else (Budget(budget.depth, (self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)

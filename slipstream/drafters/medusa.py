@@ -37,7 +37,7 @@ _MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
 
 @dataclass(frozen=True)
 class MedusaDraftConfig(Strict):
-    """tree      None: the optimal tree for the accuracies of the heads: those in the checkpoint, or else assumed ones.
+    """tree      None: the optimal tree for the heads' accuracies, from the checkpoint or assumed.
               Or a fixed one: "4,2,1" or (4, 2, 1), the number of children at each depth ("1,1,1" is a chain), or a
               list of paths of ranks, [[0], [1], [0, 0]].
     nodes     most draft tokens of an optimal tree; 0: the number with the most tokens per second, at most 64.
@@ -55,7 +55,7 @@ class MedusaDraftConfig(Strict):
         if self.tree is not None and self.nodes:
             raise ParameterError("a fixed tree was given together with nodes", fix="give one or the other")
 
-    def fixed_tree(self) -> TreeShape | None:
+    def read_tree(self) -> TreeShape | None:
         """The tree given by the option `tree`. Raises ParameterError."""
         if self.tree is None:
             return None
@@ -95,9 +95,9 @@ class MedusaDrafter(PrefixKeeper):
     ):
         self.heads, self.vocab_size, self.device = heads, vocab_size, torch.device(device)
         self.config = config or MedusaDraftConfig()
-        self._fixed = self._checked(self.config.fixed_tree())
+        self._fixed = self._check_tree(self.config.read_tree())
         c = heads.config
-        # As many ranks as they have ids at most.
+        # Heads with few ids have no more ranks than ids.
         self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assume_accuracies(c.heads))[: c.heads])
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, tuple[TreeShape, Tensor]] = {}  # see `_shape`; by depth
@@ -152,7 +152,7 @@ class MedusaDrafter(PrefixKeeper):
             self._shapes[depth] = tree, torch.tensor(places, dtype=torch.int64, device=self.device)
         return self._shapes[depth]
 
-    def _checked(self, tree: TreeShape | None) -> TreeShape | None:
+    def _check_tree(self, tree: TreeShape | None) -> TreeShape | None:
         """`tree`; raises ParameterError if these heads cannot fill it."""
         c = self.heads.config
         if tree is not None:
@@ -169,7 +169,7 @@ class MedusaDrafter(PrefixKeeper):
 def make(
     target: Target, *, head: CheckpointName | MedusaHeads | None = None, quantize: str | None = None, **options: Any
 ) -> MedusaDrafter:
-    """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
+    """head: folder or hub id of the heads, or the heads themselves; None: the heads that ship for the embedded target.
     quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as
     in `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
     config = MedusaDraftConfig(**options)

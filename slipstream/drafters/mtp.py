@@ -4,19 +4,27 @@ last hidden states, as EAGLE does.
 Layer 0 reads the target's state of token i after its final norm, and token i + 1, and predicts token i + 2; layer k
 reads the output of layer k - 1 and token i + 1 + k. Beyond the last layer, drafting begins again with the first one,
 which continues from its own row.
+
+Beside our own decoder the native backend runs the only MTP layer of a checkpoint (`NativeMtp`); beside a target that
+transformers runs, transformers runs one or several (`MtpLayers`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.checkpoints.weight_formats import QUANTISED
+from slipstream.core.params import check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, require
+from slipstream.core.target import HEAD_HOST, HeadHost, Target, require
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.errors import PairError, ParameterError
+from slipstream.heads.mtp_layer import load_mtp_layer
 from slipstream.heads.mtp_names import FAMILIES, TRANSFORMERS, explain_no_layers, has_mtp_layers
 
 if TYPE_CHECKING:
+    from slipstream.backends.native.native_heads import NativeMtp
     from slipstream.targets.huggingface.mtp_layers import MtpLayers
 
 
@@ -24,8 +32,8 @@ class MtpDrafter(EagleDrafter):
     """layers: in the place of an EAGLE head. vocab_size: width of the target's logits."""
 
     def __init__(self, layers: MtpLayers, vocab_size: int, config: EagleDraftConfig | None = None):
-        super().__init__(layers, vocab_size, config)
-        self.layers, self.name = layers, "mtp"
+        super().__init__(layers, vocab_size, config, "mtp")
+        self.layers = layers
         if layers.layers > 1 and self.config.shape == "tree":
             raise ParameterError(
                 f"drafter 'mtp' was asked for trees of {layers.layers} MTP layers",
@@ -38,20 +46,23 @@ class MtpDrafter(EagleDrafter):
         super().keep(seq)
 
 
-def make(target: Target, **options: Any) -> MtpDrafter:
-    """See `registry`; options as in `EagleDraftConfig`. Raises ParameterError, PairError (also for a target
-    without MTP layers) and the family of LoadError."""
+def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> EagleDrafter:
+    """See `registry`; options as in `EagleDraftConfig`. draft_vocab: number of ids that are drafted, the first ones of
+    the vocabulary, which tokenizers give to frequent tokens; only these rows of the output head are read. Raises
+    ParameterError, PairError (also for a target without MTP layers) and the family of LoadError."""
     config = EagleDraftConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
-    family = host.family if host.module is None else host.module.config.get_text_config(decoder=True).model_type
+    if host.module is None:
+        return EagleDrafter(_load_native(host, draft_vocab), host.vocab_size, config, "mtp")
+    if draft_vocab is not None:
+        raise ParameterError(
+            f"draft_vocab is {draft_vocab}, and transformers runs the target",
+            why="its MTP layers draft the whole vocabulary",
+            fix="leave it out",
+        )
+    family = host.module.config.get_text_config(decoder=True).model_type
     if family not in FAMILIES:
         raise explain_no_layers(family)
-    if host.module is None:
-        raise PairError(
-            f"drafter 'mtp' was asked of a {family!r} model that our own decoder runs",
-            why="transformers runs MTP layers, and only beside a target that it runs, too",
-            fix="load the target with executor='transformers', or choose another drafter",
-        )
     if not has_mtp_layers():
         raise ParameterError(
             f"drafter 'mtp' was asked of a transformers before {TRANSFORMERS}",
@@ -63,3 +74,29 @@ def make(target: Target, **options: Any) -> MtpDrafter:
     return MtpDrafter(
         load_mtp(host.module, host.runtime.checkpoint, host.device, host.context), host.vocab_size, config
     )
+
+
+def _load_native(host: HeadHost, draft_vocab: int | None) -> NativeMtp:
+    """The MTP layer of the checkpoint that our own decoder was loaded from, in the format of the decoder's weights."""
+    runtime = host.runtime
+    if host.family not in FAMILIES:
+        raise explain_no_layers(host.family)
+    if runtime.checkpoint is None or runtime.backend != "native":
+        raise PairError(
+            f"drafter 'mtp' was asked of a {host.family!r} model "
+            + ("from memory" if runtime.checkpoint is None else f"that the {runtime.backend} backend runs"),
+            why="the native backend runs MTP layers, of the checkpoint that the target was loaded from",
+            fix="give the target's folder or GGUF file, or choose another drafter",
+        )
+    if draft_vocab is not None and check_integer("draft_vocab", draft_vocab, 1) > host.vocab_size:
+        raise ParameterError(
+            f"draft_vocab is {draft_vocab}, the vocabulary has {host.vocab_size} ids",
+            fix="choose fewer, or leave it out",
+        )
+    from slipstream.backends.native.native_heads import NativeMtp  # imports Numba, which is optional
+
+    weights = load_mtp_layer(Checkpoint.open(runtime.checkpoint))
+    quantised = QUANTISED.get(runtime.quantize or "")
+    layer = NativeMtp(weights.config, weights, host.packed_tables, runtime.threads, quantised, draft_vocab)
+    weights.unmap()
+    return layer

@@ -42,7 +42,7 @@ class Follower(NamedTuple):
 
 # A follower's score is count * ONCE + its latest position, so that scores sort by count, then by recency.
 ONCE = 1 << 40
-FOLLOWERS = 16  # most followers kept for one context; beyond that, the one with the lowest score is dropped
+FOLLOWERS = 16  # most followers kept for one context; beyond that, the lowest score is dropped
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class NgramStore:
         entry[follower] = (score // ONCE + 1) * ONCE + position
 
     def follower(self, tokens: Seq[int], drafted: Seq[int] = ()) -> Follower | None:
-        """What most often followed the longest known context at the end of `tokens` + `drafted`; None if none is
-        known."""
+        """Return the most frequent follower of the longest known context at the end of `tokens` + `drafted`; None if
+        no context is known."""
         longest = self.config.max_ngram
         tail = (*tokens[-longest:], *drafted)[-longest:]
         for k in range(len(tail), self.config.min_ngram - 1, -1):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Needs(Enum):
-    """What a drafter needs besides the target, in the words that `slipstream drafters` prints."""
+    """Names the things that a drafter may need besides the target, in the words that `slipstream drafters` prints."""
 
     NOTHING = "nothing"
     DRAFT_MODEL = "a draft model"
@@ -76,13 +76,13 @@ class DrafterSpec:
 
     @property
     def reads_draft(self) -> bool:
-        """Whether a draft model or head that the user names is for this drafter."""
+        """Return whether a draft model or head that the user names is for this drafter."""
         return self.needs in (Needs.DRAFT_MODEL, Needs.DRAFT_HEAD, Needs.MEMBERS)
 
     @property
     def weightless(self) -> bool:
-        """Whether it holds nothing but what it has seen: quickly created, and created again for each timed pass, so
-        that it cannot repeat in one pass what it learned in the pass before."""
+        """Return whether the drafter holds only text that it has seen. Such a drafter is created anew for each timed
+        pass, so that it cannot repeat the text of the pass before."""
         return self.needs is Needs.NOTHING and self.length > 0
 
     def refusal(self, kind: Kind) -> str:
@@ -91,8 +91,6 @@ class DrafterSpec:
             return "its layers cannot be run apart"
         if self.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
             return "it offers no hidden states"
-        if self.needs is Needs.MTP_LAYERS and not kind.mtp:
-            return "none of its architectures brings MTP layers"
         return ""
 
 

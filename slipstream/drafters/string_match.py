@@ -11,7 +11,7 @@ The last of the target's tokens would change if the draft model went on, so it w
 of a character that is not complete are no draft. If the text itself ends within a character, its bytes come first.
 
 Other tokenizers are refused unless this is asked for (`draft_tokenizer`), because the acceptance rate is lower than
-that of a draft model of the target's family. With equal tokenizers nothing is split.
+with a draft model of the target's family. With equal tokenizers nothing is split.
 """
 
 import logging
@@ -61,7 +61,7 @@ def with_tokenizer(model: Target, draft_tokenizer: object, target_tokenizer: obj
 
 
 def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocabularies:
-    """What is known of both tokenizers; raises as `with_tokenizer`. width: of both models' logits."""
+    """Compare both tokenizers; raises as `with_tokenizer`. width: of both models' logits."""
     for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:
             raise PairError(
@@ -92,7 +92,7 @@ class StringDrafter(PrefixKeeper):
         for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
             if budget.depth > 0:
                 copies.append(self._reader.follow(seq, len(seq.tokens)))
-                steps.append(self._wanted(len(copies[-1].tokens), len(seq.tokens), budget.depth))
+                steps.append(self._count_wanted(len(copies[-1].tokens), len(seq.tokens), budget.depth))
                 members.append(b)
         chains: list[list[int]] = [[] for _ in seqs]
         if members:
@@ -101,13 +101,13 @@ class StringDrafter(PrefixKeeper):
                 chains[b] = self._split(seqs[b], ids[:most])[: budgets[b].depth]
         return Draft.chains(chains, device=self.device)
 
-    def _wanted(self, draft_length: int, target_length: int, budget: int) -> int:
+    def _count_wanted(self, draft_length: int, target_length: int, budget: int) -> int:
         """How many tokens the draft model writes for `budget` of the target's, by the lengths of the text so far."""
         ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 
     def _write(self, copies: Seq[Sequence], steps: int) -> list[list[int]]:
-        """The draft model's next tokens for each of its sequences; each is followed by what is most likely."""
+        """Decode the draft model's next tokens for each of its sequences, greedily."""
         if self._steps is not None:
             for seq in copies:
                 if len(seq.pending) > self.model.capabilities.max_pending:
@@ -185,7 +185,7 @@ class StringDrafter(PrefixKeeper):
 @dataclass
 class _Text:
     """known: how many of the target's tokens have been read. begin: place in `reading.ids` of the first token of
-    `sequence`, less those that begin every text."""
+    `sequence`, not counting the tokens that begin every text."""
 
     reading: Reading
     sequence: Sequence
@@ -272,13 +272,13 @@ def complete(data: bytes) -> bytes:
 
 
 def last_text(data: bytes) -> bytes:
-    """What follows the last byte that is no UTF-8."""
+    """Return the text after the last byte that is no UTF-8."""
     chars = data.decode("utf-8", "surrogateescape")
     stray = max((n for n, char in enumerate(chars) if 0xDC80 <= ord(char) <= 0xDCFF), default=-1)
     return chars[stray + 1 :].encode()
 
 
 def _after(ids: Seq[int], texts: TokenTexts, length: int) -> list[int] | None:
-    """The ids after those that write the first `length` bytes; None if no id ends there."""
+    """Return the ids after the first `length` bytes; None if no id ends there."""
     ends = accumulate((len(texts.text_of(id_) or b"") for id_ in ids), initial=0)
     return next((list(ids[n:]) for n, end in enumerate(ends) if end == length), None)

@@ -176,8 +176,8 @@ class Store:
             begin += room
 
     def longest(self, tail: Seq[int], at_end: bool) -> tuple[SuffixTree, int, Node | int]:
-        """(tree, length, where it ends) of the longest end of `tail` that occurred before; of the younger tree where
-        both have it. at_end: `tail` is the end of what the store holds."""
+        """Find the longest end of `tail` that occurred before. Returns (tree, length, where it ends); the younger tree
+        where both have it. at_end: `tail` is the end of the stored text."""
         tree = self.young
         match, where = tree.before() if at_end else tree.longest(tail)
         if self.old is not None:

@@ -22,7 +22,7 @@ from slipstream.core.draft import Draft, build_mask
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence, is_coupled
 from slipstream.drafters.chains import Chain, join_probs
-from slipstream.theory.trees import renumbered
+from slipstream.theory.trees import renumber
 
 ROOT = -1
 
@@ -105,7 +105,7 @@ class Tree:
 
     def visible(self, rows: Seq[int]) -> Tensor:
         """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
-        return build_mask(renumbered(self.parents, rows))
+        return build_mask(renumber(self.parents, rows))
 
 
 def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
@@ -117,7 +117,7 @@ def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch
         if tree := trees.get(b):
             kept = range(len(tree.parents)) if tree.drawn else rerank(tree.path_probs, tree.nodes)
             chains[b] = Chain([tree.tokens[i] for i in kept], torch.stack(tree.q) if tree.q else None)
-            parents += renumbered(tree.parents, kept)
+            parents += renumber(tree.parents, kept)
         splits.append(len(parents))
     ids = [token for chain in chains for token in chain.tokens]
     return Draft.of(ids, parents, splits, join_probs(chains, vocab_size), device=device)

@@ -268,7 +268,7 @@ class DraftLengths:
     def learn(self, step: Step) -> None:
         self.policy.learn(step)
 
-    def joined(self) -> None:
+    def note_join(self) -> None:
         self.policy.trials.begin_for_request()
 
     def release(self, seq_id: int) -> None:

@@ -1,4 +1,4 @@
-"""What past steps took and gave: `Costs` by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
+"""Records past steps: costs by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
 
 import math
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ WEIGHT = 8.0
 
 
 class Mean:
-    """Of about the last so many samples; 0 before the first."""
+    """Averages about the `last` samples; 0 before the first."""
 
     def __init__(self, last: int) -> None:
         self.value, self._count, self._last = 0.0, 0, last

@@ -85,8 +85,8 @@ def make_batch(
     """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last of these tokens and
     for every node.
 
-    Slots: the KV of token i of a sequence is in slot i, that of node j of the draft in slot len(tokens) + j. A node's
-    position is that of the last pending token plus the node's depth, so siblings share one.
+    Slots: the KV of token i of a sequence is in slot i, the KV of node j of the draft in slot len(tokens) + j. A node's
+    position is the last pending token's plus the node's depth, so siblings share one.
 
     starts  slot of the first token to run, where part of a long prompt has run already; else `seq.kv_len`.
     stop    where a piece of a long prompt ends, before `end`.
@@ -132,13 +132,15 @@ class Output:
     (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
     the residual stream after the last layer that ran. All are valid until the next forward.
     `finite`: whether the executor has seen that no hidden state behind the logits is infinite or NaN.
-    `maxima`: id of the first maximum of each row of logits, if the executor has found it."""
+    `maxima`: id of the first maximum of each row of logits, if the executor has found it.
+    `experts_read`: number of experts that the pass read, all layers together; 0 if it is unknown."""
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
     hidden: Tensor | None = None
     finite: bool = False
     maxima: Seq[int] | None = None
+    experts_read: int = 0
 
 
 class Executor(Protocol):
@@ -153,7 +155,7 @@ class Executor(Protocol):
 
     @property
     def slices(self) -> bool:
-        """Whether `forward` takes `layers`."""
+        """Return whether `forward` takes `layers`."""
         ...
 
     @property

@@ -23,7 +23,7 @@ from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.forced_text import SpelledForm
-from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, rebuild
+from slipstream.grammar.json_schemas import DEFINITIONS, add_pattern_of_names, close_objects, rebuild
 from slipstream.grammar.symbols import Symbols
 from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
 from slipstream.grammar.vocabulary import Vocabulary
@@ -85,7 +85,7 @@ class Grammars:
 
 
 def check_structured(structured: Structured) -> None:
-    """Raise ParameterError for a form that cannot be compiled, whatever the tokenizer."""
+    """Raise ParameterError for a form that cannot be compiled for any tokenizer."""
     if structured.tokens is None:
         compile_form(Vocabulary.of_bytes(), structured)
 
@@ -161,8 +161,8 @@ _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
 def _write_strict(schema: object) -> str:
-    """The schema as JSON, less what asks for nothing. It can ask llguidance to ignore keywords that it does not know;
-    not here."""
+    """Write a schema for llguidance: its objects are closed, and keywords that ask for nothing are left out. A schema
+    cannot ask llguidance to ignore unknown keywords."""
 
     def enforce(part: JsonObject) -> JsonObject:
         if isinstance(part.get("x-guidance"), dict):
@@ -174,7 +174,7 @@ def _write_strict(schema: object) -> str:
         }
         return add_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
 
-    return json.dumps(rebuild(schema, enforce))
+    return json.dumps(rebuild(close_objects(schema), enforce))
 
 
 @lru_cache(KEPT)
@@ -190,7 +190,7 @@ def _has_format(name: str) -> bool:
 
 
 def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
-    """What is wrong with a schema, and where; "" if nothing is."""
+    """Say what is wrong with a schema, and where; "" if it is right."""
     from llguidance import LLMatcher
 
     def find_fault(part: object) -> str:

@@ -182,12 +182,12 @@ class ForcedText:
         while goes_on and len(self._ahead) < AHEAD:
             found = self._form.read(matcher.compute_ff_bytes())[:AHEAD]
             if not found and not matcher.is_error():
-                allowed = symbols.allowed(matcher.compute_bitmask())
+                allowed = symbols.read_mask(matcher.compute_bitmask())
                 only = symbols.only(allowed)
-                gap = spacing.expected(None if only is None else symbols.bytes_of([only])[0])
+                gap = spacing.expect(None if only is None else symbols.bytes_of([only])[0])
                 found = symbols.spaces(allowed, gap) + ([] if only is None else [only])
                 goes_on = only is not None
-                self._follow = None if goes_on else _compared(symbols.following(allowed))
+                self._follow = None if goes_on else _pick_bytes(symbols.find_following(allowed))
             count = matcher.try_consume_tokens(found)
             if matcher.is_error():
                 self._form.tell(matcher.get_error())
@@ -203,7 +203,7 @@ def _last_word(text: bytes) -> bytes:
     return _WORD.search(text)[0]  # type: ignore[index]  # it matches the empty word, too
 
 
-def _compared(following: bytes) -> bytes:
+def _pick_bytes(following: bytes) -> bytes:
     """Return the bytes that stand for all that may follow."""
     usual = bytes(byte for byte in USUAL if byte in following)
     return usual or following[:MOST_COMPARED]

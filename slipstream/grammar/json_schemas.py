@@ -14,6 +14,10 @@ _VALUES = {"const", "enum", "default", "examples"}
 """Keywords that hold values and no schemas."""
 _NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
 """Keywords that hold schemas by names."""
+_IN_PLACE = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"}
+"""Keywords that ask more of the same value."""
+_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"}
+"""Keywords that say which further properties an object may have."""
 _MOST_REFERENCES = 20
 
 
@@ -49,6 +53,28 @@ def add_pattern_of_names(part: JsonObject) -> JsonObject:
         return part
     values = others.pop("additionalProperties", True)
     return {**others, "patternProperties": {pattern: values}, "additionalProperties": False}
+
+
+def close_objects(schema: object) -> object:
+    """Forbid further properties in each object that names its properties and does not say whether there may be others,
+    as OpenAI's strict mode and xgrammar do. A schema that describes one object in several places stays as it is: closed
+    parts would exclude each other."""
+    combined = False
+
+    def look(part: JsonObject) -> JsonObject:
+        nonlocal combined
+        places = _IN_PLACE & part.keys()
+        combined |= "allOf" in places or "if" in places or bool(places and "properties" in part)
+        return part
+
+    def close(part: JsonObject) -> JsonObject:
+        named, required = part.get("properties"), part.get("required", [])
+        if not isinstance(named, dict) or not isinstance(required, list) or _MORE & part.keys():
+            return part
+        return {**part, "additionalProperties": False} if all(str(name) in named for name in required) else part
+
+    rebuild(schema, look)
+    return schema if combined else rebuild(schema, close)
 
 
 def is_kind(value: object, kinds: Collection[str]) -> bool:

@@ -47,7 +47,7 @@ class Spacing:
         """The last byte, if it is a mark; all others are one."""
         return self.last if self.last in MARKS else 0
 
-    def expected(self, following: int | None) -> bytes:
+    def expect(self, following: int | None) -> bytes:
         """Return the white space that is still to be written before the byte `following` (None: not known)."""
         if self.is_quoted:
             return b""

@@ -46,7 +46,7 @@ class Symbols:
         """Return the bytes of symbols, `SPECIAL` for each special token."""
         return bytes([symbol - self.first if symbol >= self.first else SPECIAL for symbol in symbols])
 
-    def allowed(self, mask: bytes) -> NDArray[np.bool_]:
+    def read_mask(self, mask: bytes) -> NDArray[np.bool_]:
         """Return which symbols a bit mask of llguidance allows: special tokens, then bytes."""
         bits = np.frombuffer(mask, np.uint8)
         allowed: NDArray[np.bool_] = (bits[self._ids >> 3] >> (self._ids & 7) & 1).astype(np.bool_)
@@ -70,13 +70,13 @@ class Symbols:
         """Return the symbols of white space, if it may follow; else none."""
         return [self.first + byte for byte in gap] if all(allowed[self._count + byte] for byte in gap) else []
 
-    def following(self, allowed: NDArray[np.bool_]) -> bytes:
+    def find_following(self, allowed: NDArray[np.bool_]) -> bytes:
         """Return the bytes that may follow, white space aside."""
         return bytes((np.flatnonzero((allowed & ~self._is_space)[self._count :])).tolist())
 
 
 class _Alphabet:
-    """What llguidance needs to know of a tokenizer."""
+    """The tokenizer that llguidance sees: one token for each byte and each special token."""
 
     bos_token_id = None
 

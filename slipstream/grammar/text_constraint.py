@@ -41,10 +41,10 @@ class Place:
 
 
 class FreeText:
-    """Finds in bytes what begins the form, `after` or a trigger: it may begin and end within tokens. A token that goes
-    on behind it is allowed if the form may begin with the rest.
+    """Searches free text for the bytes that begin the form: `after` or a trigger, which may begin and end within
+    tokens. A token that goes on behind them is allowed if the form may begin with its rest.
 
-    Special tokens write nothing, as where texts are shown, but for those that `after` and the trigger name.
+    Special tokens write nothing, as in texts that are shown, except the ones that `after` and the trigger name.
 
     grammar  a matcher at the beginning of the form.
     """
@@ -78,7 +78,7 @@ class FreeText:
         stage, waiting, possible = self._read(place.stage, place.partial + self._written[token])
         return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokenise(possible))
 
-    def allowed(self, place: Place) -> NDArray[np.bool_]:
+    def find_allowed(self, place: Place) -> NDArray[np.bool_]:
         """Which tokens may follow in a free part: [V]."""
         key = place.stage, place.partial
         if key not in self._rows:
@@ -131,14 +131,14 @@ class FreeText:
 
 
 def _strip(text: bytes) -> bytes:
-    """Without the white space at its beginning."""
+    """Strip white space at the beginning."""
     while space := next((each for each in SPACES if text.startswith(each)), b""):
         text = text[len(space) :]
     return text
 
 
 def _is_undecided(text: bytes, marks: list[bytes]) -> bool:
-    """Whether a text without white space before it may become one that begins with a mark."""
+    """Return whether a text without white space before it may become one that begins with a mark."""
     return any(len(text) < len(each) and each.startswith(text) for each in (*marks, *SPACES))
 
 
@@ -154,13 +154,13 @@ Tail = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class ConstraintState:
-    """What is known after an output and a tail.
+    """The constraint's state after an output and a tail.
 
     place     where the text stands.
     allowed   [V].
     over      nothing follows: the form is complete, a stop id was emitted, or a token was not allowed.
     complete  the text ends here although no stop id was emitted.
-    fault     why nothing is known; then nothing is allowed.
+    fault     why the state is unknown; then no token is allowed.
     """
 
     place: Place
@@ -188,7 +188,7 @@ class TextConstraint:
         self._output: list[int] = []
         self._states: dict[Tail, ConstraintState] = {}
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         self._settle(output)
         states = [self._state(tuple(tail)) for tail in tails]
         fault = next((state.fault for tail, state in zip(tails, states, strict=True) if not tail), "")
@@ -204,14 +204,14 @@ class TextConstraint:
         self._settle(output)
         return self._state(tuple(tail)).complete
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         self._settle(output)
         state = self._state(())
         begin = state.place.begin
         return () if begin is None or state.over else self._forced.tokens([*state.place.lead, *output[begin:]])
 
     def _settle(self, output: Seq[int]) -> None:
-        """Make `output` the one that tails follow. States that are still reachable are kept."""
+        """Let tails follow `output`. States that are still reachable are kept."""
         old, new = self._output, list(output)
         if new == old:
             return
@@ -245,7 +245,7 @@ class TextConstraint:
 
     def _advance(self, place: Place, text: list[int]) -> ConstraintState:
         if place.begin is None:
-            return ConstraintState(place, self._free.allowed(place))
+            return ConstraintState(place, self._free.find_allowed(place))
         mask, accepting, fault = self._walk.after([*place.lead, *text[place.begin :]])
         if fault:
             return ConstraintState(place, self._none, fault=fault)
@@ -253,7 +253,7 @@ class TextConstraint:
         if accepting and not allowed.any():
             if self._free.repeats:
                 again = Place(None)
-                return ConstraintState(again, self._free.allowed(again))
+                return ConstraintState(again, self._free.find_allowed(again))
             return ConstraintState(place, self._all, over=True, complete=True)
         allowed[self._stops] = accepting
         return ConstraintState(place, allowed)
@@ -273,7 +273,7 @@ class GivenTokens:
             raise ParameterError(f"structured.tokens holds id {outside}, the vocabulary is 0..{vocab_size - 1}")
         self._text, self._vocab_size = tuple(tokens), vocab_size
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         rows = np.ones((len(tails), self._vocab_size), np.bool_)
         for row, tail in zip(rows, tails, strict=True):
             at = len(output) + len(tail)
@@ -285,12 +285,12 @@ class GivenTokens:
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return len(output) + len(tail) >= len(self._text)
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         return self._text[len(output) :]
 
 
 class Walk:
-    """A matcher that is moved between texts, by rolling back to what they have in common."""
+    """Moves a matcher from one text to another: it rolls back to their common beginning."""
 
     def __init__(self, grammar: LLMatcher):
         self._grammar = grammar  # stays at the beginning
@@ -298,7 +298,7 @@ class Walk:
         self._at: list[int] = []  # tokens that the matcher has consumed
 
     def after(self, tokens: list[int]) -> tuple[bytes, bool, str]:
-        """The bit mask of what may follow `tokens`, whether they have the form, and what went wrong."""
+        """Return the bit mask of tokens that may follow `tokens`, whether they have the form, and the error."""
         n = min(len(self._at), len(tokens))
         while self._at[:n] != tokens[:n]:
             n -= 1
@@ -324,7 +324,7 @@ PLACE = re.compile(r"at \d+\(\d+\): ")
 
 
 def fault_of(matcher: LLMatcher) -> str:
-    """What is wrong, in one line; "" if nothing is. Its own report goes on with its state."""
+    """Return the matcher's error in one line; "" if it has none. Its own report also dumps its state."""
     if not matcher.is_error():
         return ""
     report = matcher.get_error().strip()

@@ -22,7 +22,7 @@ the model end a text depends on the request."""
 
 
 class Vocabulary:
-    """The ids of a target's logits, and what they write.
+    """The ids of a target's logits, and the bytes that they write.
 
     tokens  of llguidance. size: width V of the logits; ids from `tokens.vocab_size` on are padding.
     """

@@ -1,6 +1,6 @@
 """Reads and writes checkpoints of DFlash and DSpark heads, and fits them to their target.
 
-config.json is that of a Qwen3 with the head's layers. Its own keys are block_size, mask_token_id and target_layer_ids
+config.json describes a Qwen3 with the head's layers. Its own keys are block_size, mask_token_id and target_layer_ids
 (0: the state after the first layer), in `dflash_config` or at the top. The package `speculators` has the Qwen3 inside
 `transformer_layer_config`, and counts layers in `aux_hidden_state_layer_ids` from 1. Tensors as
 `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.

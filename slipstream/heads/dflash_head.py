@@ -3,12 +3,12 @@ a block in one pass.
 
     context   hidden_norm(fc(tapped states of a token)) is the input of every layer's keys and values for that token, so
               each token of the text has one entry in the head's KV cache, and no query
-    block     [last token, mask, mask, ...] at the positions from that of the last token on; each row sees the whole
-              context and the whole block; a mask's output predicts the token at its own position
+    block     [last token, mask, mask, ...] from the last token's position on; each row sees the whole context and the
+              whole block; a mask's output predicts the token at its own position
     DSpark    (2607.05147) each row predicts the token after it, the last token's too, and a Markov head adds
               markov_w2(markov_w1(token before)) to its logits, so a draft token depends on the one before it
 
-The layers are those of Qwen3. Embedding and output head are the target's. Attention is passed in, as in `eagle_head`.
+The layers are like Qwen3's. Embedding and output head are the target's. Attention is passed in, as in `eagle_head`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.heads.eagle_head import Attend, Norm, PlainLayer, Rotary, scatte
 
 @dataclass(frozen=True)
 class DFlashConfig(Strict):
-    """What kind of DFlash head a checkpoint is.
+    """Describes a DFlash head.
 
     decoder        sizes and rope of the head's layers; its `vocab_size` is the target's.
     taps           target layers that the context is made of (see `TargetOut.hidden`).

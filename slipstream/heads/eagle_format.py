@@ -1,5 +1,5 @@
-"""Reads and writes checkpoints of EAGLE heads, and fits heads to their target. The layouts: the native ones of
-EAGLE-1/-2, -3 and P-EAGLE, and that of `speculators`.
+"""Reads and writes checkpoints of EAGLE heads, and fits heads to their target. It knows two layouts: the native one of
+EAGLE-1/-2, -3 and P-EAGLE, and the layout of the package `speculators`.
 
     native        config.json of a Llama, mostly with one layer, plus the head's own keys (`draft_vocab_size`,
                   `eagle_config`, ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
@@ -151,8 +151,8 @@ def _read_taps(
             fix="correct num_aux_hidden_states, target_hidden_size or eagle_aux_hidden_state_layer_ids",
         )
     if named:
-        # SpecForge and SGLang count layers from 0, and SGLang tells their ids by a first one of 1. Whoever writes the
-        # number of taps counts as vLLM: the state after that many layers.
+        # SpecForge and SGLang count layers from 0; SGLang recognises such ids by a first id of 1. A config that gives
+        # the number of taps counts as vLLM does: the state after that many layers.
         from_zero = not counted and "num_aux_hidden_states" not in config and named[0] == 1
         return tuple(tap + from_zero for tap in named), width
     if count != 3 or layers is None:

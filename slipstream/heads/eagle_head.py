@@ -38,7 +38,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class EagleConfig(Strict):
-    """What kind of EAGLE head a checkpoint is.
+    """Describes an EAGLE head.
 
     version           1 (EAGLE-1 and -2) or 3.
     decoder           sizes, rope and activation of the head's own layers; its `vocab_size` is the target's.
@@ -86,6 +86,11 @@ class EagleConfig(Strict):
     @property
     def hidden_size(self) -> int:
         return self.decoder.hidden_size
+
+    @property
+    def reduced(self) -> bool:
+        """Whether its draft ids may be others than the target's ids."""
+        return self.version == 3 or self.draft_vocab < self.decoder.vocab_size
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:
@@ -277,8 +282,8 @@ class EagleHead(nn.Module):
 
 
 def scatter(values: Tensor, ids: Tensor | None, vocab: int, elsewhere: float = -torch.inf) -> Tensor:
-    """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in those
-    that the head cannot draft. ids: target id of each draft id; None: they are the same."""
+    """Spread logits or probabilities [..., draft_vocab] over draft ids to [..., V] over target ids; ids that the head
+    cannot draft get `elsewhere`. ids: target id of each draft id; None: they are the same."""
     if ids is None:
         return values
     return values.new_full((*values.shape[:-1], vocab), elsewhere).index_copy_(-1, ids, values)

@@ -1,8 +1,8 @@
 """Heads with a KV cache: `EagleRuntime` and `DFlashRuntime`, how a backend runs one, and `HeadDrafter`, the part of
-their drafters that keeps which rows of each sequence are in the cache, and the features of those still to run.
+their drafters that tracks which rows of each sequence are in the cache, and keeps the features of rows still to run.
 
 A row of an EAGLE head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits
-predict token i + 2. *True* rows carry the target's tapped states. *Own* rows, those of draft tokens, carry the head's
+predict token i + 2. *True* rows carry the target's tapped states. *Own* rows (of draft tokens) carry the head's
 output for the row before them; they serve one draft, and are then overwritten by the true rows of the accepted tokens.
 Mask rows, of a parallel head, are true rows of the mask token with learned taps; they are overwritten, too. Rows are
 packed as in `executor.Batch`; `tokens` holds the token *after* each feature.
@@ -138,8 +138,8 @@ class Rows:
 
 
 class HeadDrafter:
-    """What the drafters of such heads have in common. rows: of every sequence, by its id. Nothing is kept beyond the
-    head's `context`: those positions were never trained."""
+    """Base class of the drafters of such heads. rows: of every sequence, by its id. Nothing is kept beyond the head's
+    `context`: it was not trained on later positions."""
 
     traits: DrafterTraits
 
@@ -160,13 +160,13 @@ class HeadDrafter:
     def room(self, seq: Sequence) -> int:
         return self.context - len(seq.tokens)
 
-    def pending(
+    def collect_pending(
         self, seqs: Seq[Sequence], most: int | None = None, masks: Seq[int] | None = None
     ) -> tuple[Batch, Tensor]:
-        """The rows that the head has not run yet (at most `most` of each sequence), and their features.
+        """Collect the rows that the head has not run yet (at most `most` of each sequence), and their features.
 
-        masks  of a parallel head: rows of the mask token after those of each sequence. Selected are the last true row
-               and these. The next true rows overwrite them.
+        masks  mask rows to append to each sequence, for a parallel head. The last true row and the mask rows are
+               selected. The next true rows overwrite the mask rows.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -245,7 +245,7 @@ class HeadDrafter:
                 self.rows[seq.id].add(torch.cat([out.hidden[tap][begin:end] for tap in self.traits.taps], -1))  # [n, W]
                 self._catch_up(seq, 0)
 
-    def cached_prefix(self, seq: Sequence) -> int:
+    def match_prefix(self, seq: Sequence) -> int:
         return self._head.kv_memory.match(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
@@ -262,7 +262,7 @@ class HeadDrafter:
             self._head.kv_memory.keep(seq.id, seq.tokens[: rows.done + 1])
 
     def _follow(self, seq: Sequence, first: int) -> bool:
-        """Whether to keep rows from position `first` on; if so, makes sure that the sequence's `Rows` end there."""
+        """Return whether to keep rows from position `first` on; if so, make the sequence's `Rows` end there."""
         if seq.finish or seq.params.draft_tokens == 0:
             return False
         if seq.kv_len > self.context:
@@ -280,7 +280,7 @@ class HeadDrafter:
         rows = self.rows[seq.id]
         while rows.pending > most:
             count = min(CHUNK, rows.pending)
-            batch, features = self.pending([seq], count)
+            batch, features = self.collect_pending([seq], count)
             self._head.extend(batch, features)
             rows.note_run(count)
 

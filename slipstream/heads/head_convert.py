@@ -1,7 +1,7 @@
 """Writes a draft head as a checkpoint that other programs load (`HEAD_FORMATS`).
 
-"eagle3" and "medusa" are the layouts of their authors' releases, "speculators" is that of the package of this name,
-"specforge" that of SGLang's framework for training. vLLM loads all of them. "int8" is for Slipstream alone, and
+"eagle3" and "medusa" are the layouts of their authors' releases. "speculators" and "specforge" are the layouts of the
+package of this name and of SGLang's training framework. vLLM loads all of them. "int8" is for Slipstream alone, and
 holds DFlash heads, too.
 """
 
@@ -52,8 +52,8 @@ def convert_head(
     """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in;
     "int8": matrices in 8 bits.
 
-    target  the target's checkpoint, if the head's config.json does not name it: its lm_head, if Medusa heads use it;
-            its layers, if an EAGLE-3 head does not name those that it reads; and `speculators` names it.
+    target  the target's checkpoint, if the head's config.json does not name it. Medusa heads may use its lm_head, an
+            EAGLE-3 head that does not name the layers it reads needs their number, and `speculators` names it.
 
     Raises the family of `LoadError`, UnsupportedModelError for what the format cannot hold, and ParameterError if the
     target is needed and not known.

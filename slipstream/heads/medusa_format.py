@@ -129,7 +129,7 @@ def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
 
 
 def _keep_rows(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
-    """The same heads with only these of their draft ids."""
+    """Return the same heads with only the draft ids `rows`."""
     cut = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
     state = heads.state_dict()
     state["token_map"] = state["token_map"][rows]

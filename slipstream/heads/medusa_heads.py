@@ -28,7 +28,7 @@ Accuracies = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class MedusaConfig(Strict):
-    """What kind of Medusa heads a checkpoint holds.
+    """Describes Medusa heads.
 
     heads, layers  number of heads (K), and of residual blocks in each.
     hidden_size    d, width of the target's hidden states.

@@ -2,8 +2,8 @@
 
 Each is a decoder layer behind a projection of the target's last hidden state and the next token's embedding
 (DeepSeek-V3, 2412.19437, section 2.2). transformers builds and loads them where a family's configuration says how many
-there are; for the others, what it has to be told is written here. Sources: `MtpModel` of transformers 5.23; for
-Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
+there are; for the other families, the missing configuration is written here. Sources: `MtpModel` of transformers 5.23;
+for Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
 """
 
 import logging
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
+from slipstream.checkpoints.families.wrappers import WRAPPERS
 from slipstream.core.strict import JsonMapping
-from slipstream.errors import PairError
+from slipstream.errors import ConfigError, PairError
 
 log = logging.getLogger("slipstream")
 
@@ -28,9 +29,9 @@ COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 @dataclass(frozen=True)
 class MtpFamily:
     """index     matches one tensor of each MTP layer; its group is the layer's number.
-    numbered  whether they are numbered on after the target's layers, else from 0.
-    types     lists in the configuration with one entry for each MTP layer, and what that is; of those that transformers
-              does not fill itself.
+    numbered  whether their numbers continue the target's; otherwise they start at 0.
+    types     configuration lists that need an entry for each MTP layer and that transformers does not fill, with the
+              entry.
     config    other values that an MTP layer is built with.
     renamed   names in the checkpoint, after transformers' own renaming -> names in `MtpModel`; regular expressions.
     """
@@ -54,7 +55,10 @@ FAMILIES: dict[str, MtpFamily] = {
     "deepseek_v3": _NUMBERED,
     "glm4_moe": _NUMBERED,
     "mellum": MtpFamily(_BESIDE),
-    "qwen3_next": MtpFamily(_BESIDE, types={"mtp_layer_types": "full_attention"}),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        MtpFamily(_BESIDE, types={"mtp_layer_types": "full_attention"}),
+    ),
     "ernie4_5_moe": MtpFamily(
         r"^model\.mtp_linear_proj\.(\d+)\.weight$",
         config={"chain_hidden_post_norm": False, "moe_layer_interval": 2},  # no norm after it; layer 0 is dense
@@ -76,15 +80,17 @@ FAMILIES: dict[str, MtpFamily] = {
 }
 """`model_type` of a target's (text) configuration -> its MTP layers."""
 
+_IN_GGUF = MtpFamily(r"^blk\.(\d+)\.nextn\.eh_proj\.weight$", numbered=True)
+
 
 def has_mtp_layers() -> bool:
-    """Whether the installed transformers builds MTP layers."""
+    """Return whether the installed transformers builds MTP layers."""
     installed, first = version("transformers").split("."), TRANSFORMERS.split(".")
     return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
 def explain_no_layers(family: str) -> PairError:
-    """What is said of a target whose family is not in `FAMILIES`."""
+    """Return the error for a target whose family is not in `FAMILIES`."""
     return PairError(
         f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
         why="they are known of " + ", ".join(sorted(FAMILIES)),
@@ -92,23 +98,47 @@ def explain_no_layers(family: str) -> PairError:
     )
 
 
-def count_mtp_layers(target: CheckpointName) -> int:
+def find_mtp_layers(target: Checkpoint) -> tuple[int, int]:
+    """(MTP layers among the tensors of a checkpoint, MTP layers that its configuration promises). Raises what reading
+    its small files raises."""
+    if target.is_gguf:
+        header = target.header
+        promised = header.size("nextn_predict_layers")
+        return _IN_GGUF.count_layers((t.name for t in header.tensors), header.size("block_count") - promised), promised
+    config = target.config
+    text_config = {**WRAPPERS.get(config.get("model_type", ""), {}), **(config.get("text_config") or config)}
+    family = FAMILIES.get(text_config.get("model_type", ""))
+    if family is None or config.get("quantization_config"):
+        return 0, 0
+    stored = family.count_layers(target.tensor_names, int(text_config["num_hidden_layers"]))
+    return stored, int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
+
+
+def check_stored(target: object, stored: int, promised: int) -> None:
+    """Raise ConfigError for a checkpoint without MTP layers, or with fewer than its configuration promises."""
+    if stored < max(1, promised):
+        raise ConfigError(
+            f"drafter 'mtp' was asked of {target}, which holds {stored} MTP layers and promises {promised}",
+            why="the configuration counts layers that the weights do not have" if promised else "they are what drafts",
+            fix="use another drafter, or a checkpoint that was saved with its MTP layers",
+        )
+
+
+def count_mtp_layers(target: CheckpointName, native: bool = False) -> int:
     """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, and (with a warning) if
-    transformers cannot run them or some are missing. Of a checkpoint on the hub, the small files are downloaded."""
+    some are missing or what runs the target cannot run them: our own decoder if `native`, else transformers. Of a
+    checkpoint on the hub, the small files are downloaded."""
     try:
-        opened = Checkpoint.open(target)
-        config = opened.config
-        text_config = config.get("text_config") or config
-        family = FAMILIES.get(text_config.get("model_type", ""))
-        if family is None or config.get("quantization_config"):
-            return 0
-        stored = family.count_layers(opened.tensor_names, int(text_config["num_hidden_layers"]))
-        promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
+        stored, promised = find_mtp_layers(Checkpoint.open(target))
     except Exception:  # loading says why
         return 0
-    if stored and not has_mtp_layers():
-        log.warning("%s brings MTP layers, which need transformers %s: no drafter uses them", target, TRANSFORMERS)
-        return 0
+    why = ""
     if stored < promised:
-        log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)
-    return 0 if stored < promised else stored
+        why = f"holds {stored} of the {promised} MTP layers that it promises"
+    elif stored and not (native or has_mtp_layers()):
+        why = f"brings MTP layers, which need transformers {TRANSFORMERS}"
+    elif stored > 1 and native:
+        why = f"brings {stored} MTP layers, and our own decoder runs one"
+    if why:
+        log.warning("%s %s: no drafter uses them", target, why)
+    return 0 if why else stored

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.checkpoints.checkpoint import SINGLE, Checkpoint, CheckpointName, few
 from slipstream.checkpoints.module_shape import differ
-from slipstream.checkpoints.weights import check_finite, widened
+from slipstream.checkpoints.weights import check_finite, widen
 from slipstream.core.strict import JsonMapping
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
@@ -57,7 +57,7 @@ def recognise(checkpoint: CheckpointName) -> HeadKind | None:
     if names:
         if "fc.weight" not in names:
             return None
-        # One tensor that EAGLE-1 lacks is enough: the loader names those that are missing.
+        # One tensor that EAGLE-1 lacks is enough: the loader names the missing ones.
         return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
     declared = str(config.get("architectures")).lower()
     family = config.get("speculators_model_type")
@@ -81,7 +81,7 @@ def check_host(
 ) -> None:
     """Raise PairError, with both values, unless a head that reads states of this width, with so many ids, can belong to
     this target. Vocabularies are padded to round numbers, so small differences pass. A head has no tokenizer to
-    compare. further: (whether it is wrong, what the head was made for, what the target has)."""
+    compare. further: more comparisons, as (is it wrong, the head's value, the target's value)."""
     for wrong, expected, actual in (
         (hidden_size != host.hidden_size, f"states of width {hidden_size}", f"states of width {host.hidden_size}"),
         (differ(host.vocab_size, vocab_size), f"a vocabulary of {vocab_size} ids", f"one of {host.vocab_size}"),
@@ -104,7 +104,7 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     for name, each in checkpoint.tensors.items():
         tensor = each.read()
         if tensor.is_floating_point():
-            tensor = widened(f"{name} in {folder}", tensor)
+            tensor = widen(f"{name} in {folder}", tensor)
             check_finite(f"{name} in {folder}", tensor)
         tensors[name] = tensor
     checkpoint.unmap()
@@ -117,7 +117,7 @@ def write(
     folder: str | Path, config: JsonMapping, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
     """Write config.json and `file`, floats in `dtype`; int8: matrices, with a scale for each row, the rest in float16.
-    Raises CheckpointError for those that are not finite there."""
+    Raises CheckpointError for values that are not finite there."""
     path = Path(folder)
     if dtype == torch.int8:
         tensors, dtype = _rows_in_8_bits(tensors), torch.float16

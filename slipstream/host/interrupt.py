@@ -1,4 +1,4 @@
-"""Ctrl-C during generation or training: the current step is finished, then the work ends and what it has is kept.
+"""Ctrl-C during generation or training: the current step is finished, then the work ends and keeps its results.
 
 Stopping between steps leaves caches, files and the terminal in a consistent state. A second Ctrl-C stops at once.
 """

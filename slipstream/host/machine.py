@@ -1,4 +1,4 @@
-"""What the machine and its container leave to this process: cores and memory."""
+"""Reads how many cores and how much memory the machine and its container leave to this process."""
 
 import contextlib
 import ctypes
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
+
+RESERVE = 0.1
+"""Share of the available memory that is left for activations and for the process itself."""
 
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -67,7 +70,7 @@ def container_memory(root: Path = GROUPS, file: Path = MEMBERSHIP) -> int | None
 
 
 def _folders(root: Path, file: Path) -> set[Path]:
-    """Those of the control groups (v2) that this process is in."""
+    """List the folders of the control groups (v2) that this process is in."""
     try:
         groups = [line.split(":", 2)[2] for line in file.read_text().splitlines() if line.startswith("0::")]
     except (OSError, IndexError):
@@ -92,7 +95,7 @@ def available_bytes(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not Linux: what the machine has
+    except (OSError, StopIteration):  # not Linux: take the machine's memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = container_memory()
     return free if allowed is None else min(free, allowed)

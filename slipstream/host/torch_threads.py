@@ -1,7 +1,7 @@
-"""Torch's threads next to those of a backend that has its own. Torch's spin for a millisecond after each operation that
-they share, and take the time of the other runtime's: on two cores a sampled forward of a small model took half as long
-again. So a target may declare fewer threads for the arithmetic of a step (`host_threads`); a model that computes in
-torch itself takes them all back while it runs (`all_threads`).
+"""Limits torch's threads beside a backend that has threads of its own. Torch's threads spin for a millisecond after
+each shared operation and take time from the backend's threads: on two cores a sampled forward of a small model took
+half as long again. So a target may declare fewer threads for the arithmetic of a step (`host_threads`); a model that
+computes in torch itself takes them all back while it runs (`all_threads`).
 """
 
 import threading

@@ -1,7 +1,7 @@
-"""`Turns`: a lock for what several Python threads may use in turn, which a fork waits for; `short_turns`.
+"""`Turns`: a lock for objects that several Python threads use in turn, and that a fork waits for; `short_turns`.
 
 A child process has none of its parent's other threads. If one of them is in the middle of a step at the fork, its lock
-is never released in the child, and what it was changing stays half changed there. So a fork waits until no step runs.
+is never released in the child, and its data stays half changed there. So a fork waits until no step runs.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class custom_generate:
         return _make_result(input_ids, outputs, generation_config)
 
     def _prepare_target(self, model: PreTrainedModel) -> Target:
-        """The target around a model; made anew when the model has been moved."""
+        """Return the target around a model; it is rebuilt when the model has been moved."""
         first = next(model.parameters())
         state = (first.device, first.dtype)
         if self._prepared is None or self._prepared[0] is not model or self._prepared[1] != state:
@@ -144,7 +144,7 @@ class custom_generate:
         return self._prepared[2]
 
     def _prepare_draft(self) -> DraftArgument:
-        """What `LLM` takes as draft. A draft model is loaded once."""
+        """Return the argument `draft` of `LLM`. A draft model is loaded once."""
         draft = self.draft
         if not isinstance(draft, (str, Path, Checkpoint, Target, torch.nn.Module)) or isinstance(draft, Drafter):
             return draft
@@ -326,7 +326,7 @@ def _has_ended(criteria: Seq[StoppingCriteria], prompt: Tensor, output: Seq[int]
 def _make_result(
     input_ids: Tensor, outputs: Seq[Seq[int]], config: GenerationConfig
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """What `generate` returns: texts of the same length, padded on the right."""
+    """Make the result of `generate`: texts of the same length, padded on the right."""
     longest = max(map(len, outputs))
     pad = config._pad_token_tensor
     if pad is None and any(len(output) < longest for output in outputs):

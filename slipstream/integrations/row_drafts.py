@@ -38,8 +38,8 @@ FORGET, CHEAPEST = 63 / 64, 1e-3
 
 @dataclass(frozen=True)
 class RowRequest:
-    """What is known of a request when it is first seen. prompt: number of its prompt tokens; limit: most tokens that it
-    may hold in the end; prediction: tokens that its output is expected to hold."""
+    """Describes a request when it first appears. prompt: number of its prompt tokens; limit: most tokens that it may
+    hold in the end; prediction: tokens that its output is expected to hold."""
 
     prompt: int
     limit: int
@@ -90,7 +90,7 @@ class RowDrafts:
 
     def propose(self, rows: Seq[Row], alive: Collection[str]) -> list[list[int]]:
         """Draft tokens for each row, none for prompts that are still being read. alive: ids of all requests that have
-        not ended; what is known of others is freed."""
+        not ended; the state of others is freed."""
         begin = self.clock()
         seqs = [self._grow(row) for row in rows]
         self._learn(rows, seqs, begin)
@@ -112,7 +112,7 @@ class RowDrafts:
         return drafts
 
     def _price_row(self, requests: int) -> float:
-        """What a further row costs a step of so many requests, in tokens gained in that time; 0 if it is not known."""
+        """Return the cost of one more row in a step of this many requests, in tokens per step time; 0 if unknown."""
         if not self.timed or self._forward.steps < KNOWN:
             return 0.0
         plain, more = map(self._forward.at, (requests, requests + max(4, requests)))
@@ -122,8 +122,7 @@ class RowDrafts:
         return self._cost
 
     def _grow(self, row: Row) -> Sequence:
-        """The sequence of a row, with its new tokens. A text that is not longer than before is one that the engine has
-        begun anew."""
+        """Return the sequence of a row, with its new tokens. If the text did not grow, the engine has restarted it."""
         seq = self._seqs.get(row.id)
         if seq is not None and len(seq.tokens) > row.length - row.gained:
             self._free(row.id)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from slipstream.core.drafter import Drafter
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from slipstream.engine.request_checks import predicted_text
+from slipstream.engine.request_checks import read_prediction
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
 from slipstream.settings import one_of
@@ -100,7 +100,7 @@ class Proposer:
         """vLLM calls it; a lookup has no weights."""
 
     def see(self, runner: GPUModelRunner, scheduled: SchedulerOutput) -> None:
-        """Note the runner of this step, and what it ran (`SchedulerOutput`)."""
+        """Note the runner of this step and its `SchedulerOutput`."""
         self._runner, self._scheduled = runner, scheduled
 
     def propose(
@@ -143,7 +143,7 @@ class Proposer:
         return RowDrafts(drafter, self._most, self._model.max_model_len, self._timed)
 
     def _read_request(self, key: str, prompt: int) -> RowRequest:
-        """What vLLM knows of a request."""
+        """Read a request from vLLM's own state."""
         params = self._runner.requests[key].sampling_params
         most = self._model.max_model_len if params.max_tokens is None else prompt + params.max_tokens
         return RowRequest(prompt, most, self._read_prediction((params.extra_args or {}).get(PREDICTION)))
@@ -178,8 +178,8 @@ def _read_tokens(row: np.ndarray, begin: int, end: int) -> list[int]:
 
 
 def _watch_runners() -> None:
-    """Have vLLM's runners show their proposer, before each draft, what it is for. Raises ParameterError where this
-    vLLM has no such runner."""
+    """Make vLLM's runners show their proposer each step before it drafts. Raises ParameterError where this vLLM has no
+    such runner."""
     try:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -250,7 +250,7 @@ def _read_predictions(kind: Any) -> None:
     @functools.wraps(plain)
     def to_sampling_params(self: Any, *args: object, **kwargs: object) -> object:
         try:
-            text = predicted_text((self.model_extra or {}).get(PREDICTION))
+            text = read_prediction((self.model_extra or {}).get(PREDICTION))
         except PromptError as fault:
             raise ValueError(str(fault)) from fault  # which vLLM answers with 400
         if text:

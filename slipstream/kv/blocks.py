@@ -2,7 +2,7 @@
 
 A block holds the keys and values of `block` consecutive slots of one sequence, for every layer. A sequence has a table:
 its slot s is in block table[s // block], at place s % block. Sequences that share a prefix share blocks, and each block
-counts the tables that it is in. A shared block is never written: whoever writes first gets a copy (copy on write).
+counts the tables that it is in. A shared block is never written: the first writer gets a copy (copy on write).
 
     reserve(7, 0, 70)       7: [0, 1, 2]       counts [1, 1, 1]       with blocks of 32 slots
     fork(7, 8, 40)          8: [0, 1]          counts [2, 2, 1]       8 has the first 40 slots of 7
@@ -54,13 +54,13 @@ class BlockPool:
     """The blocks of one `store`, and the tables of its sequences.
 
     capacity  most blocks; None for a pool that grows by doubling as long as the store can.
-    spread    free blocks that a new sequence leaves after the sequence before it, if there is room, so that that one
-              continues in consecutive blocks. For stores that read consecutive blocks without copying them.
+    spread    free blocks that a new sequence leaves after the sequence before it, if there is room, so that both stay
+              in consecutive blocks. For stores that read consecutive blocks without copying them.
     tables    sequence id -> its blocks, in the order of its slots. Changed by this class only.
     version   number that changes with every change of a table, so that copies of tables can be checked.
     used      blocks 0..used-1 were handed out at least once.
-    reclaim   called with a number of blocks when free ones are short: whoever keeps blocks for later (see `kv_memory`)
-              drops that many, if it can.
+    reclaim   called with a number of blocks when free ones are short: `kv_memory`, which keeps blocks for later texts,
+              then drops that many, if it can.
     """
 
     def __init__(self, store: BlockStore, capacity: int | None = None, block: int = BLOCK, spread: int = 0):
@@ -74,7 +74,7 @@ class BlockPool:
         self._counts: list[int] = []  # tables (and other holders) of each block
         self._free = bytearray()  # for each block of the store 1 if nobody holds it, else 0
 
-    def needed(self, seq_id: int, start: int, stop: int) -> int:
+    def count_needed(self, seq_id: int, start: int, stop: int) -> int:
         """Free blocks that `reserve(seq_id, start, stop)` would take."""
         shared, missing = self._plan(self.tables.get(seq_id, []), start, stop)
         return len(shared) + missing

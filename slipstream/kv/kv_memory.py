@@ -15,11 +15,15 @@ from slipstream.kv.blocks import BlockPool, BlockStore
 
 
 class Snapshots(Protocol):
-    """What a model with recurrent layers keeps beside its blocks: its states after some of them, by their keys. A text
-    can begin only where there is one."""
+    """Keeps the states of recurrent layers after some blocks, by the blocks' keys. A text can begin only where a state
+    is kept."""
 
     def longest(self, keys: list[bytes]) -> int:
         """Of how many of these blocks of a text, from the first on, there is one."""
+        ...
+
+    def missing(self, seq_ids: Iterable[int]) -> int:
+        """How many of these sequences would have no room for their states."""
         ...
 
     def begin(self, seq_id: int, key: bytes | None, parted: int) -> None:
@@ -28,11 +32,11 @@ class Snapshots(Protocol):
         ...
 
     def keep(self, seq_id: int, keys: list[bytes]) -> None:
-        """Keep those of a sequence whose full blocks have these keys."""
+        """Keep the states of a sequence whose full blocks have these keys."""
         ...
 
     def drop(self, key: bytes) -> None:
-        """Forget the one of a block that is dropped."""
+        """Forget the state after a block that is dropped."""
         ...
 
 
@@ -41,10 +45,10 @@ MOST_BLOCKS = 2048
 
 
 class KVMemory:
-    """What an engine may ask of a KV cache: whether a step fits, and full blocks of earlier texts for later ones.
+    """Tells an engine whether a step fits into a KV cache, and keeps full blocks of earlier texts for later ones.
 
     pool   the blocks of one model or head.
-    lock   held by whoever changes them.
+    lock   held while they are changed.
     ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
            token i + 1, too.
     states of recurrent layers; None: the model has none.
@@ -82,14 +86,19 @@ class KVMemory:
             used = len({block for table in self._pool.tables.values() for block in table})
             return Usage(self._pool.capacity, used, self._pool.allocated - used)
 
-    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences
-        (id, start, stop); 0 if they fit."""
-        if self._pool.capacity is None:
-            return 0
+    @property
+    def bounded(self) -> bool:
+        return self.capacity is not None or self._states is not None
+
+    def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+        """See `core.target.Memory`."""
+        writes = list(writes)
         with self._lock():
-            short = sum(self._pool.needed(*write) for write in writes) - (self._pool.free or 0)
-            return 0 if short <= 0 else short - len(self._unused(short))
+            stateless = 0 if self._states is None else self._states.missing(seq_id for seq_id, _, _ in writes)
+            if self._pool.capacity is None:
+                return stateless
+            short = sum(self._pool.count_needed(*write) for write in writes) - (self._pool.free or 0)
+            return max(stateless, 0 if short <= 0 else short - len(self._list_unused(short)))
 
     def match(self, tokens: Seq[int]) -> int:
         """How many leading tokens are in kept blocks."""
@@ -101,6 +110,8 @@ class KVMemory:
         TargetError for a sequence that is there already."""
         with self._lock():
             matched = self._match(tokens)[: most // self.block]
+            if self._states is not None and self._states.missing([seq_id]):
+                return 0  # its first pass says so
             keys = self._with_states(matched)
             if keys:
                 self._pool.adopt(seq_id, [self._kept[key] for key in keys])
@@ -135,13 +146,13 @@ class KVMemory:
         """The blocks that a text can begin with."""
         return keys if self._states is None else keys[: self._states.longest(keys)]
 
-    def _unused(self, most: int) -> list[bytes]:
+    def _list_unused(self, most: int) -> list[bytes]:
         """Keys of up to `most` blocks that are only kept, in the order in which they are dropped."""
         return list(islice((key for key, block in self._kept.items() if self._pool.count(block) == 1), most))
 
     def _reclaim(self, count: int) -> None:
         """Drop `count` blocks that are only kept, or all of these."""
-        for key in self._unused(max(0, count)):
+        for key in self._list_unused(max(0, count)):
             self._pool.drop([self._kept.pop(key)])
             if self._states is not None:
                 self._states.drop(key)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import numpy as np
 
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.strict import JsonObject
@@ -21,6 +22,12 @@ from slipstream.llm import LLM, Completion
 from slipstream.measure import estimates
 from slipstream.measure.estimates import FEWEST_PASSES, Estimate
 from slipstream.measure.identity import Divergence, find_divergence
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
+
+ArmDrafter: TypeAlias = "str | Drafter | list[str | Drafter] | None"
+"""A name, or names of a stack, of drafters that are created again for every pass; or one drafter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +48,7 @@ class Arm:
 
     name: str
     llm: LLM
-    drafter: Any = None
+    drafter: ArmDrafter = None
     draft_tokens: int = 0
     options: JsonObject = field(default_factory=dict)
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -49,28 +56,36 @@ class Arm:
     lengths: DraftLengths | None = None
     against: Arm | None = None
 
-    def prepare(self) -> Any:
+    def prepare(self) -> Drafter | None:
         if not isinstance(self.drafter, (str, list)):
             return self.drafter
         self.llm.use(self.drafter, **self.options)
         return self.llm.drafter
 
 
-def is_recreated(drafter: Any) -> bool:
-    """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
+def is_recreated(drafter: object) -> TypeGuard[str]:
+    """Return whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
 
-def load_weights_once(llm: LLM, drafter: Any, options: JsonObject | None = None) -> tuple[Any, JsonObject]:
+def load_weights_once(
+    llm: LLM, drafter: DraftArgument, options: JsonObject | None = None
+) -> tuple[ArmDrafter, JsonObject]:
     """The drafter and options for an `Arm`. A drafter with weights is loaded here, once; others stay names and are
     created again for every pass. Any drafter is created once here, so that bad options raise before anything is
     measured."""
-    llm.use(drafter, **(options or {}))
+    given = dict(options or {})
+    loaded = _load(llm, drafter, given)
+    if isinstance(drafter, list):
+        return [each if is_recreated(each) else _load(llm, each, {}) for each in drafter], given
+    return (drafter, given) if is_recreated(drafter) else (loaded, {})
+
+
+def _load(llm: LLM, drafter: DraftArgument, options: JsonObject) -> Drafter:
+    llm.use(drafter, **options)
     loaded = llm.drafter
     llm.use(None)
-    if isinstance(drafter, list):
-        return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
-    return (drafter, dict(options or {})) if is_recreated(drafter) else (loaded, {})
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class Run:
     cells        [groups][passes].
     texts        prompt -> output ids of the untimed first pass.
     context      tokens of earlier text before each prompt were added up to this number; None: none were.
-    divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
+    divergences  (prompt, where its text differs from plain decoding's); only for greedy decoding.
     """
 
     arm: Arm
@@ -101,7 +116,7 @@ class Run:
     cells: list[list[Cell]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
     divergences: list[tuple[int, Divergence]] = field(default_factory=list)
-    drafter: Any = None
+    drafter: Drafter | None = None
     context: int | None = None
 
     @property
@@ -116,7 +131,7 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether there is a complete pass, also of plain decoding."""
+        """Return whether there is a complete pass, also of plain decoding."""
         return self.rounds > 0 and (self.plain is None or self.plain.rounds > 0)
 
     def stats(self, groups: Seq[int] | None = None) -> SpecStats:
@@ -136,9 +151,9 @@ class Run:
         return estimates.estimate_mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
-        """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
-        their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the cause: nothing
-        was drafted, or nothing was accepted and yet it was faster."""
+        """Estimate the time per token of plain decoding over this arm's, paired by prompt and pass. Prompts are
+        weighted by their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the
+        cause: nothing was drafted, or nothing was accepted and yet it was faster."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
@@ -226,7 +241,7 @@ def race(
         for g in range(max(len(run.groups) for run in order)):
             for run in order:
                 if g < len(run.groups):
-                    _timed(run, g, seed + 1 + number)
+                    _time(run, g, seed + 1 + number)
                     advance()
         order = [*order[1:], order[0]]
         each_pass()
@@ -243,7 +258,9 @@ def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> 
         advance()
 
 
-def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:
+def decode(
+    arm: Arm, drafter: Drafter | None, prompts: Seq[Seq[int]], seeds: Seq[int]
+) -> tuple[list[Completion], float]:
     """Decodes one batch. Returns the completions and the wall seconds."""
     llm = arm.llm
     llm.use(drafter)
@@ -258,7 +275,7 @@ def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> t
         llm.max_batch = before
 
 
-def _timed(run: Run, g: int, seed: int) -> None:
+def _time(run: Run, g: int, seed: int) -> None:
     group = run.groups[g]
     done, spent = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
     stats = sum((c.stats for c in done), SpecStats())
@@ -269,7 +286,7 @@ def _timed(run: Run, g: int, seed: int) -> None:
 
 
 def _compare(run: Run, i: int, completion: Completion) -> None:
-    """Compares a greedy text with that of plain decoding, in every pass until the prompt's first difference."""
+    """Compare a greedy text with plain decoding's, in every pass until the prompt's first difference."""
     if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
         return
     stats, batch = completion.stats, run.arm.batch

@@ -1,20 +1,17 @@
 """`slipstream bench`: measures drafters against plain decoding in one interleaved run.
 
-Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals: `slipstream.measure.estimates`.
+`slipstream.core.stats` defines the terms. Speeds include prefill; intervals: `slipstream.measure.estimates`.
 """
 
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
 from slipstream.core.stats import SpecStats
-from slipstream.core.strict import JsonObject
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -22,12 +19,13 @@ from slipstream.measure import loops
 from slipstream.measure.arms import Arm, Run, group_prompts, line_up, load_weights_once, race
 from slipstream.measure.configs import Contender
 from slipstream.measure.estimates import NO_DRAFTS, REASONS
+from slipstream.measure.lab_settings import BenchConfig
 from slipstream.measure.measured_steps import measure_steps, time_target
 from slipstream.measure.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import QUIET, OtherProcesses, note_drafts, note_provenance
-from slipstream.measure.results import Result, recording
-from slipstream.measure.tables import counted
+from slipstream.measure.results import Result, record
+from slipstream.measure.tables import spell
 from slipstream.settings import AUTO
 from slipstream.theory.cost_curve import CostCurve
 
@@ -35,43 +33,6 @@ MOST_ARMS = 100
 """Most arms of one run, plain decoding included."""
 LOOPS = 0.1
 """If a larger share of the output tokens lies in loops, the report warns."""
-
-
-@dataclass(frozen=True)
-class BenchConfig(Strict):
-    """tokens       largest number of new tokens per prompt.
-    rounds       timed passes over the prompts for each arm.
-    seconds      time limit for the passes; at least three are run.
-    temperatures, batches, contexts   every combination is measured, each with its own plain decoding.
-    contexts     tokens before the answer: each prompt follows so much earlier text (see `PromptSet.in_context`); None:
-                 the prompt alone.
-    sampling     further fields of `SamplingParams`.
-    """
-
-    tokens: int = option(64, check=integer(1))
-    rounds: int = option(5, check=integer(1))
-    seconds: float = option(60.0, check=number(0.0, float("inf")))
-    temperatures: tuple[float, ...] = (0.0,)
-    batches: tuple[int, ...] = (1,)
-    contexts: tuple[int | None, ...] = (None,)
-    seed: int = 0
-    sampling: JsonObject = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.temperatures or not self.batches or not self.contexts:
-            raise ParameterError("no temperature, batch size or context was given", fix="give at least one of each")
-        for context in self.contexts:
-            if context is not None:
-                check_integer("context", context, 1)
-        for batch in self.batches:
-            check_integer("batch", batch, 1)
-        for temperature in self.temperatures:
-            self.params(temperature)
-
-    def params(self, temperature: float) -> SamplingParams:
-        """Raises ParameterError for values out of range."""
-        return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
 def count_steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
@@ -99,18 +60,18 @@ def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet,
     return runs
 
 
-def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
-    """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
-    axis if a drafter is measured at several."""
-    axes: dict[str, list[Any]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
+def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]]) -> dict[str, list[object]]:
+    """Return axis -> its values, for axes with several values. conditions: of all contenders. The draft length is an
+    axis if a drafter is measured at several lengths."""
+    axes: dict[str, Seq[object]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
     for c in contenders:
-        lengths = [other.length for other in contenders if other.label == c.label]
+        lengths: Seq[object] = [other.length for other in contenders if other.label == c.label]
         axes["draft_tokens"] = max(axes["draft_tokens"], lengths, key=len)
     axes |= {name: list(values) for name, values in conditions.items()}
     return {name: distinct for name, values in axes.items() if len(distinct := list(dict.fromkeys(values))) > 1}
 
 
-def choose_x_axis(axes: Mapping[str, Seq[Any]]) -> str | None:
+def choose_x_axis(axes: Mapping[str, Seq[object]]) -> str | None:
     """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals; None if there
     is none."""
     numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
@@ -154,7 +115,7 @@ def bench(
         ready = [run for run in runs if run.measured]
         return BenchData(prompts.as_dict(), [compute_arm(run, prompts, ready, costs) for run in ready])
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         runs += line_up_contenders(llm, contenders, prompts, config)
         if x and not all(c.adaptive for c in contenders):
             past = int(np.median([len(ids) for run in runs for ids in run.prompts]))
@@ -227,12 +188,12 @@ def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted
 
 
 def is_tree(stats: SpecStats) -> bool:
-    """Whether more draft tokens were verified than a chain of the same depth has."""
+    """Return whether more draft tokens were verified than a chain of the same depth has."""
     return stats.proposed > sum(stats.drafted_at.values())
 
 
 def judge_texts(run: Run) -> str:
-    """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    """Compare the texts with plain decoding's: "plain", "sampled" (not comparable), "identical", "near-tie" or
     "BUG"."""
     if run.plain is None:
         return "plain"
@@ -260,7 +221,7 @@ def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
             texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
             texts.append(
-                f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
+                f"{where}: the drafter failed {spell(stats.drafter_faults, 'time')}; plain decoding continued instead"
             )
         if stats is not None and run.plain is not None and not stats.proposed:
             texts.append(f"{where}: {REASONS[NO_DRAFTS]}")

@@ -4,18 +4,23 @@ It knows the names and defaults of `vllm serve` 0.33. If vLLM does not have the 
 no other. Nothing is measured or loaded here; of a draft model or head in a folder, config.json is read.
 """
 
+from __future__ import annotations
+
 import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipstream.core.params import Strict
 from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, SAME
+
+if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
 STARTED_WITH = {
@@ -33,7 +38,7 @@ class Contender:
     """
 
     label: str
-    drafter: Any
+    drafter: DraftArgument
     draft_tokens: int
     options: JsonObject = field(default_factory=dict)
     adaptive: bool = False
@@ -125,13 +130,14 @@ def _loads_model(name: str) -> bool:
 
 
 def _another_tokenizer(choice: DrafterChoice) -> bool:
-    """Whether there is a draft model whose tokenizer is not the target's."""
+    """Return whether there is a draft model whose tokenizer is not the target's."""
     other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
     return other and any(map(_loads_model, choice.drafter.split(",")))
 
 
 def _parallel(choice: DrafterChoice) -> bool:
-    """Whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD, P-EAGLE)."""
+    """Return whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD,
+    P-EAGLE)."""
     from slipstream.heads.recognition import MASK_TOKENS
 
     keys = {"model": ("pard_token",), "dflash": ()}.get(choice.drafter, MASK_TOKENS)
@@ -163,6 +169,6 @@ def _none(choice: DrafterChoice, more: str) -> Settings:
 
 
 def _flags(values: Mapping[str, object]) -> str:
-    """As on a command line; objects as JSON."""
+    """Write values as on a command line; objects as JSON."""
     texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in values.items()}
     return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in texts.items())

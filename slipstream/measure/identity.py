@@ -6,7 +6,6 @@ a bug.
 """
 
 from collections.abc import Callable, Sequence as Seq
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float(torch.where(a == b, 0.0, (a - b).abs()).max())
 
 
-def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | None) -> Any:
+def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | None) -> Tensor:
     """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
     prompt."""
     unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force

@@ -1,8 +1,8 @@
-"""What a step of a target with a drafter costs and gives on a machine, from one interleaved run, and the predictions of
-the closed forms from it: those of `bench` beside its measurements, and those of `tune`.
+"""Measures what a step of a target with a drafter costs and gives on a machine, in one interleaved run, and predicts
+from it by the closed forms, for `bench` and `tune`.
 
 The acceptance rate at a position is taken over the steps that drafted to that position. How often a drafter drafts to a
-position is taken over the steps that *had room* for it: the last steps of a text do not, and `predict` shortens those.
+position is taken over the steps that *had room* for it. The last steps of a text have none; `predict` shortens them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Target, TargetOut
+from slipstream.drafters.none import NoDrafter
 from slipstream.measure.arms import Arm, Run
 from slipstream.measure.step_figures import Measured
 from slipstream.theory.cost_curve import CostCurve
@@ -35,7 +35,7 @@ class Tally:
 
     @staticmethod
     def of(stats: SpecStats, texts: int) -> Tally:
-        """As if every step but the first of each text had room for a full draft."""
+        """Count as if every step but the first of each text had room for a full draft."""
         room = max(1, stats.steps - texts)
         return Tally(Counter(dict.fromkeys(stats.drafted_at, room)), Counter(stats.drafted_at))
 
@@ -82,8 +82,8 @@ class CountingArm(Arm):
 
     tally: Tally = field(default_factory=Tally)
 
-    def prepare(self) -> Any:
-        return Counting(super().prepare(), self.tally)
+    def prepare(self) -> Counting:
+        return Counting(super().prepare() or NoDrafter(), self.tally)
 
 
 def measure_steps(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:

@@ -1,5 +1,5 @@
 """Draw plots of results as SVG, for a file or for a page in its colours. One drawing serves every screen: it is about
-as wide as a phone, and a page scales it. Colours are those of Okabe and Ito (2008), distinguishable with any colour
+as wide as a phone, and a page scales it. The colours of Okabe and Ito (2008) are distinguishable with any colour
 vision; line styles and markers differ too.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence as Seq
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from slipstream.measure.tables import Estimate, Plot, interval
 from slipstream.templates import FOLDER
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 INK, SOFT, RULE, PAPER = "#1b1f24", "#57606a", "#d5d9de", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+Dashes: TypeAlias = "str | tuple[int, tuple[float, ...]]"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
 NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper"}
@@ -65,7 +66,7 @@ def add_legend(axes: Axes) -> None:
         )  # fmt: skip
 
 
-def style_of(series: int) -> tuple[str, str, Any]:
+def style_of(series: int) -> tuple[str, str, Dashes]:
     """Marker, colour and dashes of a series."""
     return tuple(kinds[series % len(kinds)] for kinds in (MARKERS, SERIES, DASHES))  # type: ignore[return-value]
 
@@ -120,7 +121,7 @@ def draw_lines(
     add_legend(axes)
 
 
-def set_ticks(axes: Axes, xs: Seq[Any]) -> None:
+def set_ticks(axes: Axes, xs: Seq[float | str]) -> None:
     """Set a tick at each measured value, if there are at most 12."""
     values = sorted(set(xs)) if all(isinstance(x, (int, float)) for x in xs) else []
     if 1 < len(values) <= 12:

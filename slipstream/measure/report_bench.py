@@ -1,14 +1,19 @@
 """Report of a bench result."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipstream.measure import plots
 from slipstream.measure.estimates import explain_doubt
 from slipstream.measure.measurements import BenchArm, BenchData, Figures
 from slipstream.measure.results import Result
-from slipstream.measure.tables import Alarm, Column, Plot, Section, Table, interval, percent, tabulate, words
+from slipstream.measure.tables import Alarm, CellValue, Column, Plot, Section, Table, interval, percent, tabulate, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PHASES = ("draft", "target", "verify", "host", "outside")
 SHOWN_POSITIONS = 8
@@ -21,7 +26,7 @@ Series = list[tuple[str, list[BenchArm]]]
 
 
 def make_section(result: Result) -> Section:
-    arms = result.measured(BenchData).arms
+    arms = result.read_data(BenchData).arms
     report = Section("Drafters against plain decoding", write_lead(arms))
     if not arms:
         return report
@@ -39,7 +44,7 @@ def make_section(result: Result) -> Section:
         report.tables.append(tabulate_positions(fast))
     report.tables.append(tabulate_times(arms))
     if len(conditions) == 1:
-        report.tables = [part for table in report.tables for part in table.divided("setting")]
+        report.tables = [part for table in report.tables for part in table.divide("setting")]
     report.notes += [
         f"{name(arm)}, prompt {d.prompt}: the texts differ at {d}." for arm in fast for d in arm.divergences
     ]
@@ -106,7 +111,7 @@ def tabulate_speeds(arms: list[BenchArm]) -> Table:
 
 
 def tabulate_categories(arms: list[BenchArm]) -> Table:
-    title, rows = "Speed-up by category", list[list[Any]]()
+    title, rows = "Speed-up by category", list[list[CellValue]]()
     for kind in arms[0].categories:
         figures = columns(
             gain(lambda arm, kind=kind: arm.categories[kind]),  # type: ignore[misc]
@@ -166,7 +171,7 @@ def plot_categories(fast: list[BenchArm], conditions: list[str], names: list[str
     )  # fmt: skip
 
 
-def plot_axes(fast: list[BenchArm], axes: dict[str, list[Any]], axis: str) -> list[Plot]:
+def plot_axes(fast: list[BenchArm], axes: Mapping[str, Seq[object]], axis: str) -> list[Plot]:
     """Plot speed-up and acceptance rate over `axis`, a line for each combination of the other axes."""
     lines: dict[str, list[BenchArm]] = {}
     for arm in fast:
@@ -177,12 +182,13 @@ def plot_axes(fast: list[BenchArm], axes: dict[str, list[Any]], axis: str) -> li
     return [plot_speed(series, axis), plot_acceptance(series, axis)]
 
 
-def value(arm: BenchArm, axis: str) -> Any:
+def value(arm: BenchArm, axis: str) -> float | str:
     """Where an arm is on an axis."""
-    return vars(arm)["label" if axis == "drafter" else axis]
+    at: float | str = vars(arm)["label" if axis == "drafter" else axis]
+    return at
 
 
-def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
+def dodge(xs: list[float], i: int, count: int) -> list[float]:
     """The values shifted slightly, by a different amount for each of `count` series, so that intervals do not hide each
     other."""
     values = sorted(set(xs))
@@ -193,10 +199,10 @@ def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
 
 
 def plot_speed(series: Series, axis: str) -> Plot:
-    def draw(axes: Any) -> None:
+    def draw(axes: Axes) -> None:
         for i, (label, points) in enumerate(series):
             marker, colour, _ = plots.style_of(i)
-            xs = dodged([value(point, axis) for point in points], i, len(series))
+            xs = dodge([float(value(point, axis)) for point in points], i, len(series))
             gains = [point.overall.speedup for point in points]
             who = f"{label}, " if len(series) > 1 else ""
             axes.errorbar(
@@ -227,7 +233,7 @@ def plot_speed(series: Series, axis: str) -> Plot:
 
 def plot_acceptance(series: Series, axis: str) -> Plot:
     groups = [
-        (each, [value(p, axis) for p in points], [p.overall.acceptance_rate or 0.0 for p in points])
+        (each, [float(value(p, axis)) for p in points], [p.overall.acceptance_rate or 0.0 for p in points])
         for each, points in series
     ]
     return Plot(

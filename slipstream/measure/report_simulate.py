@@ -1,13 +1,14 @@
 """Reports of predictions: by draft length, for many users on other hardware, and of recommended pairs."""
 
 from collections.abc import Sequence as Seq
-from typing import Any
 
 from slipstream.core.strict import JsonMapping
 from slipstream.measure.report_tune import tabulate_costs
 from slipstream.measure.roofline import CONTEXT, Hardware
 from slipstream.measure.tables import (
+    CellValue,
     Column,
+    MakeCell,
     Section,
     Table,
     count,
@@ -24,7 +25,7 @@ from slipstream.theory.forecast import Forecast
 Json = JsonMapping
 
 
-def value_of(name: str) -> Any:
+def value_of(name: str) -> MakeCell:
     """Make the cells of a column of this value of each row."""
     return lambda row: row[name]
 
@@ -134,7 +135,7 @@ def report_pairs(place: Hardware, alpha: float | None) -> Section:
     numbers = {source: i for i, source in enumerate(dict.fromkeys(sources), start=1)}
     columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
                Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
-    rows = []
+    rows: list[list[CellValue]] = []
     for pair in PAIRS:
         hardware, best = predict_pair(pair, place, alpha)
         gain = f"{times(best.speedup)}, K={best.draft_tokens}" if best.draft_tokens else "no speed-up"

@@ -1,19 +1,24 @@
 """Report of a trace: who proposed what; on a page the text in colours, and the acceptance rate over time."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from slipstream.core.strict import JsonObject
 from slipstream.measure import plots
 from slipstream.measure.measurements import RollingRate, TraceData, TracedToken
 from slipstream.measure.results import Result
-from slipstream.measure.tables import Column, Plot, Section, Table, percent, words
+from slipstream.measure.tables import CellValue, Column, Plot, Section, Table, percent, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BEFORE = 400
 """Characters of the prompt's end that are shown."""
 
 
 def make_section(result: Result) -> Section:
-    data, settings = result.measured(TraceData), result.settings
+    data, settings = result.read_data(TraceData), result.settings
     report = Section("Trace of one generation", write_lead(settings, data.stats))
     if not data.tokens:
         return report
@@ -90,7 +95,7 @@ def plot_rates(points: list[RollingRate], window: int) -> Plot:
 def plot_histogram(stats: JsonObject) -> Plot:
     counts = stats["histogram"]
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Axes) -> None:
         axes.bar(range(len(counts)), counts, width=0.7, color=plots.SERIES[0])
         for x, count in enumerate(counts):
             if count:
@@ -110,7 +115,7 @@ def plot_histogram(stats: JsonObject) -> Plot:
 
 def tabulate_proposers(data: TraceData) -> Table:
     """Output tokens and rejected draft tokens by proposer."""
-    rows = []
+    rows: list[list[CellValue]] = []
     for name in name_proposers(data):
         tokens = [token for token in data.tokens if token.by == name]
         lost = [each for token in data.tokens for each in token.rejected if each.by == name]

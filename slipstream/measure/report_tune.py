@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from slipstream.core.strict import JsonObject
 from slipstream.measure.configs import Settings
@@ -12,6 +11,7 @@ from slipstream.measure.results import Result
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import (
     Alarm,
+    CellValue,
     Column,
     Estimate,
     Section,
@@ -42,8 +42,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Raced:
-    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts are
-    those of plain decoding."""
+    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts
+    equal plain decoding's."""
 
     label: str
     contender: int
@@ -92,7 +92,7 @@ class TuneData:
 
 
 def make_section(result: Result) -> Section:
-    data = result.measured(TuneData)
+    data = result.read_data(TuneData)
     report = Section(
         "Which drafter and draft length?", "The run ended before any setting was confirmed, so nothing is chosen."
     )
@@ -184,14 +184,14 @@ def explain(row: Raced) -> str:
 def tabulate_causes(rows: list[Raced]) -> Table:
     """The predicted speed-ups without one cause, a column each."""
 
-    def remedied(cause: str) -> Column:
+    def make_column(cause: str) -> Column:
         return Column(cause, "x", cell=lambda row: row.diagnosis.counterfactuals.get(cause))
 
     causes = dict.fromkeys(cause for row in rows for cause in row.diagnosis.counterfactuals)
     columns = [
         words("setting", lambda row: row.setting),
         Column("as it is", "x", cell=lambda row: row.diagnosis.predicted),
-        *map(remedied, causes),
+        *map(make_column, causes),
     ]
     note = "Predicted from the parts measured beside plain decoding. Other columns: without that cause."
     return tabulate("What limits the speed-up", rows, columns, note)
@@ -201,7 +201,7 @@ def tabulate_costs(curve: CostCurve) -> Table:
     """The cost curve of the target at powers of two."""
     shown = [(n, seconds) for n, seconds in zip(curve.rows, curve.seconds, strict=True) if n & (n - 1) == 0]
     columns = [words("rows per pass"), *(Column(str(n), digits=2) for n, _ in shown)]
-    cells: list[list[Any]] = [
+    cells: list[list[CellValue]] = [
         ["ms", *(f"{1e3 * seconds:.1f}" for _, seconds in shown)],
         ["relative to one row", *(seconds / curve.seconds[0] for _, seconds in shown)],
     ]

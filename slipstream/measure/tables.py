@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from slipstream.core.strict import JsonObject
 from slipstream.errors import sentence
 from slipstream.templates.sizes import size as size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+CellValue: TypeAlias = "str | float | Estimate | None"
+MakeCell: TypeAlias = Callable[[Any], CellValue]
+"""Makes the cell of what a row stands for."""
 NOTHING = "-"
 """The text of a cell that is None."""
 
@@ -32,20 +36,20 @@ class Column:
              digits), or "" for plain numbers.
     digits   after the point, of "ms" and plain numbers; significant ones of "g".
     words    cells are text and aligned left; numbers are aligned right.
-    cell     makes the cell of what a row stands for (see `tabulate`).
+    cell     makes the cell for the object of a row (see `tabulate`).
     """
 
     name: str
     unit: str = ""
     digits: int = 0
     words: bool = False
-    cell: Callable[[Any], Any] = field(default=lambda row: row, repr=False)
+    cell: MakeCell = field(default=lambda row: row, repr=False)
 
     @property
     def heading(self) -> str:
         return f"{self.name}, ms" if self.unit == "ms" else self.name
 
-    def text(self, cell: Any) -> str:
+    def text(self, cell: CellValue) -> str:
         """Write the cell. An `Estimate` has its interval behind it; text stays as it is."""
         if cell is None:
             return NOTHING
@@ -56,7 +60,7 @@ class Column:
         return FORMATS[self.unit](cell, self.digits)
 
 
-def words(name: str, cell: Callable[[Any], Any] = lambda row: row) -> Column:
+def words(name: str, cell: MakeCell = lambda row: row) -> Column:
     """Make a column of text."""
     return Column(name, words=True, cell=cell)
 
@@ -67,7 +71,7 @@ class Table:
 
     title: str
     columns: Seq[Column]
-    rows: Seq[Seq[Any]]
+    rows: Seq[Seq[CellValue]]
     note: str = ""
 
     def texts(self) -> list[list[str]]:
@@ -79,7 +83,7 @@ class Table:
             self, columns=[self.columns[i] for i in columns], rows=[[row[i] for i in columns] for row in self.rows]
         )
 
-    def divided(self, heading: str) -> list[Table]:
+    def divide(self, heading: str) -> list[Table]:
         """A table for each value of the column of that heading, with the value in its title instead; the last one has
         the note. Only this table if there is no such column."""
         headings = [column.heading for column in self.columns]
@@ -127,10 +131,10 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     configs: list[tuple[str, str, str]] = field(default_factory=list)
-    trace: Any = None
+    trace: JsonObject | None = None
 
 
-def tabulate(title: str, things: Iterable[Any], columns: Seq[Column], note: str = "") -> Table:
+def tabulate(title: str, things: Iterable[object], columns: Seq[Column], note: str = "") -> Table:
     """Make a table with a row for each thing, whose cells the columns make."""
     return Table(title, columns, [[column.cell(thing) for column in columns] for thing in things], note)
 
@@ -181,7 +185,7 @@ def count(n: float) -> str:
     return f"{n:.0f}"
 
 
-def counted(n: int, noun: str) -> str:
+def spell(n: int, noun: str) -> str:
     """(1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
     return f"{n:,} {noun}" + "s" * (n != 1)
 

@@ -10,11 +10,11 @@ such a load cannot overload a server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Awaitable, Callable, Mapping, Sequence as Seq
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -25,20 +25,22 @@ from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.estimates import FEWEST_PASSES
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.provenance import note_conditions, public_values
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.measure.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read_stream
 from slipstream.measure.traffic_figures import TrafficPass, collect_warnings, compute_passes
 
 if TYPE_CHECKING:
     import httpx
 
+Ask: TypeAlias = "Callable[[TrafficRequest, float], Awaitable[Timed]]"
+"""Sends a request that is due at this time, and waits for its end."""
 LEAST = 16
 """Requests of a pass, if none is asked for: as many, or twice as many as are in flight."""
 
 
 @dataclass(frozen=True)
 class Traffic(Strict):
-    """How requests come: so many in flight at all times, or at random with a rate (Poisson arrivals).
+    """How requests come: a fixed number in flight, or at random with a rate (Poisson arrivals).
 
     concurrency  requests in flight; None: `rate` says when they come.
     rate         requests a second, on average.
@@ -123,7 +125,7 @@ def measure_traffic(
 
     Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
     """
-    known = {place: place.described() for place in dict.fromkeys(arm.endpoint for arm in arms)}
+    known = {place: place.describe() for place in dict.fromkeys(arm.endpoint for arm in arms)}
     for arm in arms:
         arm.endpoint = replace(arm.endpoint, model=known[arm.endpoint]["id"])
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
@@ -137,13 +139,13 @@ def measure_traffic(
         result.warnings = collect_warnings(data.arms)
         return data
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         asyncio.run(measure(arms, config, save, advance))
     return result
 
 
 def compute_served_arm(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
-    """Compute the figures of an arm, with the index of the one that it is compared with."""
+    """Compute the figures of an arm, with the index of the arm that it is compared with."""
     base = arm.against
     return ServedArm(
         name=arm.name,
@@ -209,7 +211,7 @@ async def run_pass(
         assert traffic.concurrency is not None
         done = await _in_flight(asked, traffic.concurrency, ask)
     else:
-        done = await _arriving(asked, began + traffic.arrivals([seed, number + 1]), ask)
+        done = await _arrive(asked, began + traffic.arrivals([seed, number + 1]), ask)
     ended = max(each.ended for each in done)
     after = await client.counters()
     gained = after.since(before) if before and after else None
@@ -217,7 +219,7 @@ async def run_pass(
     return TrafficPass(ended - began, [read_stream(each) for each in done], gained, said)
 
 
-async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Callable[[TrafficRequest, float], Any]) -> list[Timed]:
+async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Ask) -> list[Timed]:
     clock, waiting, done = asyncio.get_running_loop().time, iter(asked), []
 
     async def slot() -> None:
@@ -228,13 +230,10 @@ async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Callable[[Traff
     return done
 
 
-async def _arriving(
-    asked: Seq[TrafficRequest], due: np.ndarray, ask: Callable[[TrafficRequest, float], Any]
-) -> list[Timed]:
+async def _arrive(asked: Seq[TrafficRequest], due: np.ndarray, ask: Ask) -> list[Timed]:
     async def later(request: TrafficRequest, at: float) -> Timed:
         await asyncio.sleep(at - asyncio.get_running_loop().time())
-        timed: Timed = await ask(request, at)
-        return timed
+        return await ask(request, at)
 
     return list(await asyncio.gather(*(later(*each) for each in zip(asked, due.tolist(), strict=True))))
 

@@ -11,24 +11,25 @@ measurement is reused in another run, because the speed of a machine drifts.
 """
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
-from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, option
+from slipstream.core.params import Strict, check_integer
 from slipstream.core.strict import JsonObject
-from slipstream.drafters.draft_plan import embedded_role
+from slipstream.drafters.draft_plan import find_role
 from slipstream.llm import LLM
-from slipstream.measure.arms import Arm, Run, count_passes, is_recreated, line_up, load_weights_once, race
+from slipstream.measure.arms import Arm, ArmDrafter, Run, count_passes, is_recreated, line_up, load_weights_once, race
 from slipstream.measure.benchmark import Contender, collect_warnings, compute_figures
 from slipstream.measure.configs import DrafterChoice, slipstream, vllm
 from slipstream.measure.diagnosis import diagnose
+from slipstream.measure.lab_settings import TuneConfig
 from slipstream.measure.measured_steps import CountingArm, measure_steps, time_target
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import OtherProcesses, note_drafts, note_provenance
 from slipstream.measure.report_tune import Chosen, Configurations, Raced, Recorded, TuneData
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import Estimate
 from slipstream.theory.cost_curve import CostCurve
@@ -40,22 +41,6 @@ NOISY = 0.2
 T = TypeVar("T")
 RECORDED = 2
 """Timed passes of a recording. With one, a single disturbance would affect every prediction."""
-
-
-@dataclass(frozen=True)
-class TuneConfig(Strict):
-    """tokens   largest number of new tokens per prompt.
-    confirm  how many of the best predicted settings are measured against plain decoding.
-    rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
-    """
-
-    tokens: int = option(64, check=integer(2))
-    confirm: int = option(3, check=integer(1))
-    rounds: int = option(5, check=integer(1))
-    seconds: float = option(45.0, check=number(0.0, float("inf")))
-    batch: int = option(1, check=integer(1))
-    seed: int = 0
-    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True)
@@ -72,7 +57,7 @@ def list_candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
     tokens per level as the recorded one."""
     choices = [
-        Candidate(i, label, k, m.expected(k))
+        Candidate(i, label, k, m.expect(k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
         for k in range(1, m.draft_tokens + 1)
     ]
@@ -106,7 +91,7 @@ def count_steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config
 
 
 def _has_slope(contender: Contender) -> bool:
-    """Whether the cost of a draft grows with its length; that of a lookup drafter does not."""
+    """Return whether the cost of a draft grows with its length; a lookup drafter's does not."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
     return contender.draft_tokens > SHORT and not all(map(is_recreated, names))
 
@@ -135,7 +120,7 @@ def tune(
         result.warnings = [*prompts.warnings, *collect_warnings(work.raced, share), *work.doubts()]
         return work.data(share)
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         work.record(advance)
         save()
         work.confirm(advance, save)
@@ -152,7 +137,7 @@ class _Tuning:
         self.costs = CostCurve.flat(0.0)
         self.shortlisted: list[Candidate] = []
         self.raced: list[Run] = []
-        self._ready: list[tuple[Any, JsonObject]] = []
+        self._ready: list[tuple[ArmDrafter, JsonObject]] = []
 
     def record(self, advance: Callable[[], None]) -> None:
         arms = [self.plain]
@@ -182,7 +167,7 @@ class _Tuning:
     def data(self, neighbours: float | None) -> TuneData:
         """The data of the result so far. neighbours: as for `diagnose`."""
         recorded = [
-            Recorded(c.label, m, [m.expected(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
+            Recorded(c.label, m, [m.expect(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
         raced = []
@@ -228,11 +213,12 @@ class _Tuning:
 
 def write_configurations(picked: DrafterChoice) -> Configurations:
     """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
-    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, embedded_role(picked.drafter)))
+    folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, find_role(picked.drafter)))
     return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))
 
 
-def _name(drafter: Any) -> str:
+def _name(drafter: ArmDrafter) -> str:
+    assert drafter is not None
     if isinstance(drafter, list):
         return ",".join(map(_name, drafter))
-    return drafter if isinstance(drafter, str) else str(drafter.name)
+    return drafter if isinstance(drafter, str) else drafter.name

@@ -29,7 +29,7 @@ MOST_SHOWN = 2000
 
 
 class ApiError(Exception):
-    """What a request is answered with. param: the field that is wrong; retry_after: seconds, for 429 and 503."""
+    """Becomes the answer to a request. param: the field that is wrong; retry_after: seconds, for 429 and 503."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 def as_api_error(fault: Exception) -> ApiError:
-    """The answer to a fault. Details of what is not the request's fault stay in the log."""
+    """Turn an exception into the answer. If the request is not to blame, details stay in the log."""
     if isinstance(fault, ApiError):
         return fault
     if isinstance(fault, (RequestError, RuleError)):

@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.core.strict import JsonMapping
 from slipstream.core.structured import Structured
@@ -66,7 +65,7 @@ class Pairs:
                 yield from reply.text(*ends, heard=lambda part: reply.write(json.dumps(part, ensure_ascii=False)[1:-1]))
                 reply.write('"')
             else:
-                reply.write(_typed((yield from reply.text(*ends))[0], kinds))
+                reply.write(_write_typed((yield from reply.text(*ends))[0], kinds))
         reply.write("}" if separator != "{" else "{}")
         return ""
 
@@ -135,7 +134,7 @@ def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> Non
             )
 
 
-def _typed(text: str, kinds: Collection[str]) -> str:
+def _write_typed(text: str, kinds: Collection[str]) -> str:
     """Return a value of one of these kinds as JSON; a text that cannot be read as one stays a text."""
     plain = text.strip()
     try:
@@ -159,7 +158,7 @@ def python_arguments(text: str) -> str:
         raise NoCall from fault
 
 
-def _python(text: str) -> Any:
+def _python(text: str) -> object:
     """Return the value of a literal of JSON or of Python."""
     try:
         return loaded(text)

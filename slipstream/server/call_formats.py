@@ -105,14 +105,14 @@ class ToolFormat:
     def calls(self, reply: Reply, before: str) -> Reading:
         """Read calls in a row, which `before` began."""
 
-        def begun() -> Reading:
+        def begin_list() -> Reading:
             if self.listed:
                 yield from reply.expect("[")
             if self.opening and before.strip() != self.opening:
                 yield from reply.expect(self.opening)
             return (yield from self.call(reply))
 
-        more = yield from reply.attempt(begun, before)
+        more = yield from reply.attempt(begin_list, before)
         between = self.separator or self.opening
         while more and between and (yield from reply.pass_over(between)):
             more = yield from reply.attempt(partial(self.call, reply), self.opening)
@@ -272,7 +272,7 @@ class HarmonyFormat(ToolFormat):
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
-def _named(reply: Reply) -> Reading:
+def _read_named(reply: Reply) -> Reading:
     (name,) = reply.functions
     yield from reply.attempt(lambda: reply.arguments(name), "")
     return (yield from plain(reply))
@@ -339,5 +339,5 @@ FORMATS: tuple[ToolFormat, ...] = (
 )  # fmt: skip
 """What models write of their own accord. A format stands before those whose signs are among its own."""
 
-FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _named}
+FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _read_named}
 """What a grammar makes them write, by the choice of a `ToolUse`: an array of calls, or arguments of one function."""

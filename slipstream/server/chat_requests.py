@@ -27,7 +27,7 @@ from slipstream.server.generation import Generation, make_generation
 from slipstream.server.response_writer import ResponseWriter
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, read_tool_use
-from slipstream.tokens.chat_template import chosen_template, names_read
+from slipstream.tokens.chat_template import choose_template, names_read
 
 MEMBERS = {
     "system": ("content", "name"),
@@ -44,7 +44,7 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 @dataclass(frozen=True)
 class Conversation:
-    """text: what the chat template has made; ids: its tokens; use: the tools."""
+    """text: output of the chat template; ids: its tokens; use: the tools."""
 
     text: str
     ids: list[int]
@@ -71,9 +71,9 @@ def translate_request(
     writer: Callable[[Generation, JsonObject], ResponseWriter],
     names: Mapping[str, str],
 ) -> ResponseWriter:
-    """Make the writer of a request whose fields are translated to those of a chat.
+    """Make the writer of a request whose fields are translated to the fields of a chat.
 
-    chat_of  its fields -> those of a chat. names: field of a chat -> the one that it comes from, for errors.
+    chat_of  its fields -> fields of a chat. names: field of a chat -> its name in the request, for errors.
     """
     for name in REQUIRED[where]:
         if name not in given:
@@ -127,7 +127,7 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
         if service.tokenizer is not None:
-            known = names_read(chosen_template(service.tokenizer.chat_template, bool(use.tools)))
+            known = names_read(choose_template(service.tokenizer.chat_template, bool(use.tools)))
     names: JsonObject = {}
     if use.tools:
         if "tools" not in known:
@@ -159,7 +159,7 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
 
 
 def _choose_form(service: Service, talk: Conversation, structured: Structured | None) -> Structured | None:
-    """The form of the text: that of its calls, or the one that the request names; after the reasoning."""
+    """Choose the form of the text after the reasoning: the form of tool calls, or the request's own."""
     called = talk.use.structured
     if called is not None and structured is not None:
         raise ApiError(400, "tool_choice asks for a call, and another field for a form of the text", "tool_choice")

@@ -42,14 +42,14 @@ class ChoicesWriter(ResponseWriter):
 
     @abstractmethod
     def write_first(self, choice: Choice) -> JsonObject | None:
-        """What comes before the first part of a choice in a stream, if anything does."""
+        """Write the event before the first part of a choice in a stream, if there is one."""
 
     @abstractmethod
     def write_delta(self, part: Part) -> JsonObject:
         """A part of a choice in a stream."""
 
     def write_common(self, choice: Choice, logprobs: JsonObject | None, finish: str | None) -> JsonObject:
-        """What a choice, or a part of one, has at both endpoints."""
+        """Write the fields that a choice, or a part of one, has at both endpoints."""
         stop = stop_text(choice, finish)
         return {"index": choice.index, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
@@ -258,7 +258,7 @@ class ChatWriter(ChoicesWriter):
 
 
 def _write_reasoning(text: str) -> JsonObject:
-    """Under both names that clients read."""
+    """Write the reasoning under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
 
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from slipstream.core.strict import JsonMapping
 from slipstream.engine.messages import EngineStats, Report, Streams
@@ -28,7 +28,10 @@ from slipstream.host.turns import short_turns
 from slipstream.server.service import EngineFacts
 
 if TYPE_CHECKING:
+    from slipstream.drafters.draft_plan import DraftArgument
     from slipstream.llm import LLM
+    from slipstream.targets.describe import Model
+    from slipstream.targets.described import Described
 
 log = logging.getLogger("slipstream")
 
@@ -38,7 +41,7 @@ ENDED = "start the server again; systemd (Restart=on-failure), Docker (--restart
 """What to do where the process has ended."""
 
 
-Model = tuple[Any, Any, JsonMapping]
+Arguments: TypeAlias = "tuple[Model | Described, DraftArgument, JsonMapping]"
 """Target, draft and the other arguments of `LLM`."""
 
 
@@ -51,7 +54,7 @@ class RemoteEngine:
     Raises what `model` and loading raise.
     """
 
-    def __init__(self, model: Callable[[], Model], timeout: float = 300.0):
+    def __init__(self, model: Callable[[], Arguments], timeout: float = 300.0):
         self._timeout = timeout
         self._stopped = False
         self.over = False
@@ -126,7 +129,7 @@ class RemoteEngine:
             self.on_end()
 
 
-def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
+def run_engine(pipe: Connection, model: Callable[[], Arguments]) -> None:
     """The life of the engine's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -158,7 +161,7 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
 
 
 def describe_engine(llm: LLM) -> EngineFacts:
-    """What a process without weights knows of an `LLM`."""
+    """Collect the facts about an `LLM` for a process without weights."""
     from slipstream.engine.engine_thread import kv_blocks
 
     runtime = llm.target.capabilities.runtime

@@ -30,15 +30,15 @@ MOST_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a request, and where it may stand. A field of a chat is that of Responses and Messages, too, where
-    these have the same name for the same thing.
+    """Declares one field of a request, and the endpoints that take it. A field of a chat is also a field of Responses
+    and Messages where they have the same name for the same thing.
 
     sampling  the field of `SamplingParams` that it sets; "" for others.
     refused   why it is refused; "" if it is not.
     ignored   it has no effect, which the log says once.
     unset     neutral values, besides null.
     schema    JSON schema, for /docs.
-    most      most entries of a list; longest: of each of them, in characters or ids. 0: no such bound.
+    most      most entries of a list; longest: longest entry, in characters or ids. 0: no such bound.
     """
 
     name: str
@@ -182,8 +182,8 @@ def fields_of(where: str) -> dict[str, Field]:
 
 
 def pass_on(given: Mapping[str, object], where: str, **names: str) -> JsonObject:
-    """Those of the fields given at an endpoint that are fields of a chat, too; under their names there. names: those
-    that mean the same without being the same field."""
+    """Return the given fields that a chat has too, under the chat's names. names: further fields with another name in
+    a chat."""
     known, chat = fields_of(where), fields_of(CHAT)
     same = {name: name for name in given if known[name] is chat.get(name)} | names
     return {same[name]: value for name, value in given.items() if name in same}
@@ -241,12 +241,12 @@ def read_count(given: Mapping[str, object], name: str, low: int, high: int, defa
 
 
 def read_members(given: Mapping[str, object], name: str, known: Iterable[str]) -> JsonObject:
-    """A field that is an object with these members, those that are null left out. Raises ApiError 400."""
+    """Read a field that is an object with these members; null members are left out. Raises ApiError 400."""
     return read_object(given.get(name, {}), name, known)
 
 
 def read_object(value: object, where: str, known: Iterable[str] | None = None) -> JsonObject:
-    """A value that must be an object, with these members if they are known, those that are null left out. Raises
+    """Read a value that must be an object, with no members but `known` (None: any); null members are left out. Raises
     ApiError 400."""
     if not isinstance(value, dict):
         raise ApiError(400, f"{where} is {value!r}, must be an object", where)
@@ -300,7 +300,7 @@ def read_sampling_params(
     return SamplingParams(**values)
 
 
-def _convert_json(name: str, value: object) -> Any:
+def _convert_json(name: str, value: object) -> object:
     """The value as `SamplingParams` wants it: JSON has no integers as keys."""
     if name == "logit_bias" and isinstance(value, dict):
         try:

@@ -16,7 +16,7 @@ from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.engine.messages import RequestSpec, Update
-from slipstream.engine.request_checks import predicted_text
+from slipstream.engine.request_checks import read_prediction
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
 from slipstream.server.fields import SPECULATION, read_members
@@ -33,10 +33,10 @@ class Choice:
     prompt     its index among the prompts.
     text       what may be shown so far; pieces: what each token that was shown added to it.
     proposers  of each token, as in `Sequence`.
-    reply      the parts that a chat tells apart.
+    reply      the parts of the text in a chat: reasoning, content, tool calls.
     concurrent  most other choices that waited or ran at one time while it ran.
-    decode_tokens, decode_seconds  tokens after those of its first step, and wall time from the end of that step to the
-               end of the last one, as the engine took it.
+    decode_tokens, decode_seconds  tokens after its first step, and wall time from the end of the first step to the end
+               of the last one, as the engine measured it.
     """
 
     index: int
@@ -59,7 +59,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Part:
-    """What one step added to the text of a choice.
+    """Holds the text that one step added to a choice.
 
     deltas    to its reply.
     tokens    text and proposer (see `Sequence`) of each token that it came from.
@@ -80,9 +80,10 @@ class Part:
 def make_generation(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, object], **more: Any
 ) -> Generation:
-    """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
+    """Make the choices of a request, with its rule and its prediction. more: passed to `Generation`. Raises ApiError
+    400."""
     try:
-        text = predicted_text(given.get("prediction"))
+        text = read_prediction(given.get("prediction"))
     except PromptError as fault:
         raise ApiError(400, str(fault), "prediction") from fault
     prediction = service.checks.prediction(text)
@@ -160,7 +161,7 @@ class Generation:
             return
         self.service.metrics.params_n.observe(self.n)
         self.service.metrics.params_max.observe(self.params.max_tokens)
-        merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # what is not read stays in bounded queues
+        merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # unread parts stay in bounded queues
         with self.service.admit(len(self.choices), self.key):
             tasks = [asyncio.create_task(self._run(choice, merged)) for choice in self.choices]
             try:
@@ -261,7 +262,7 @@ class Generation:
         return Part(choice, text, offset, deltas, tokens, choice.logprobs[first:shown], update.finish)
 
 
-async def _gather_all(work: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather_all(work: Seq[Coroutine[object, object, T]]) -> list[T]:
     """The results of all. If one fails, or who waits is cancelled, the others are cancelled, too."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
@@ -331,10 +330,11 @@ class Reply:
 _CLOSED_BY = {"{": "}", "[": "]", "(": ")"}
 
 
-def loaded(text: str) -> Any:
+def loaded(text: str) -> object:
     """The value of JSON. Raises NoCall."""
     try:
-        return json.loads(text, parse_constant=no_number)
+        value: object = json.loads(text, parse_constant=no_number)
+        return value
     except (ValueError, RecursionError) as fault:
         raise NoCall from fault
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
@@ -17,6 +16,7 @@ from slipstream.server.call_formats import FORCED, FORMATS, Calls, HarmonyFormat
 from slipstream.server.reply import NoCall, Reply, loaded
 from slipstream.server.tools import ToolUse
 from slipstream.tokens.text import special_tokens
+from slipstream.tokens.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"
 THINK = ("<think>", "</think>")
@@ -50,11 +50,12 @@ class ReplyFormat:
     alternates: bool = False
 
     @staticmethod
-    def of(tokenizer: Any, calls: str = AUTO, reasoning: str = AUTO) -> ReplyFormat:
+    def of(tokenizer: Tokenizer | None, calls: str = AUTO, reasoning: str = AUTO) -> ReplyFormat:
         """Find the format from what the checkpoint declares.
 
         calls      name of one of `FORMATS`, "none", or "auto": see `recognised`.
-        reasoning  two markers with a space between, "none", or "auto": those of `REASONING` that the template holds.
+        reasoning  two markers with a space between, "none", or "auto": the markers in `REASONING` that the template
+                   contains.
 
         Raises ParameterError for other values.
         """
@@ -65,7 +66,7 @@ class ReplyFormat:
             )
         template = None if tokenizer is None else tokenizer.chat_template
         texts = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-        written, joins = recognised(tokenizer, texts) if texts else (None, False)
+        written, joins = recognise_format(tokenizer, texts) if texts else (None, False)
         found = ReplyFormat(
             written if calls == AUTO else known.get(calls),
             next((each for each in REASONING if each[1] in texts), None) if reasoning == AUTO else None,
@@ -97,7 +98,7 @@ class ReplyFormat:
     def _inside(self, prompt: str) -> bool:
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
-    def strict_calls(self, prompt: str, use: ToolUse, tokenizer: Any) -> Structured:
+    def strict_calls(self, prompt: str, use: ToolUse, tokenizer: Tokenizer) -> Structured:
         """The form of an answer to this prompt that may call, in which the arguments of strict functions meet their
         schemas."""
         assert self.calls is not None, "tools are refused where the format of calls is not known"
@@ -116,7 +117,7 @@ class ReplyFormat:
         return Reply(use.functions, read, self.reasoning, self._inside(prompt), most, calls.call_id, earlier)
 
 
-def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, bool]:
+def recognise_format(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat | None, bool]:
     """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
     no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
     as text."""
@@ -133,18 +134,18 @@ def recognised(tokenizer: object, template: str) -> tuple[ToolFormat | None, boo
         shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
         taken += [joins] if turns else []
         for form in FORMATS:
-            if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
+            if any(_read_calls(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
                 return form, joins
     signs = (each for each in FORMATS if each.signs and all(sign in template for sign in each.signs))
     return None if shown else next(signs, None), taken[:1] == [True]
 
 
 def _sample(name: str, call_id: str, joins: bool) -> JsonObject:
-    arguments: Any = json.dumps(_ARGUMENTS) if joins else _ARGUMENTS
+    arguments: object = json.dumps(_ARGUMENTS) if joins else _ARGUMENTS
     return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
-def _turns(tokenizer: Any, *answer: JsonObject, **given: Any) -> list[str]:
+def _turns(tokenizer: Tokenizer | None, *answer: JsonObject, **given: object) -> list[str]:
     """Render messages that answer a question. Returns the text after the question, and the text after its prompt; none
     if the template refuses them. given: other values that it reads."""
     asked = [{"role": "user", "content": _ASKED}]
@@ -155,7 +156,7 @@ def _turns(tokenizer: Any, *answer: JsonObject, **given: Any) -> list[str]:
     return [text.rpartition(_ASKED)[2], text.removeprefix(prompt)]
 
 
-def _called(form: ToolFormat, turn: str) -> list[tuple[str, Any]]:
+def _read_calls(form: ToolFormat, turn: str) -> list[tuple[str, object]]:
     """Return the calls that a format reads in the text of a turn."""
     reply = Reply(dict.fromkeys(_NAMES, _SCHEMA), form.read)
     reply.add(turn, True)

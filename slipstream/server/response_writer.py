@@ -1,8 +1,8 @@
 """`ResponseWriter` writes the answer to one request, whole or as events; each endpoint has one. `add_endpoint` adds its
 route, which reads the request, and ends when the client has gone.
 
-Times are limited by anyio, not by `asyncio.wait_for`: that of Python 3.10 and 3.11 forgets a cancellation that comes
-just when what it waits for has ended, and an aborted request would run to its end.
+Times are limited by anyio, not by `asyncio.wait_for`: in Python 3.10 and 3.11 it forgets a cancellation that comes just
+when the awaited task has ended, and an aborted request would run to its end.
 """
 
 import asyncio
@@ -67,12 +67,12 @@ class ResponseWriter(ABC):
 
     @abstractmethod
     def write_whole(self) -> JsonObject:
-        """The answer, when all parts were heard."""
+        """Return the complete answer, once all parts have arrived."""
 
 
 @dataclass
 class Block:
-    """index: among the blocks; kind: "reasoning", "content" or "call"; text: what it holds, of a call the arguments."""
+    """index: among the blocks; kind: "reasoning", "content" or "call"; text: its content, or a call's arguments."""
 
     index: int
     kind: str
@@ -206,8 +206,8 @@ def encode_event(value: object, name: str = "") -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. The events and
-    what they are made of, `pieces`, are closed in any case."""
+    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. It always
+    closes the events and `pieces`, the iterator that they come from."""
 
     media_type = "text/event-stream"
 

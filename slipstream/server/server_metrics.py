@@ -21,6 +21,9 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 
 NOT_OF_VLLM = frozenset({"engine_steps", "requests_refused", "corrupted_requests", "iteration_tokens_total"})
 """Metrics that vLLM does not have, or that count something else there: they keep our prefix."""
 
+WORK = ("generation_tokens_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
+"""Counters that `describe_work` reads."""
+
 _COUNTED = {
     "num_preemptions": ("preemptions", "Requests that lost their KV cache for others and were read again."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
@@ -37,7 +40,8 @@ class ServerMetrics:
 
     def __init__(self, model: str, prefix: str = PREFIX, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()
-        self._labels = (model, "0")  # one engine
+        self._prefix, self._labels = prefix, (model, "0")  # one engine
+        self._work = dict.fromkeys(WORK, 0.0)
 
         def add_metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: object) -> T:
             full = f"{PREFIX if name in NOT_OF_VLLM else prefix}:{name}"
@@ -122,6 +126,18 @@ class ServerMetrics:
         self._accepted.inc(stats.accepted)
         for depth, count in stats.accepted_at.items():
             self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
+
+    def describe_work(self, seconds: float) -> str:
+        """Return a line about the work since the last call, `seconds` ago: throughput, acceptance of choices that have
+        ended, and queue; "" if there was none."""
+        labels = dict(zip(("model_name", "engine"), self._labels, strict=True))
+        now = {name: self.registry.get_sample_value(f"{self._prefix}:{name}", labels) or 0.0 for name in WORK}
+        output, drafted, accepted = (now[name] - self._work[name] for name in WORK)
+        self._work, last = now, self._last
+        if not (output or last.running or last.waiting):
+            return ""
+        rate = f", acceptance rate {accepted / drafted:.0%}" if drafted else ""
+        return f"{output / seconds:.0f} tokens/s{rate}, {last.running} running, {last.waiting} waiting"
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

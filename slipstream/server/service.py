@@ -19,14 +19,14 @@ from slipstream.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What a process without weights knows of the model.
+    """Describes the model to a process that has no weights.
 
-    vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
+    vocab_size, context  see `Target`. max_batch, draft_tokens: see `LLM`.
     drafter, rule        their names.
-    backend, weights     what runs it, and the format of its weights; empty for a target that does not say.
-    encoder              as of `Capabilities`.
+    backend, weights     name of the backend, format of the weights; empty for a target that does not say.
+    encoder              see `Capabilities`.
     kv_blocks            tokens in a block of the KV cache, and blocks in all, as `kv_blocks` of the engine's thread.
-    sampling             fields of `SamplingParams` of requests that do not give them.
+    sampling             defaults of fields of `SamplingParams` that a request does not give.
     """
 
     vocab_size: int
@@ -123,8 +123,8 @@ class Service:
 
     @contextmanager
     def admit(self, choices: int, key: bytes = b"") -> Iterator[None]:
-        """A place in the queue for so many choices of a key. Raises ApiError 429 if it is full or the key has too many,
-        503 if nothing can run."""
+        """Reserve places in the queue for a key's choices. Raises ApiError 429 if the queue is full or the key has too
+        many choices, 503 if nothing can run."""
         self.check_up()
         room, most = self.facts.max_batch + self.limits.waiting, self.limits.per_key
         full = code = ""

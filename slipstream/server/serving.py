@@ -1,11 +1,13 @@
 """Runs the application: a socket, uvicorn, and what signals do.
 
-The first SIGTERM or SIGINT: no new requests, those that run may end within the grace time, then they are ended with an
-error. The second one: stop at once.
+The first SIGTERM or SIGINT stops new requests; running requests may end within the grace time, then they end with an
+error. The second signal stops at once.
 """
 
 import asyncio
+import logging
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -15,6 +17,8 @@ from slipstream.errors import EngineError, ParameterError
 from slipstream.host.turns import short_turns
 from slipstream.server.service import Service
 
+REPORTED = 10
+"""Seconds between two lines about the work."""
 SENT = 1.0
 """Seconds after the grace time in which the errors of ended requests are sent."""
 
@@ -37,18 +41,38 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with the signals as above."""
+    """uvicorn, with the signals as above.
 
-    def __init__(self, app: FastAPI, service: Service, grace: float):
+    say         prints a line about the work, every `REPORTED` seconds while there is some.
+    access_log  log each request, on standard output.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        service: Service,
+        grace: float,
+        say: Callable[[str], None] = lambda line: None,
+        access_log: bool = False,
+    ):
+        async def report() -> None:
+            if line := service.metrics.describe_work(REPORTED):
+                say(line)
+
         super().__init__(
             uvicorn.Config(
                 app,
                 log_level="warning",
+                access_log=access_log,
                 lifespan="off",
                 ws="none",
+                callback_notify=report,
+                timeout_notify=REPORTED,
                 timeout_graceful_shutdown=max(1, round(grace + SENT)),
             )
         )
+        if access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         self._service, self._grace = service, grace
         short_turns()
 

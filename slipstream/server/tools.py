@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
@@ -18,8 +17,8 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True)
 class ToolUse:
-    """tools     as a chat template gets them, those that may not be called left out.
-    choice    "auto", "required" or "named" (the one that is left must be called).
+    """tools     as a chat template gets them, without tools that may not be called.
+    choice    "auto", "required" or "named" (the only tool left must be called).
     parallel  whether there may be several calls.
     strict    names of the functions whose arguments have to meet their schemas even if the model decides.
     """
@@ -64,9 +63,9 @@ class ToolUse:
 
 def call_schema(
     schemas: Mapping[str, object], arguments: str, name_key: str = "name", id_key: str = ""
-) -> tuple[Any, JsonObject]:
-    """Schema of one call, {name_key: NAME, arguments: {...}}, and what it refers to, which is to be `$defs` at the
-    root. schemas: see `ToolUse`; arguments: the key that these have; id_key: the key of an id that may come first."""
+) -> tuple[JsonObject, JsonObject]:
+    """Return the schema of one call, {name_key: NAME, arguments: {...}}, and its definitions, for `$defs` at the root.
+    schemas: see `ToolUse`; arguments: key of the arguments; id_key: key of an id that may come first."""
     shared = {str(i): _move_references(schema, i) for i, schema in enumerate(schemas.values())}
     call_id = {id_key: {"type": "string", "maxLength": 64}} if id_key else {}
     calls = [

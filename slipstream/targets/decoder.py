@@ -16,22 +16,24 @@ from torch import Tensor, nn
 from slipstream.backends.table import backend, choose, resolve, warn_slower
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_config import in_blocks, keys_read
+from slipstream.checkpoints.gguf_config import keys_read
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
 from slipstream.checkpoints.weight_formats import FORMATS
-from slipstream.checkpoints.weights import Progress, Weights, from_module, load_weights
+from slipstream.checkpoints.weights import Progress, Weights, from_module, load_weights, stored_as
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, MultiStep, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.executor.executor import Batch, Executor, Output, check_finite, make_batch
+from slipstream.heads.mtp_layer import count_stored_bytes, describe_mtp_layer
 from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExits
 from slipstream.targets.huggingface.kinds import DECODER, Kind
+from slipstream.targets.target_costs import ExpertReads
 
 
 class Decoder:
@@ -40,7 +42,7 @@ class Decoder:
     chunk    most prompt tokens in one forward; longer prompts are prefilled in chunks, which bounds the memory of
              activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
-             embedding and the output head. None: `head_host` says what is lent.
+             embedding and the output head. None: `head_host` provides both.
     checkpoint   folder of the checkpoint, None for a model from memory.
 
     exits    its first layers alone (see `core.target.EarlyExit`).
@@ -63,6 +65,7 @@ class Decoder:
         self._runtime = replace(executor.runtime, checkpoint=checkpoint)
         self._head_host = head_host if weights is None else self._lends(weights)
         self.exits = EarlyExits(executor)
+        self._expert_reads = ExpertReads.of(self.config)
         self.capabilities = self.declare()
 
     def declare(self) -> Capabilities:
@@ -80,6 +83,7 @@ class Decoder:
             fork=executor.fork,
             torch_threads=executor.torch_threads,
             experts=config.routed,
+            relative_cost=self._expert_reads,
             mask_token=config.mask_token,
         )
 
@@ -143,7 +147,12 @@ class Decoder:
     def _forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
         if self.config.position == "learned":
             self._check_positions(batch.positions)
-        return self.exits.forward(batch, seqs, draft, taps) if self.exits.rows else self.executor.forward(batch, taps)
+        if self.exits.rows:
+            return self.exits.forward(batch, seqs, draft, taps)
+        out = self.executor.forward(batch, taps)
+        if self._expert_reads and out.experts_read:
+            self._expert_reads.learn(batch.splits[-1], out.experts_read)
+        return out
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
@@ -227,13 +236,13 @@ class DescribedDecoder(Described):
     def of(checkpoint: Checkpoint, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
         backend does not; ParameterError where weights would be quantised twice."""
-        if checkpoint.is_gguf and in_blocks(checkpoint.header):
+        if stored_as(checkpoint) is not None:
             settings.refuse(
                 ("quantize",),
-                "asked of a GGUF file",
+                "asked of a GGUF file" if checkpoint.is_gguf else "asked of a quantised checkpoint",
                 "its weights are quantised, and rounding them again would change them much more",
                 ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
-                + ", or give the folder of the checkpoint that the file was made of",
+                + ", or give the folder of the checkpoint that it was made of",
             )
         config, resolved = DecoderConfig.load(checkpoint), resolve(settings)
         chosen, refusals = choose(config, resolved)
@@ -248,25 +257,43 @@ class DescribedDecoder(Described):
         if self.runner != "native":
             return None
         quantised = self.settings.weight_format
-        header = self.checkpoint.header if self.checkpoint.is_gguf else None
-        return quantised.quantize if quantised else header.file_type if header and in_blocks(header) else None
+        return quantised.quantize if quantised else stored_as(self.checkpoint)
 
     @property
     def weight_bytes(self) -> int:
         """The native executor keeps 16-bit weights as they are stored."""
-        parameters, quantised = self.config.parameters, self.settings.weight_format
+        quantised = self.settings.weight_format
+        whole = self._bytes_of(self.config, sum((self.stored or {}).values()))
+        if quantised is None:
+            return whole
+        head = FORMATS[quantised.head or quantised.name].bytes_per_weight - quantised.bytes_per_weight
+        return whole + round(self.config.vocab_size * self.config.hidden_size * head)
+
+    def _bytes_of(self, config: DecoderConfig, stored: int) -> int:
+        """Bytes in memory of weights that take `stored` bytes in the files; 0: that is not known."""
+        quantised = self.settings.weight_format
         if quantised is not None:
-            head = FORMATS[quantised.head or quantised.name].bytes_per_weight - quantised.bytes_per_weight
-            of_head = self.config.vocab_size * self.config.hidden_size
-            return round(parameters * quantised.bytes_per_weight + of_head * head)
-        whole = parameters * self.settings.dtype.itemsize
-        return min(whole, sum(self.stored.values())) if self.runner == "native" and self.stored else whole
+            return round(config.parameters * quantised.bytes_per_weight)
+        whole = config.parameters * self.settings.dtype.itemsize
+        return min(whole, stored) if self.runner == "native" and stored else whole
+
+    @property
+    def mtp_bytes(self) -> tuple[int, int]:
+        if self.runner != "native" or not self.mtp_layers:
+            return 0, 0
+        layer = describe_mtp_layer(self.checkpoint, self.config)
+        stored = count_stored_bytes(self.checkpoint, self.config) if self.stored else 0
+        return self._bytes_of(layer, stored), layer.kv_bytes()
 
     @property
     def kv_bytes(self) -> int:
         if self.runner != "native":
             return super().kv_bytes
         return self.config.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
+
+    @property
+    def state_bytes(self) -> int:
+        return self.config.state_bytes() if self.runner == "native" else 0
 
     def usual_kv_tokens(self, requests: int) -> int:
         return self.settings.kv_tokens or requests * self.config.context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from slipstream.targets.decoder import Decoder, DescribedDecoder
 from slipstream.targets.described import Described, check_memory
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from typing_extensions import Unpack
 
 log = logging.getLogger("slipstream")
@@ -77,10 +78,10 @@ def as_target(model: Model, progress: Progress | None = None, **settings: Unpack
     settings  fields of `LoadSettings`. progress: as in `Described.load`. Raises ParameterError for other objects, and
               for settings that are given with a `Target`: it is loaded already, and would ignore them.
     """
-    return loaded(model, LoadSettings.of(settings, "as_target"), progress)
+    return adopt(model, LoadSettings.of(settings, "as_target"), progress)
 
 
-def loaded(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
+def adopt(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
     """See `as_target`."""
     if isinstance(model, Target):
         settings.refuse(
@@ -94,12 +95,13 @@ def loaded(model: object, settings: LoadSettings, progress: Progress | None = No
         described = describe(model, settings)
         check_memory(described)
         return described.load(progress)
-    if not isinstance(model, torch.nn.Module):
+    module = model if isinstance(model, torch.nn.Module) else None
+    if module is None or not hasattr(module, "config"):  # wrappers of models have one, too
         raise ParameterError(
-            f"{model!r} is no model",
+            f"{model!r:.80} is no model",
             fix="give a folder, a hub id, a GGUF file, 'embedded', a loaded transformers model or a Target",
         )
-    return _of_module(model, settings)
+    return _of_module(module, settings)
 
 
 def _check_places(device_map: DeviceMap) -> None:
@@ -141,13 +143,13 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
                 f"device is {str(wanted)!r}, the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
             )
         if settings.executor == TRANSFORMERS:
-            return around(module, settings)
+            return around(cast("PreTrainedModel", module), settings)
         try:
             return Decoder.of_module(module, settings)
         except LoadError as fault:  # another architecture, or modules that a tool has put into one of these
             if settings.executor != AUTO:
                 raise
             why = fault.what
-    target = around(module, settings)
+    target = around(cast("PreTrainedModel", module), settings)
     log.warning("%s: transformers runs it instead, slower", why)
     return target

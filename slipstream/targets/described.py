@@ -15,12 +15,13 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import ModelShape
+from slipstream.checkpoints.recurrence import SNAPSHOTS
 from slipstream.checkpoints.weight_formats import QUANTISED
 from slipstream.checkpoints.weights import Progress
 from slipstream.core.target import Runtime, Target
 from slipstream.errors import CheckpointError, LoadError, SlipstreamError
 from slipstream.heads.mtp_names import count_mtp_layers
-from slipstream.host.machine import available_bytes
+from slipstream.host.machine import RESERVE, available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.settings import BACKENDS
 from slipstream.targets.huggingface.kinds import Kind
@@ -33,17 +34,14 @@ HeadFiles = tuple[str, Checkpoint, str | None]
 _UNREAD = re.compile(r".*(inv_freq|\.scale)$|verifier_|confidence_head|(d2t|t2d|token_map)$")
 """Tensors of heads that are not read, or that are small."""
 
-RESERVE = 0.1
-"""Share of the available memory that is left for activations and for the process itself."""
-
 
 @dataclass(frozen=True)
 class Described(ABC):
-    """A model in files, before its weights are read, and how it will be run. Each runner has one of its own.
+    """A model in files, before its weights are read, and how it will be run. Each runner has a subclass.
 
-    checkpoint  that is described.
-    settings  resolved: device and dtype are those of PyTorch.
-    runner    what runs it: a backend of our own decoder, or "transformers".
+    checkpoint  the described checkpoint.
+    settings  resolved: device and dtype are PyTorch objects.
+    runner    name of a backend of our own decoder, or "transformers".
     refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 
@@ -89,14 +87,25 @@ class Described(ABC):
         return self.config.kv_bytes(self.settings.dtype.itemsize)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence in recurrent layers that our own kernels run."""
+        return 0
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a text when it decodes."""
         return self.config.eos_ids
 
     @cached_property
-    def mtp_share(self) -> float:
-        """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return count_mtp_layers(self.checkpoint) / self.config.layers
+    def mtp_layers(self) -> int:
+        """How many MTP layers its checkpoint brings that can draft beside it."""
+        return count_mtp_layers(self.checkpoint, native=self.runner == "native")
+
+    @property
+    def mtp_bytes(self) -> tuple[int, int]:
+        """(bytes of the weights, bytes of the KV cache of one token) of its MTP layers, by their share of layers."""
+        share = self.mtp_layers / self.config.layers
+        return round(share * self.weight_bytes), round(share * self.kv_bytes)
 
     @property
     def stored_as(self) -> str | None:
@@ -104,7 +113,7 @@ class Described(ABC):
         return None
 
     def usual_kv_tokens(self, requests: int) -> int | None:
-        """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
+        """Return the size, in tokens, of a KV cache for `requests` requests; None: not known before loading."""
         return self.settings.kv_tokens
 
     @abstractmethod
@@ -115,12 +124,13 @@ class Described(ABC):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a target, its draft and a KV cache of a fixed size will take, from files that need no loading: bytes, about.
+    """Estimates the bytes of a target, its draft and a KV cache of a fixed size, without loading weights.
 
     weights    of the target. draft: weights of the draft model or head; 0 without one.
-    per_token  KV cache of one token, that of the draft included.
+    per_token  KV cache of one token, with the draft's.
     kv_tokens  tokens for which the KV cache has room, all requests together.
     available  memory that is free now, on the device of the target.
+    per_sequence  states of recurrent layers of one sequence, with the draft model's. sequences: how many run at once.
     """
 
     weights: int
@@ -128,27 +138,42 @@ class MemoryPlan:
     per_token: int
     kv_tokens: int
     available: int
+    per_sequence: int = 0
+    sequences: int = 1
 
     @property
     def kv(self) -> int:
         return self.per_token * self.kv_tokens
 
     @property
+    def states(self) -> int:
+        return self.per_sequence * self.sequences
+
+    @property
+    def snapshots(self) -> int:
+        """Most bytes of the states that are kept for later texts: no more than their KV cache."""
+        return min(self.kv, SNAPSHOTS * self.per_sequence)
+
+    @property
     def headroom(self) -> int:
-        """What stays free; negative: it does not fit."""
-        return self.available - self.weights - self.draft - self.kv
+        """Bytes that stay free; negative: it does not fit."""
+        return self.available - self.weights - self.draft - self.kv - self.states - self.snapshots
 
     @property
     def most_tokens(self) -> int:
         """Tokens of the largest KV cache that leaves `RESERVE` of the memory free, in whole blocks."""
-        room = (1 - RESERVE) * self.available - self.weights - self.draft
+        room = (1 - RESERVE) * self.available - self.weights - self.draft - self.states
+        room = max(room - SNAPSHOTS * self.per_sequence, room / 2) if self.per_sequence else room
         return max(0, int(room / max(1, self.per_token)) // BLOCK * BLOCK)
 
     def check(self) -> None:
         """Raise LoadError if it does not fit."""
         if self.headroom < 0:
             most, cache = self.most_tokens, f"a KV cache for {self.kv_tokens} tokens"
-            parts = {"weights": self.weights, "the draft's weights": self.draft, cache: self.kv}
+            many = "a sequence" if self.sequences == 1 else f"{self.sequences} sequences"
+            states = f"the states of {many} ({size(self.per_sequence)} each)"
+            parts = {"weights": self.weights, "the draft's weights": self.draft, cache: self.kv, states: self.states,
+                     "states of earlier texts": self.snapshots}  # fmt: skip
             needed = ", ".join(f"{size(count)} for {what}" for what, count in parts.items() if count)
             raise LoadError(
                 f"{size(self.available)} of memory are free, and {needed} are needed",
@@ -164,16 +189,20 @@ def plan(
     mtp: bool = False,
     *,
     weights: bool = False,
+    sequences: int = 1,
 ) -> MemoryPlan:
     """models: the draft models; heads: draft heads; mtp: whether the target's MTP layers draft. weights: whether those
-    on the hub are downloaded, whose files say how large they are. Raises what reading their facts raises."""
+    on the hub are downloaded, whose files say how large they are. sequences: how many run at once. Raises what reading
+    their facts raises."""
     for each in (target, *models) if weights else ():
         each.checkpoint.download()
-    share = target.mtp_share if mtp else 0.0
-    beside = [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
-    draft = round(share * target.weight_bytes) + sum(weights for weights, _ in beside)
-    per_token = round((1 + share) * target.kv_bytes) + sum(kv for _, kv in beside)
-    return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
+    beside = [target.mtp_bytes] if mtp else []
+    beside += [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
+    draft = sum(weights for weights, _ in beside)
+    per_token = target.kv_bytes + sum(kv for _, kv in beside)
+    states = sum(model.state_bytes for model in (target, *models))
+    free = available_bytes(target.settings.device)
+    return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, free, states, sequences)
 
 
 def _of_head(target: Described, kind: str, checkpoint: Checkpoint, quantize: str | None) -> tuple[int, int]:

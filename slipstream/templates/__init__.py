@@ -5,7 +5,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
-def filled(template: str, **values: object) -> str:
+def fill(template: str, **values: object) -> str:
     """The page of that file name. Values are escaped in HTML; one that a page names and is not given is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 

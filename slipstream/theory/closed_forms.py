@@ -21,7 +21,7 @@ from slipstream.errors import ParameterError
 from slipstream.theory.cost_curve import CostCurve
 
 
-def expected_tokens(alpha: float, gamma: int) -> float:
+def expect_tokens(alpha: float, gamma: int) -> float:
     """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
 
@@ -42,7 +42,7 @@ def speedup(
 ) -> float:
     """Expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` it is L's
     tau / (gamma c + 1), where verifying gamma draft tokens costs what decoding one costs (L, theorem 3.8)."""
-    return expected_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
+    return expect_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
 
 
 def best_gamma(
@@ -77,7 +77,7 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
     for name, value in (("c", c), ("host", host)):
         check_number(name, value, 0.0, float("inf"))
     cost = step_cost(gamma, c, costs, batch, host)
-    return None if cost > gamma + 1 else smallest(lambda alpha: expected_tokens(alpha, gamma) >= cost)
+    return None if cost > gamma + 1 else smallest(lambda alpha: expect_tokens(alpha, gamma) >= cost)
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
@@ -108,19 +108,19 @@ def check_rates(rates: Seq[float]) -> None:
             )
 
 
-def expected_length(position_rates: Seq[float]) -> float:
-    """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact, whatever the
-    rates depend on, if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
+def expect_length(position_rates: Seq[float]) -> float:
+    """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact for rates of any
+    origin if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
     return 1 + sum(position_rates)
 
 
 @dataclass(frozen=True)
 class Prediction(Strict):
-    """What `predict` expects of one text (or, without a length, of one step in the long run).
+    """The expectation that `predict` computes for one text (or, without a length, for one step in the long run).
 
     tau      tokens a step, the bonus token included, the prefill step left out.
     steps   steps after the prefill step.
-    seconds  of the speculative text, by what they are spent on: prefill, draft, target, host.
+    seconds  of the speculative text, in its parts: prefill, draft, target, host.
     plain_seconds  of the same text in plain decoding, prefill included.
     """
 
@@ -150,7 +150,7 @@ def predict(
     draft_prefill: float = 0.0,
     tokens: int | None = None,
 ) -> Prediction:
-    """Expected time of a text from what was measured, with chains of len(position_rates) draft tokens a step.
+    """Predict the time of a text from measured rates and costs, with chains of len(position_rates) draft tokens a step.
 
     position_rates  as `SpecStats.position_rates`: of the steps that draft at depth j or deeper, the share that accept
                     draft token j. For a shorter draft of the same drafter, give the first ones.
@@ -163,8 +163,8 @@ def predict(
                              which plain decoding pays too, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
 
-    Exact if acceptance in a step is independent of earlier steps and of the draft length: the expected time of the
-    last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain. Raises
+    Exact if acceptance in a step is independent of earlier steps and of the draft length: the last n tokens are
+    expected to take one step, cut to a depth of n - 1, plus the time of the tokens that remain. Raises
     ParameterError for rates or shares that cannot have been measured, and for less than one token.
     """
     for j, rate in enumerate(position_rates, start=1):

@@ -50,7 +50,7 @@ class CostCurve(Strict):
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
         """The nearest curve to the measured points on which more rows never cost less: decreasing points, an effect of
         noise, are replaced by their mean (isotonic regression by pooling adjacent violators)."""
-        pools: list[tuple[float, int]] = []  # mean of so many points, increasing
+        pools: list[tuple[float, int]] = []  # (mean, number of points), increasing
         for s in seconds:
             mean, count = s, 1
             while pools and pools[-1][0] > mean:

@@ -47,7 +47,7 @@ class Rates(Strict):
         return Rates(tuple(closed_forms.geometric_rates(alpha, longest)), origin, alpha)
 
     def up_to(self, draft_tokens: int) -> Rates:
-        """The same for drafts of at most so many tokens (>= 1)."""
+        """Return the same rates, cut to drafts of at most `draft_tokens` (>= 1)."""
         return replace(self, by_position=tuple(self.by_position)[:draft_tokens])
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Rates(Strict):
 
 @dataclass(frozen=True)
 class ForecastCosts(Strict):
-    """What a speculative step costs. The unit is one decode step of the same batch without speculation.
+    """Costs of a speculative step. The unit is one decode step of the same batch without speculation.
 
     c       cost of a draft token.
     target  seconds of the target's forward by rows; None: verifying draft tokens costs no more than one decode step.
@@ -74,14 +74,14 @@ class ForecastCosts(Strict):
     basis: str = "costs as given"
 
     def verify(self, draft_tokens: int) -> float:
-        """Cost of the target's forward that verifies so many draft tokens for each sequence."""
+        """Return the cost of the target's forward that verifies `draft_tokens` for each sequence."""
         return closed_forms.step_cost(draft_tokens, 0.0, self.target, self.batch)
 
     def step(self, draft_tokens: int) -> float:
         return closed_forms.step_cost(draft_tokens, self.c, self.target, self.batch, self.host)
 
     def assumptions(self, draft_tokens: int = 4) -> str:
-        """In one line; the cost of verification is that of so many draft tokens."""
+        """Describe the costs in one line; the cost of verification is for `draft_tokens`."""
         verified = f"verifying {draft_tokens} draft tokens {self.verify(draft_tokens):.2f}"
         parts = [
             f"a draft token costs {self.c:.3g} decode steps, {verified}",
@@ -94,7 +94,7 @@ class ForecastCosts(Strict):
 
 @dataclass(frozen=True)
 class Forecast(Strict):
-    """What speculation is expected to gain in long texts.
+    """The expected gain of speculation in long texts.
 
     draft_tokens  draft length; 0 if no length is faster than plain decoding.
     chosen        whether it is the best of all lengths, or was asked for.
@@ -108,11 +108,11 @@ class Forecast(Strict):
     @property
     def tau(self) -> float:
         """Tokens a step, the bonus token included."""
-        return closed_forms.expected_length(list(self.rates.by_position)[: self.draft_tokens])
+        return closed_forms.expect_length(list(self.rates.by_position)[: self.draft_tokens])
 
     @property
     def step_cost(self) -> float:
-        """In decode steps."""
+        """Return the cost of a speculative step in decode steps."""
         return self.costs.step(self.draft_tokens)
 
     @property

@@ -106,7 +106,7 @@ class TreeShape:
 
     def keep(self, nodes: Seq[int]) -> TreeShape:
         """The tree of these nodes alone: increasing, and each with its parent."""
-        return TreeShape(renumbered(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
+        return TreeShape(renumber(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
 
     def cut(self, depth: int) -> TreeShape:
         """The tree without its nodes deeper than `depth`."""
@@ -122,7 +122,7 @@ class TreeShape:
         return chances
 
 
-def renumbered(parents: Seq[int], nodes: Seq[int]) -> tuple[int, ...]:
+def renumber(parents: Seq[int], nodes: Seq[int]) -> tuple[int, ...]:
     """Parents among `nodes` alone: increasing, and each with its parent."""
     new = {-1: -1} | {old: i for i, old in enumerate(nodes)}
     return tuple(new[parents[i]] for i in nodes)
@@ -175,14 +175,14 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
     return TreeShape(tuple(parents), tuple(ranks))
 
 
-def expected_tokens(tree: TreeShape, acceptance: Acceptance) -> Number:
+def expect_tokens(tree: TreeShape, acceptance: Acceptance) -> Number:
     """Expected tokens of one step: the target's own, plus every node's probability to be accepted."""
     return 1 + sum(tree.chances(acceptance))
 
 
 def best_count(chances: Seq[Number], costs: CostCurve) -> int:
-    """How many of the nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
-    the smallest among equals; 0 if no draft token pays. chances: decreasing, as of an optimal tree."""
+    """Choose how many nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
+    the smallest among equals; 0 if no draft token pays. chances: decreasing, as in an optimal tree."""
     best, most, tokens = 0, 1.0, 1.0
     for n, chance in enumerate(chances, start=1):
         tokens += float(chance)

@@ -27,10 +27,10 @@ def render(template: str, messages: Seq[Mapping[str, str]], add_generation_promp
     Raises jinja2's TemplateError for a template that is wrong, forbidden in the sandbox, or refuses the conversation.
     """
     known = {"messages": list(messages), "tools": None, "documents": None}
-    return str(_compiled(template).render(known | {"add_generation_prompt": add_generation_prompt} | names))
+    return str(_compile(template).render(known | {"add_generation_prompt": add_generation_prompt} | names))
 
 
-def chosen_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:
+def choose_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:
     """Which of the templates of a tokenizer transformers takes for a conversation, with tools or without; "" if it has
     none."""
     if isinstance(templates, Mapping):
@@ -49,7 +49,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
+def _compile(template: str) -> Any:
     environment = _environment()
     environment.filters["tojson"] = _tojson
     environment.globals |= {

@@ -19,7 +19,9 @@ from slipstream.errors import reading
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most other classes rebuild it."""
 
-OTHER_CLASSES = ("mistral", "mixtral", "qwen2", "qwen3_5_moe_text")
+OTHER_CLASSES = (
+    "mistral", "mistral3", "ministral3", "mixtral", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+)  # fmt: skip
 """Model types for which transformers may choose or change the tokenizer whatever the folder says."""
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -49,8 +51,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class FolderTokenizer:
     """Encodes, decodes and applies the chat template as the folder's transformers tokenizer would.
 
-    It can do everything that one can: what is not here is done by the transformers tokenizer, which is loaded when it
-    is first needed, and answers everything from then on. So a change to it, such as an added token, holds everywhere.
+    Every other method is the transformers tokenizer's, which is loaded when it is first needed, and answers everything
+    from then on. So a change to it, such as an added token, holds everywhere.
 
     special  "bos_token" -> "<s>", ... for the special tokens that the folder names.
     load     returns the transformers tokenizer.
@@ -90,7 +92,7 @@ class FolderTokenizer:
         return self.transformers(*given, **named)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles are those of the transformers tokenizer."""
+        """Copy or pickle the transformers tokenizer instead."""
         return copy, (self.transformers,)
 
     @property
@@ -126,7 +128,7 @@ class FolderTokenizer:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: object) -> Any:
-        """The id of a token, that of the unknown token if there is no such token."""
+        """Return the id of a token; the unknown token's id if there is no such token."""
         if self._whole is not None or type(tokens) is not str:
             return self.transformers.convert_tokens_to_ids(tokens)
         token_id = self._backend.token_to_id(tokens)
@@ -137,9 +139,9 @@ class FolderTokenizer:
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
         """Text of a conversation (tokenize=False), or its ids."""
         if self._whole is None and named.get("tokenize") is False and _is_plain(conversation):
-            from slipstream.tokens.chat_template import chosen_template, names_read, render
+            from slipstream.tokens.chat_template import choose_template, names_read, render
 
-            template = chosen_template(self._template, named.get("tools") is not None)
+            template = choose_template(self._template, named.get("tools") is not None)
             names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
             read = names.keys() <= {"tools", *names_read(template)} - {"messages"}
             if template and read and _are_objects(names.get("tools", [])):
@@ -150,7 +152,7 @@ class FolderTokenizer:
 
 
 def _is_plain(conversation: Any) -> bool:
-    """Whether it is a list of messages that reach the template as they are."""
+    """Return whether it is a list of messages that reach the template as they are."""
     if not conversation or not _are_objects(conversation):
         return False
     return not any(name in _REASONING or value is None for message in conversation for name, value in message.items())
@@ -161,7 +163,7 @@ def _are_objects(value: object) -> bool:
 
 
 def backend_of(tokenizer: object) -> Tokenizer | None:
-    """That of the tokenizers library in a fast tokenizer of transformers, or of a folder; None in another tokenizer."""
+    """Return the object of the tokenizers library in a fast tokenizer of transformers, or of a folder; else None."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerFast  # imported here: it takes long
 
@@ -216,8 +218,8 @@ def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
 
 
 def _adds_nothing(backend: Tokenizer, settings: JsonMapping, named: Iterable[str | None]) -> bool:
-    """Whether all tokens that the folder names are added tokens of its tokenizer.json already. Others would be added to
-    the vocabulary."""
+    """Return whether all tokens that the folder names are added tokens of its tokenizer.json already. Others would be
+    added to the vocabulary."""
     known = backend.get_added_tokens_decoder().values()
     lists = [settings.get(name) or [] for name in _LISTS]
     if not all(isinstance(each, list) for each in lists):

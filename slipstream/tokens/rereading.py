@@ -21,8 +21,8 @@ WHITESPACE = b" \t\n\r"
 
 
 class Vocabularies:
-    """Tokens of a target and of its draft model, and which of them are the same: those that write
-    the same bytes, and special tokens with the same text or the same role. Each has at most one counterpart.
+    """Tokens of a target and of its draft model, and which of them are the same: tokens that write the same bytes, and
+    special tokens with the same text or the same role. Each has at most one counterpart.
 
     width  of the logits of the target and of the draft model: ids beyond them are never predicted.
     """
@@ -60,8 +60,8 @@ class Reading:
         self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
 
     def update(self, tokens: Seq[int], same: int) -> int:
-        """Read a text of which the first `same` tokens are those of the last call. Returns how many leading ids are as
-        they were."""
+        """Read a text whose first `same` tokens are the same as in the last call. Returns how many leading ids stay the
+        same."""
         known = min(same, self._read)
         while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may not begin a word now
             self._words.pop()
@@ -107,7 +107,7 @@ class Reading:
             self.ids.append(vocabularies.to_draft[token])
 
     def _add_open(self, tokens: Seq[int]) -> None:
-        """The tokens of the last word, one by one; those that write a character together, together."""
+        """Add the tokens of the last word one by one; tokens that write one character together are added together."""
         to_draft, data = self._vocabularies.to_draft, b""
         for token in tokens:
             if not data and token in to_draft:

@@ -126,7 +126,7 @@ class TokenTexts:
         return (self._whole if first else self._middle).encode(text, add_special_tokens=False).ids
 
     def _pieces(self, data: bytes, first: bool = False) -> tuple[int, ...]:
-        """As `ids`, for bytes, which need not be UTF-8: bytes of incomplete characters get a token each, or none if
+        """Do as `ids`, for bytes, which need not be UTF-8: bytes of incomplete characters get a token each, or none if
         the vocabulary has none."""
         text, ids = data.decode("utf-8", "surrogateescape"), list[int]()
         for stray, run in groupby(text, lambda char: 0xDC80 <= ord(char) <= 0xDCFF):
@@ -147,11 +147,11 @@ class TokenTexts:
         return ids
 
     def bytes_of(self, ids: list[int] | tuple[int, ...]) -> bytes:
-        """What ids write; special and unknown ones write nothing."""
+        """Return the bytes that ids write; special and unknown ids write nothing."""
         return b"".join(self.text_of(id_) or b"" for id_ in ids)
 
     def text_of(self, id_: int) -> bytes | None:
-        """What an id writes; None for special tokens, unknown ones and the padding of a vocabulary."""
+        """Return the bytes that an id writes; None for special tokens, unknown ids and the padding of a vocabulary."""
         return self.written[id_] if id_ < len(self.written) else None
 
     def require_faithful(self) -> None:

@@ -20,6 +20,7 @@ from slipstream.backends.native.kernels import processor
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
+from slipstream.measure.results import to_json
 from slipstream.training import resume_state
 from slipstream.training.acceptance import HeldOutText
 from slipstream.training.features import HiddenCache, Teacher, Window
@@ -35,7 +36,7 @@ STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without savi
 
 
 def has_bfloat16_products(device: torch.device) -> bool:
-    """Whether the hardware has instructions for them. PyTorch emulates them elsewhere, slower than in float32."""
+    """Return whether the hardware has instructions for them. Elsewhere PyTorch emulates them, slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm
@@ -154,7 +155,7 @@ class Loop:
     def log(self, entry: Mapping[str, object]) -> None:
         """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
         now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
-        line = json.dumps(resume_state.to_json({"time": now, **entry})).encode() + b"\n"
+        line = json.dumps(to_json({"time": now, **entry})).encode() + b"\n"
         with path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
@@ -226,7 +227,7 @@ class Loop:
 def identify(config: RunConfig) -> JsonObject:
     """Settings that must not change when a run is resumed."""
     names = ("options", "length", "rows", "optimiser", "seed", "shares", "answers_only")
-    settings = resume_state.to_json(config)
+    settings = to_json(config)
     return {"objective": config.kind, **{name: settings[name] for name in names}}
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from slipstream.core.strict import JsonObject
 from slipstream.errors import TrainingError, reading
+from slipstream.measure.results import to_json
 from slipstream.training.schedule import Progress
 
 Optimisers = dict[str, torch.optim.Optimizer]
@@ -26,7 +27,7 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 @contextmanager
 def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
-    """Write the file or folder that this yields, which then replaces `path`: whatever stops this, none of it is left.
+    """Write the file or folder that this yields, which then replaces `path`. If anything stops this, nothing is left.
 
     Raises TrainingError if it cannot be written. what: stands before its name there.
     """
@@ -124,7 +125,7 @@ def check_progress(path: Path, recorded: JsonObject) -> None:
 
 
 def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
-    """Refuse to continue a run with other settings. recorded, now: those of its checkpoint, and those asked for.
+    """Refuse to continue a run with other settings. recorded: of its checkpoint; now: the settings asked for.
 
     Raises TrainingError.
     """
@@ -140,13 +141,7 @@ def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
             )
 
 
-def to_json(value: object) -> JsonObject:
-    """A dataclass or dictionary as it looks after a JSON round trip; None for NaN and infinity, which JSON lacks."""
-    text = json.dumps(asdict(value) if is_dataclass(value) else value, default=str)  # type: ignore[arg-type]
-    return json.loads(text, parse_constant=lambda name: None)  # type: ignore[no-any-return]
-
-
 def write_json(path: Path, value: object) -> None:
-    """Write `as_json(value)`, whole or not at all. Raises TrainingError."""
+    """Write `to_json(value)`, whole or not at all. Raises TrainingError."""
     with replace_atomically(path) as temporary:
         temporary.write_text(json.dumps(to_json(value), indent=1) + "\n")

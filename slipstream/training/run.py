@@ -28,6 +28,7 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError
 from slipstream.llm import LLM
+from slipstream.measure.results import to_json
 from slipstream.targets.decoder import Decoder
 from slipstream.templates.sizes import size
 from slipstream.tokens.text import tokenizer_of
@@ -39,7 +40,7 @@ from slipstream.training.methods import METHODS, RunConfig
 from slipstream.training.objective import Figures, Objective
 from slipstream.training.packing import TokenStream
 from slipstream.training.regenerate import Prompts, make_prefixes, make_self_prompts, regenerate
-from slipstream.training.resume_state import check_same, read_state, replace_atomically, to_json, write_json
+from slipstream.training.resume_state import check_same, read_state, replace_atomically, write_json
 from slipstream.training.run_report import run_card
 from slipstream.training.schedule import make_counter
 from slipstream.training.trainable import check_trainable
@@ -130,7 +131,7 @@ class TrainingRun:
     def train(self, say: Say = LOG) -> Figures:
         """Train, measure, export; returns the measured figures.
 
-        After a signal, what was trained so far is exported, and KeyboardInterrupt is raised with its number.
+        After a signal, the weights trained so far are exported, and KeyboardInterrupt is raised with its number.
         """
         loop, config = self.loop, self.loop.config
         write_json(config.out / "run.json", config)

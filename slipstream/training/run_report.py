@@ -1,4 +1,4 @@
-"""What a run says of itself: an estimate of time, memory and disk before it starts, and its model card in the end."""
+"""Reports on a run: an estimate of time, memory and disk before it starts, and its model card in the end."""
 
 import platform
 import time
@@ -6,7 +6,7 @@ import time
 import torch
 
 from slipstream.core.strict import JsonObject
-from slipstream.templates import filled
+from slipstream.templates import fill
 from slipstream.templates.sizes import duration, size
 from slipstream.training.features import Window
 from slipstream.training.loop import Loop
@@ -92,7 +92,7 @@ def run_card(loop: Loop, data: JsonObject, figures: Figures, commands: list[str]
             shown.append((f"simulated acceptance length, {at}, chain of {loop.objective.depth}", f"{value:.2f}"))
         elif isinstance(value, float):
             shown.append((f"held-out {name}", f"{value:.3f}"))
-    return filled(
+    return fill(
         "model_card.md",
         config=loop.config,
         progress=loop.progress,

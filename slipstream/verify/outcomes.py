@@ -1,19 +1,19 @@
 """Tests of single tokens against the target's distribution at their positions.
 
-Whatever was drafted, an exact rule emits token x_t with the target's probability p_t(x_t | x_<t). So each of these sums
-over positions has a distribution that is known before the tokens are drawn:
+With any draft, an exact rule emits token x_t with the target's probability p_t(x_t | x_<t). So each of these sums over
+positions has a distribution that is known before the tokens are drawn:
 
     ranks     u_t, the mass of all tokens that are more likely than x_t, plus a uniform share of the mass of x_t itself,
               is uniform on [0, 1) and independent from position to position (Rosenblatt 1952, with a random share
               because tokens are discrete: Smith 1985). A chi-squared test over equal bins.
     outcomes  how often x_t is in a set of tokens, against the sum of the set's mass: an exact test, or a normal one
-              where there are many. The sets are those that faults move: what the draft favours, rare tokens, the end
-              of a text, the edge of a filter, what penalties reach (see `OUTCOMES`).
+              where there are many. Faults change the probability of these sets: tokens that the draft favours, rare
+              tokens, the end of a text, the edge of a filter, tokens with a penalty (see `OUTCOMES`).
     ids       v_t, as u_t with the tokens in the order of their ids, in which they are sampled: uniform and independent,
               too. A random number that is used twice shows here.
     pairs     v_t and v_{t-1}, and v_t of two requests: around the middle, their products have mean 0.
-    joint     (u_{t-1}, u_t) of every other t is uniform in the unit square, whatever the rule: a chi-squared test over
-              a grid of bins. This tests the joint distribution of neighbouring tokens.
+    joint     (u_{t-1}, u_t) of every other t is uniform in the unit square under any rule: a chi-squared test over a
+              grid of bins. This tests the joint distribution of neighbouring tokens.
 
 The sums are pooled over texts, prompts, settings and draft lengths, and kept apart by the place in the step: a fault of
 the bonus token must not drown in correct draft tokens. That is valid if a token has the target's distribution *given
@@ -172,7 +172,7 @@ class PlaceTest:
         return 0.0 if self.forbidden else min([1.0 if self.ranks is None else self.ranks, *self.outcomes.values()])
 
 
-def tested(place: str, row: Evidence) -> PlaceTest:
+def judge(place: str, row: Evidence) -> PlaceTest:
     outcomes = {name: p for name in OUTCOMES if name in row.sums and (p := row.sums[name].p) is not None}
     ids, joint = uniform(row.ids), uniform(row.joint)
     if ids is not None:

@@ -52,8 +52,8 @@ def lengths(draft_tokens: int) -> list[int]:
     return sorted({1, min(2, draft_tokens), draft_tokens})
 
 
-def mixed_lengths(draft_tokens: int) -> list[int]:
-    """Those of requests side by side: pairs of equal and of different lengths, and one without drafts."""
+def mix_lengths(draft_tokens: int) -> list[int]:
+    """Return draft lengths of parallel requests: pairs of equal and of different lengths, and one without drafts."""
     return [draft_tokens, draft_tokens, 1, min(2, draft_tokens), 0, draft_tokens, min(3, draft_tokens)]
 
 
@@ -68,8 +68,8 @@ def across_kinds(prompts: PromptSet) -> list[Prompt]:
 
 
 def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> dict[str, SamplingParams]:
-    """Name -> parameters, made of `base`. texts: what the target writes after the prompts, from which frequent tokens,
-    a stop string and a bias for EOS are taken."""
+    """Return name -> parameters, derived from `base`. texts: the target's own texts after the prompts, from which
+    frequent tokens, a stop string and a bias for EOS are taken."""
     short = replace(base, max_tokens=min(base.max_tokens, SHORT), logprobs=None, stop=())
     # Some encoder-decoders force the first token and the last: to forbid these leaves no token.
     forced = [{text[place] for text in texts if text} for place in (0, -1)]
@@ -104,7 +104,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
 
 
 def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
-    """Whether it leaves a token possible, together with what the user forbids."""
+    """Return whether it leaves a token possible, together with what the user forbids."""
     try:
         llm.sequence(list(prompt), params)
     except ParameterError:
@@ -113,7 +113,7 @@ def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
 
 
 def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float | None:
-    """What makes EOS as likely as `END_CHANCE` in the mean over some texts; None if the target has no EOS."""
+    """Find the bias that makes EOS as likely as `END_CHANCE` in the mean over some texts; None without EOS."""
     ends = list(llm.target.capabilities.eos_ids)
     if not ends:
         return None
@@ -163,7 +163,7 @@ def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, Samp
     return {name: params for name, params in each.items() if name in names}
 
 
-def continued(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int) -> list[PanelRequest]:
+def continue_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int) -> list[PanelRequest]:
     """Requests that begin with what others said, as the next turn of a conversation does; longest: most tokens of a
     prompt."""
     prompts = [[*one.ids, *output, *one.ids[:1]] for one, output in zip(requests, outputs, strict=True)]
@@ -174,7 +174,7 @@ def continued(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int)
     ]
 
 
-def crossed(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
+def cross_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
     """Requests that go on like one earlier text behind the beginning of another, as prompts made of common parts do. A
     prefix cache holds blocks of both, of `block` tokens, and must not join them."""
     texts = [[*one.ids, *output] for one, output in zip(requests, outputs, strict=True)]
@@ -189,8 +189,8 @@ def together(
     llm: LLM, drafter: Drafter | None, requests: Seq[PanelRequest], streams: Iterator[Stream] | None, batch: int
 ) -> list[Sequence]:
     """Decodes requests as a busy server does: they join one by one, begin where earlier texts with the same beginning
-    ended, and some are preempted. streams: random numbers of each request; None: those of its parameters.
-    Raises what a request failed with."""
+    ended, and some are preempted. streams: random numbers of each request; None: from its parameters.
+    Raises the error of a failed request."""
     llm.use(drafter)
     before, llm.max_batch = llm.max_batch, batch
     engine = llm.engine()

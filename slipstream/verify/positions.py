@@ -30,12 +30,12 @@ KEPT = 256
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the drafter proposed at one position.
+    """Describes the drafter's proposal at one position.
 
     behind   whether an accepted draft token is before it in its step.
-    ids, q   tokens that it may propose with their probabilities, or the proposed tokens and None if they were chosen
-             deterministically. None for no draft token, or where they depend on the random numbers of verification, as
-             under `coupled`.
+    ids, q   tokens that the drafter may propose with their probabilities, or the proposed tokens and None if they were
+             chosen deterministically. None for no draft token, or where they depend on the random numbers of
+             verification, as under `coupled`.
     probe    logits of the pass that decided the token; None where several tokens were decoded in one call.
     """
 
@@ -45,7 +45,7 @@ class Proposal:
     q: np.ndarray | None = None
     probe: Probe | None = None
 
-    def favoured(self, p: np.ndarray) -> np.ndarray | None:
+    def find_favoured(self, p: np.ndarray) -> np.ndarray | None:
         """The tokens that the draft makes more likely than the target does (without q: all that were proposed)."""
         if self.ids is None:
             return None
@@ -58,8 +58,8 @@ class Positions:
 
     control   how much rounding changes logits.
     seed      of the random shares of the ranks.
-    proposed  what was proposed at each output position of each sequence.
-    faults    what is wrong with single texts, whatever was drawn.
+    proposed  the proposal at each output position of each sequence.
+    faults    errors in single texts that no random number explains.
     further   places of all positions that are added from now on.
 
     Places in the step are kept apart where the rule is tokenwise (see `outcomes`).
@@ -80,16 +80,16 @@ class Positions:
         self._by_place = self.llm.rule.tokenwise
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _note_proposals(self) -> Iterator[None]:
         """Notes what the drafter proposes meanwhile."""
         observe = self.drafter.observe
 
-        def noting(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        def note(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
             for b, seq in enumerate(seqs):
                 self._note(seq, draft, b, out, verdict)
             observe(seqs, draft, out, verdict)
 
-        self.drafter.observe = noting
+        self.drafter.observe = note
         try:
             yield
         finally:
@@ -127,9 +127,8 @@ class Positions:
     def decode(
         self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
-        """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
-        outputs."""
-        with self._noted():
+        """Sample a text for each request with the drafter, and add their positions. Returns the outputs."""
+        with self._note_proposals():
             seqs = together(self.llm, self.drafter, requests, map(Stream, seeds), batch)
         beside: list[float] = []  # v_t of the request before
         for request, seq in zip(requests, seqs, strict=True):
@@ -148,7 +147,7 @@ class Positions:
 
     def decode_at_ends(self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int) -> None:
         """Decode with the ends of the random numbers, and replay each step. The tokens are no samples."""
-        with self._noted():
+        with self._note_proposals():
             together(self.llm, self.drafter, requests, map(EndStream, seeds), batch)
         self.proposed.clear()
 
@@ -161,7 +160,7 @@ class Positions:
                 self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []
             context = (seq.params, seq.tokens[: seq.prompt], text[:t], seq.stop_ids)
             proposal = proposed.get(t, undrafted)
-            moved = 0.0 if proposal.probe is None else proposal.probe.moved(logits)
+            moved = 0.0 if proposal.probe is None else proposal.probe.measure_move(logits)
             if moved > self.control.limit:
                 self.faults.append(f"{request.name}: logits before token {t} are off by {moved:.2g}")
             placed += self._token(logits, context, text[t], proposal, placed[-1:])
@@ -170,7 +169,7 @@ class Positions:
     def _token(
         self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[Ranks]
     ) -> list[Ranks]:
-        """The ranks of the token, if the target allows it. last: those of the token before it, if there is one."""
+        """Compute the ranks of the token, if the target allows it. last: the ranks of the token before it, if any."""
         p = distribution(logits, context)
         params, prompt, output, _ = context
         never = None
@@ -181,7 +180,7 @@ class Positions:
             self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
             return []
         edge = never is not None and bool((never == (p == 0)).all())
-        tested = outcomes.sets(p, proposal.favoured(p), context, edge)
+        tested = outcomes.sets(p, proposal.find_favoured(p), context, edge)
         inside = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested if len(ids)]
         u, v = outcomes.ranks(p, token, self._shares.random())
         late = len(prompt) + len(output) >= outcomes.LATE_FROM

@@ -1,8 +1,8 @@
 """The target's distribution, and where texts end, computed without the code that decoding uses.
 
 A fault in `core.warp` would change the texts with and without a drafter alike, and a reference that calls `warp` could
-not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, what the
-documentation of `SamplingParams` promises. It is slow and short.
+not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, the
+distribution that the documentation of `SamplingParams` promises. It is slow and short.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ Context = tuple[SamplingParams, Seq[int], Seq[int], frozenset[int]]
 """(params, prompt, output before the token, ids that end the text)."""
 
 
-def edited(logits: np.ndarray, context: Context) -> np.ndarray:
+def edit_logits(logits: np.ndarray, context: Context) -> np.ndarray:
     """Logits [V] after bias, penalties and forbidden tokens; -inf for a token that may not follow."""
     params, prompt, output, stop_ids = context
     x, vocab = logits.copy(), len(logits)
@@ -70,7 +70,7 @@ def edited(logits: np.ndarray, context: Context) -> np.ndarray:
 
 def distribution(logits: np.ndarray, context: Context) -> np.ndarray:
     """The probability of each token, float64 [V], at a temperature above 0."""
-    x, params = edited(logits, context), context[0]
+    x, params = edit_logits(logits, context), context[0]
     p = np.exp((x - x.max()) / params.temperature)
     p /= p.sum()
     if not (params.top_k or params.top_p < 1 or params.min_p):
@@ -88,18 +88,18 @@ def distribution(logits: np.ndarray, context: Context) -> np.ndarray:
 
 def impossible(p: np.ndarray, logits: np.ndarray, context: Context, noise: float) -> np.ndarray:
     """Which tokens cannot follow, bool [V], although every logit may be off by `noise`. p: `distribution` of these."""
-    x, never = edited(logits, context), p == 0
+    x, never = edit_logits(logits, context), p == 0
     if noise:
         never &= x < x[p > 0].min() - 2 * noise
     return never
 
 
 def wrong_end(seq: Sequence) -> str | None:
-    """What is wrong with where a text ended, and with the reason that was given; None if nothing is."""
+    """Say what is wrong with the end of a text or its finish reason; None if they are right."""
     output, params = seq.output, seq.params
     room = min(params.max_tokens, seq.context - seq.prompt)
     for n, token in enumerate(output, 1):
-        due = "stop" if token in seq.stop_ids or _stopped_by_text(seq, output[:n]) else "length" if n >= room else None
+        due = "stop" if token in seq.stop_ids or _is_stopped(seq, output[:n]) else "length" if n >= room else None
         if due is not None:
             if (n, due) == (len(output), seq.finish):
                 return None
@@ -107,8 +107,8 @@ def wrong_end(seq: Sequence) -> str | None:
     return f"ends after {len(output)} tokens ({seq.finish}) without a reason"
 
 
-def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
-    """Whether the last of these tokens completes a stop string that counts."""
+def _is_stopped(seq: Sequence, output: Seq[int]) -> bool:
+    """Return whether the last of these tokens completes a stop string that counts."""
     if not seq.params.stop or len(output) < seq.params.min_tokens or seq.stop_search is None:
         return False
     asked = seq.tokens[: seq.prompt]
@@ -118,8 +118,8 @@ def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
 
 
 def wrong_logprob(logits: np.ndarray, token: int, said: TokenLogprob, noise: float) -> str | None:
-    """What is wrong with the log-probability of a token under these logits [V], or with those of its alternatives; None
-    if nothing is. noise: largest change of a logit by rounding."""
+    """Say what is wrong with the log-probabilities of a token and its alternatives under these logits [V]; None if they
+    are right. noise: largest change of a logit by rounding."""
     right = logits - logits.max()
     right -= np.log(np.exp(right).sum())
     best = np.sort(right)[::-1]  # the alternatives have these, in this order

@@ -1,13 +1,13 @@
 """Replays the decisions of single steps: the second opinion on the rule, on its random numbers and on the logits.
 
-A sampled step is a function of the target's logits, the draft and the random numbers of the request. So what rule
-`rejection` must emit can be computed, and needs no statistics: one wrong token among thousands shows. Nothing here
-calls the code under test: distributions come from `reference`, random numbers from a generator that is made anew for
-each step. Three things are compared:
+A sampled step is a function of the target's logits, the draft and the random numbers of the request. So the tokens that
+rule `rejection` must emit can be computed, without statistics: one wrong token among thousands shows. Nothing here
+calls the code under test: distributions come from `reference`, random numbers from a new generator for each step. Three
+things are compared:
 
     numbers   `Stream.uniforms` with the documented function of (seed, nonce, purpose, position).
-    tokens    the tokens that the step emitted with those that its logits, its draft and its numbers give.
-    logits    some logits of the step with those of a pass over the text alone: see `Probe`.
+    tokens    the emitted tokens with the tokens computed from the step's logits, draft and numbers.
+    logits    some logits of the step with logits from a pass over the text alone: see `Probe`.
 
 A decision that hangs on less than `SLACK` is left open, because the sums here are added in another order.
 """
@@ -56,7 +56,7 @@ class EndStream(Stream):
 def wrong_step(
     seq: Sequence, draft: Draft, b: int, verdict: Verdict, row_of: Callable[[int], np.ndarray], replayed: bool
 ) -> str | None:
-    """What is wrong with the step that sequence b of a batch has just made; None if nothing is.
+    """Say what is wrong with the last step of sequence b of a batch; None if it is right.
 
     row_of    node, -1 for the last pending token -> the target's logits [V] after it.
     replayed  whether its rule was `rejection`. Of other rules only the random numbers are compared.
@@ -93,8 +93,8 @@ def wrong_step(
             chosen = int(np.searchsorted(ends, due[0], "right"))
         if chosen != token:
             return f"token {position + t} is id {token}; its logits, draft and random numbers give id {chosen}"
-    if accepted != verdict.accepted(b):
-        return f"{verdict.accepted(b)} draft tokens were accepted at token {position}, it should be {accepted}"
+    if accepted != verdict.count_accepted(b):
+        return f"{verdict.count_accepted(b)} draft tokens were accepted at token {position}, it should be {accepted}"
     return None
 
 
@@ -111,7 +111,7 @@ class Probe:
         ids = np.unique([token, *range(0, len(row), -(-len(row) // PROBED))])
         return Probe(ids, row[ids])
 
-    def moved(self, row: np.ndarray) -> float:
+    def measure_move(self, row: np.ndarray) -> float:
         """Largest difference from the same logits of another row [V]; 0 where one of both is infinite."""
         with np.errstate(invalid="ignore"):
             differences = np.abs(row[self.ids] - self.logits)

@@ -7,10 +7,10 @@ sampling parameters, and the comparison is between two samples:
               servers, and the reference answers twice, which shows how stable it is by itself. Where texts part, the
               margin between the two tokens at the reference, against that noise, tells a near-tie from a bug.
     sampled   texts with seeds of their own at each server. For each prompt, a permutation test of the counts of all
-              n-grams of up to three tokens, in which whole texts change sides (exact, whatever the dependence within
-              a text). Over all prompts together, the same test of how often a token is the most frequent one after
-              the token before it, the second, ... (`count_choices`). It has few degrees of freedom, so the smallest
-              shift that it finds is known: `smallest_shift`.
+              n-grams of up to three tokens, in which whole texts change sides (exact for any dependence within a text).
+              Over all prompts together, the same test of how often a token is the most frequent one after the token
+              before it, the second, ... (`count_choices`). It has few degrees of freedom, so the smallest shift that it
+              finds is known: `smallest_shift`.
 
 A server that drafts nothing passes every comparison, so its counters are read before and after each check; with fewer
 draft tokens than in `verification` the check is "not tested".
@@ -39,7 +39,7 @@ from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
 from slipstream.measure.endpoint import Answer, Endpoint
 from slipstream.measure.provenance import note_conditions, text_digest
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
 from slipstream.measure.traffic_client import TrafficClient
 from slipstream.verify.outcomes import SCREEN, decisive_level, shift_seen
@@ -85,9 +85,9 @@ ALL_PROMPTS = "all prompts"
 
 
 def smallest_shift(tokens: float, level: float, prompts: int) -> float:
-    """The total variation between the shares of the `PLACES` at two servers that is found with probability `POWER`, if
-    each gave so many tokens that have a place. A shift x adds at least 2 x^2 for each token to the noncentrality: as
-    much as it adds if two places have half of the tokens each."""
+    """Return the total variation between the shares of the `PLACES` at two servers that the test finds with probability
+    `POWER`. tokens: tokens with a place at each server. A shift x adds at least 2 x^2 for each token to the
+    noncentrality: as much as it adds if two places have half of the tokens each."""
     return min(1.0, math.sqrt(_noncentrality(level, prompts) / (2 * max(1.0, tokens))))
 
 
@@ -161,7 +161,7 @@ def verify_served(
     one, other = (place.base_url.rstrip("/").replace("//localhost", "//127.0.0.1") for place in (served, reference))
     if one == other:
         raise ParameterError(f"{one} would be compared with itself", fix="start a second server without speculation")
-    served, reference = served.resolved(), reference.resolved()
+    served, reference = served.resolve(), reference.resolve()
     places = {"served": served.base_url, "reference": reference.base_url}
     models = {"served_model": served.model, "reference_model": reference.model}
     about = note_conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
@@ -174,9 +174,9 @@ def verify_served(
         data.verdict = next((each for each in (BUG, UNTESTED) if each in said), "ok")
         return data
 
-    with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
+    with record(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
         before = [read_counters_of(place) for place in (served, reference)]
-        for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sampled, "distribution")):
+        for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sample, "distribution")):
             getattr(data, check).extend(compare(served, reference, prompts, config, pool, advance))
             after = [read_counters_of(place) for place in (served, reference)]
             (drafted, accepted), (shared, _) = map(count_drafted, before, after)
@@ -254,7 +254,7 @@ def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | N
     return TIE if tie else BUG, at, margin
 
 
-def _sampled(
+def _sample(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
 ) -> list[SampledPrompt]:  # fmt: skip
@@ -298,10 +298,10 @@ def _sampled(
 
 
 def count_choices(one: Seq[Seq[str]], other: Seq[Seq[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """For each text of two samples, how many of its tokens have each of the `PLACES`, float32 [texts, places].
+    """Count, for each text of two samples, its tokens at each of the `PLACES`, float32 [texts, places].
 
-    A token's place is that of its frequency after the token before it, or at the beginning of the text, in both samples
-    together: so it says nothing of the sample that the text is from. A token that nothing else follows has no place.
+    A token's place is its rank by frequency after the token before it, or at the beginning of the text, in both samples
+    together. So it does not depend on which sample the text is from. A token without alternatives has no place.
     """
     after: dict[str, Counter[str]] = defaultdict(Counter)  # by the token before; "" at the beginning
     for text in (*one, *other):
@@ -371,10 +371,10 @@ def permute(groups: Seq[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator
 
 
 def make_section(result: Result) -> Section:
-    data, settings = result.measured(ServedData), result.settings
+    data, settings = result.read_data(ServedData), result.settings
     shown = Section("Do two servers give the same output?", _lead(data, settings))
     shown.tables += [_greedy_table(data.greedy)] if data.greedy else []
-    shown.tables += [_sampled_table(data.sampled, settings)] if data.sampled else []
+    shown.tables += [_make_sampled_table(data.sampled, settings)] if data.sampled else []
     shown.notes.append(BLIND_TO)
     return shown
 
@@ -414,7 +414,7 @@ def _greedy_table(rows: list[ServedText]) -> Table:
     )  # fmt: skip
 
 
-def _sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
+def _make_sampled_table(rows: list[SampledPrompt], settings: JsonObject) -> Table:
     columns = [
         words("prompt", lambda row: shorten(row.prompt)),
         Column("samples", cell=lambda row: row.samples),

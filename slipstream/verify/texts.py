@@ -22,7 +22,7 @@ from slipstream.core.target import Target, release_after, start_sequence
 from slipstream.llm import LLM
 from slipstream.measure.identity import Divergence, Scores, distance, find_divergence
 from slipstream.verify.panel_requests import TOGETHER, PanelRequest, together
-from slipstream.verify.reference import distribution, edited, logits_of
+from slipstream.verify.reference import distribution, edit_logits, logits_of
 from slipstream.verify.report_verify import BUG as BUG, IDENTICAL as IDENTICAL, TIE as TIE, Control
 from slipstream.verify.seeded_lengths import SeededLengths
 
@@ -57,8 +57,8 @@ def short_of_best(scores: Tensor, token: int) -> float:
 
 
 def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
-    """Largest change of a logit by rounding, in standard deviations, for the dtype of the target; where it declares
-    none, for that of its logits after `prompt`."""
+    """Return the largest change of a logit by rounding, in standard deviations, for the target's dtype; where it
+    declares none, for the dtype of its logits after `prompt`."""
     runtime = target.capabilities.runtime
     if runtime is not None:
         rounds = runtime.quantize and not runtime.weights_only
@@ -112,11 +112,11 @@ def texts(
         llm.max_batch, llm.draft_tokens = before
 
 
-def compared(
+def compare(
     llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
 ) -> Divergence | None:
-    """Where two texts diverge, judged by the edited logits. The noise is the larger of the control's and that of the
-    position."""
+    """Find where two texts diverge, by the edited logits. The noise is the larger of the control's and the position's
+    own."""
     parted = find_divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None
@@ -125,9 +125,9 @@ def compared(
 
 
 def wrong_token(llm: LLM, request: PanelRequest, text: Seq[int], noise: float) -> str | None:
-    """What is wrong with a text that was decoded greedily or under rule `coupled`, without drafts: its first token that
-    is not the one which the reference chooses with the same random numbers; None if there is none. noise: largest
-    change of a logit by rounding between passes of two kinds; here there are others."""
+    """Say what is wrong with a text that was decoded without drafts, greedily or under rule `coupled`: the first token
+    that differs from the reference's choice with the same random numbers; None if none differs. noise: largest change
+    of a logit by rounding between two kinds of passes; the passes here are of other kinds."""
     score, params = scores(llm, request.ids, request.params), request.params
     slack = 4 * noise / (params.temperature or 1.0) + 1e-9
     seq = llm.sequence(list(request.ids), params)
@@ -145,14 +145,14 @@ def wrong_token(llm: LLM, request: PanelRequest, text: Seq[int], noise: float) -
 
 
 def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
-    """The scores whose argmax plain decoding emits; above temperature 0 those of rule `coupled`."""
+    """Compute the scores whose argmax plain decoding emits; above temperature 0 under rule `coupled`."""
     seq = llm.sequence(list(prompt), params)
     before, stop_ids = seq.tokens, seq.stop_ids
 
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
         raw, context = logits.double().cpu().numpy(), (params, before, output, stop_ids)  # raw: [V]
         if params.greedy:
-            return torch.from_numpy(edited(raw, context))
+            return torch.from_numpy(edit_logits(raw, context))
         with np.errstate(divide="ignore"):
             logs = np.log(distribution(raw, context))
         return torch.from_numpy(logs + Stream(params.seed).gumbel(len(before) + len(output), len(logs)))

@@ -41,15 +41,15 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import note_provenance
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.verify import panel_requests
-from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
-from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continued, crossed, panel
+from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, judge, shift_seen
+from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continue_requests, cross_requests, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.report_verify import UNTESTED as UNTESTED, ComparedText, Coverage, TestedPlace, VerifyData
 from slipstream.verify.seeded_lengths import SeededLengths
-from slipstream.verify.texts import BUG, Control, Pass, compared, control, passes, texts, verdict, wrong_token
+from slipstream.verify.texts import BUG, Control, Pass, compare, control, passes, texts, verdict, wrong_token
 
 CHECKS = ("greedy", "coupled", "distribution")
 SAME, FEW = "no difference seen", "too few to test"
@@ -138,7 +138,7 @@ def verify(
 
     rule = llm.rule
     try:
-        with recording(result, out, collect) as save:
+        with record(result, out, collect) as save:
             checks.control()
             save()
             for name in CHECKS:
@@ -175,7 +175,7 @@ class Checks:
     def control(self) -> None:
         greedy = self.config.greedy
         requests = [PanelRequest(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
-        self.plain = [seq.output for seq in self._decoded(None, requests)]
+        self.plain = [seq.output for seq in self._decode(None, requests)]
         self.noise = self.data.control = control(self.llm, requests, self.plain, self.most + 1, self.advance)
         self.settings = panel_requests.settings(self.llm, self.config.sampled, self.ids, self.plain)
 
@@ -195,22 +195,22 @@ class Checks:
         """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
         before, n = self.stats, len(self.ids)
         unmixed = [PanelRequest(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
-        mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mixed_lengths(self.most))
+        mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mix_lengths(self.most))
         mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 2, [self.most])
         mixed += panel(self.names, self.ids, among(self.settings, ENDS), 3, [self.most])
-        mixed += continued(unmixed, self.plain, self.llm.checks.longest)
+        mixed += continue_requests(unmixed, self.plain, self.llm.checks.longest)
         mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
-        plain = [seq.output for seq in self._decoded(None, mixed)]
+        plain = [seq.output for seq in self._decode(None, mixed)]
         for request, text in zip(mixed, plain, strict=True):
             self._fault(request, wrong_token(self.llm, request, text, self.noise.noise))
         for how in passes(self.most, n):
             requests = mixed if how.mixed else mixed[:n]
-            for request, text, seq in zip(requests, plain, self._decoded(self.drafter, requests, how), strict=False):
+            for request, text, seq in zip(requests, plain, self._decode(self.drafter, requests, how), strict=False):
                 self.stats += seq.stats
                 getattr(self.data, check).append(self._row(request, text, seq, how))
         self._cover(check, self.stats.proposed - before.proposed, self.stats.accepted - before.accepted)
 
-    def _decoded(self, drafter: Any, requests: Seq[PanelRequest], how: Pass | None = None) -> list[Sequence]:
+    def _decode(self, drafter: Any, requests: Seq[PanelRequest], how: Pass | None = None) -> list[Sequence]:
         seqs = texts(self.llm, drafter, requests, self._at_most(len(self.ids)), how)
         for request, seq in zip(requests, seqs, strict=True):
             self._fault(request, wrong_end(seq))
@@ -226,7 +226,7 @@ class Checks:
             self.data.faults.append(f"{request.name}: {wrong}")
 
     def _row(self, request: PanelRequest, plain: Seq[int], seq: Sequence, how: Pass) -> ComparedText:
-        parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
+        parted = compare(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
         drafted, accepted = seq.stats.proposed, seq.stats.accepted
         return ComparedText(
             request.name, verdict(parted), len(seq.output), parted, request.params.seed, drafted, accepted, **vars(how)
@@ -243,13 +243,13 @@ class Checks:
             self.data.faults.append("two requests without a seed have the same random numbers")
         decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
         first = self._look(0, 1)
-        tests = [tested(place, first.evidence[place]) for place in PLACES if place in first.evidence]
+        tests = [judge(place, first.evidence[place]) for place in PLACES if place in first.evidence]
         suspects = [test.place for test in tests if SCREEN * decisive <= test.p < SCREEN]
         certain = any(test.p < SCREEN * decisive for test in tests)
         again = self._look(1, 2).evidence if suspects and not certain else {}
         each = math.sqrt(POWER)
         for test in tests:
-            second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
+            second = judge(test.place, again[test.place]) if test.place in suspects and test.place in again else None
             shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
             said = FEW if test.ranks is None and not test.outcomes and not test.forbidden else SAME
             if test.p < SCREEN * decisive or (second is not None and second.p < decisive):
@@ -273,7 +273,7 @@ class Checks:
             requests[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None)
         )
         settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
-        beside = panel(self.names, self.ids, settings, times * config.texts, panel_requests.mixed_lengths(self.most))
+        beside = panel(self.names, self.ids, settings, times * config.texts, panel_requests.mix_lengths(self.most))
         beside += panel(self.names, self.ids, among(settings, ENDS), times * config.texts, [self.most])
         alike = {"": base} | among(settings, panel_requests.HISTORY)
         chosen = panel(self.names, self.ids, alike, 2 * times * config.texts, [self.most])
@@ -282,7 +282,7 @@ class Checks:
         try:
             outputs = positions.decode(requests, seeds, panel_requests.BATCH, self.advance)
             positions.decode(beside, seeds, panel_requests.TOGETHER, self._at_most(len(requests)))
-            further_on = continued(requests, outputs, longest)[: config.texts] + self._crossed(requests, outputs)
+            further_on = continue_requests(requests, outputs, longest)[: config.texts] + self._cross(requests, outputs)
             positions.decode(further_on, seeds, panel_requests.TOGETHER, unseen)
             positions.decode_at_ends(
                 panel(self.names, self.ids, settings, 2, [self.most]), seeds, panel_requests.TOGETHER
@@ -294,9 +294,9 @@ class Checks:
         self.data.faults += positions.faults
         return positions
 
-    def _crossed(self, requests: Seq[PanelRequest], outputs: Seq[Seq[int]]) -> list[PanelRequest]:
+    def _cross(self, requests: Seq[PanelRequest], outputs: Seq[Seq[int]]) -> list[PanelRequest]:
         memory, longest = self.llm.target.capabilities.memory, self.llm.checks.longest
-        each = [] if memory is None else crossed(requests, outputs, memory.block)
+        each = [] if memory is None else cross_requests(requests, outputs, memory.block)
         return [one for one in each if len(one.ids) + one.params.max_tokens <= longest][: self.config.texts]
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:

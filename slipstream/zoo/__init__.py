@@ -53,6 +53,11 @@ def smollm2_file() -> Path:
     return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+def find_sampling(source: str | Path) -> JsonObject:
+    """Return the sampling that the authors of SmolLM2 recommend, which its file does not hold; {} for other models."""
+    return {"temperature": 0.2, "top_p": 0.9} if has_smollm2() and Path(source) == smollm2_file() else {}
+
+
 def head_dir(kind: str, target: Path | None) -> Path:
     """Folder of the draft head of a kind ("medusa", "eagle3") that ships for a target: the embedded one, or the file of
     SmolLM2, which has "eagle3" only. Raises ParameterError for other targets and kinds."""

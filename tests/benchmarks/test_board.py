@@ -1,13 +1,24 @@
 """The lossless board: verdicts on texts, engines that die, and the page that is made of the records."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.board import __main__ as board, judge, page
-from benchmarks.board.lineup import CHECKS, CONTROLS, ENGINES, Cell, cells
-from benchmarks.protocol import ContenderError
+from benchmarks.board.lineup import (
+    CHECKS,
+    CONTROL_CHECKS,
+    CONTROLS,
+    ENGINES,
+    HARMLESS,
+    PLAIN,
+    Cell,
+    Engine,
+    cells,
+    rows,
+)
 
 P = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
 
@@ -30,35 +41,123 @@ def test_samples_are_judged_at_the_level_of_a_cell(shift, verdict):
     assert row["smallest_shift"] < 0.045
 
 
-class Dying(board.Side):
-    """An engine that ends, hangs or answers otherwise than the contract says."""
-
-    def __init__(self, engine, method):
-        self.worker, self.versions = self, {"it": "1"}
-        self.process, self.name = self, engine.name
-
-    def poll(self):
-        return 1
-
-    def close(self):
-        pass
-
-    def texts(self, ids, tokens, sampling, seeds):
-        raise ContenderError(self.said)
+def test_the_shift_that_is_stated_counts_only_tokens_that_are_compared():
+    """Texts of one token that never varies show nothing."""
+    assert judge.sampled(lambda number: [([[1]] * 50, [[1]] * 50)] * 3)["smallest_shift"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("said", "verdict"),
-    [("it died during 'generate':\nSegmentation fault", "not tested"),
-     ("it failed:\nTraceback\nNotImplementedError: GenerationConfig has no min_p", "refused")],
-)  # fmt: skip
-def test_an_engine_that_dies_or_refuses_has_a_row_that_says_so(said, verdict, monkeypatch):
-    monkeypatch.setattr(Dying, "said", said, raising=False)
-    monkeypatch.setattr(board, "Side", Dying)
-    monkeypatch.setattr(board, "prompts", lambda: [[1, 2]])
-    rows = list(board.run([Cell("transformers", "assisted", check) for check in ("greedy", "T 1")], 2))
-    assert [row["verdict"] for _, row in rows] == [verdict] * 2
-    assert said.splitlines()[-1] in rows[0][1]["why"]
+@pytest.fixture
+def engine(monkeypatch):
+    """An engine whose worker is tests/benchmarks/fake_engine.py; its method says how it behaves."""
+    made = Engine(
+        "fake", "tests.benchmarks.fake_engine", methods=("good", "other", "dying", "hanging", "short", "babbling"),
+        promises="nothing", known={"other": "reported"},
+    )  # fmt: skip
+    monkeypatch.setitem(ENGINES, "fake", made)
+    monkeypatch.setattr(board, "prompts", lambda: [[1, 2]] * 3)
+    return made
+
+
+def run(*cells: Cell, samples: int = 20) -> list[dict[str, Any]]:
+    return [record for _, record in board.run(list(cells), samples)]
+
+
+def test_an_engine_that_dies_or_answers_otherwise_has_cells_that_say_so_and_the_others_run(engine):
+    methods = ("dying", "short", "babbling", "good")
+    records = dict(zip(methods, run(*(Cell("fake", method, "T 1") for method in methods)), strict=True))
+    assert {method: record["verdict"] for method, record in records.items()} == {
+        method: "same" if method == "good" else "not tested" for method in methods
+    }
+    assert "Segmentation" in records["dying"]["why"]
+    assert "a text of 7 tokens, 8 were asked for" in records["short"]["why"]
+    assert "no JSON" in records["babbling"]["why"]
+
+
+def test_an_engine_that_hangs_has_a_cell_that_says_so(engine, monkeypatch):
+    right = board.Side.texts
+
+    def texts(self, *arguments):
+        monkeypatch.setattr(board, "LIMIT", 0.1 if self.worker.name == "fake, hanging" else 600)
+        return right(self, *arguments)
+
+    monkeypatch.setattr(board.Side, "texts", texts)
+    (record,) = run(Cell("fake", "hanging", "T 1"))
+    assert (record["verdict"], record["why"]) == (
+        "not tested", "fake, hanging gave no answer to 'generate' within 0.1 seconds"
+    )  # fmt: skip
+
+
+def test_an_engine_that_refuses_has_a_cell_that_says_so(engine):
+    refused, tested = run(Cell("fake", "good", "JSON schema"), Cell("fake", "good", "T 0.7"))
+    assert (refused["verdict"], tested["verdict"]) == ("refused", "same")
+    assert refused["why"] == "NotImplementedError: no schemas here"
+
+
+def test_an_engine_whose_environment_no_longer_installs_has_a_cell_that_says_so(engine, monkeypatch, tmp_path):
+    missing = Engine("fake", engine.worker, tmp_path / "python", "make fake", ("good",), needs=tmp_path / "python")
+    monkeypatch.setitem(ENGINES, "fake", missing)
+    (record,) = run(Cell("fake", "good", "T 1"))
+    assert record["why"] == "its environment is not made: make fake"
+    assert not board.is_recorded(record)
+    broken = Engine("fake", "tests.benchmarks.no_such_engine", methods=("good",))
+    monkeypatch.setitem(ENGINES, "fake", broken)
+    (record,) = run(Cell("fake", "good", "T 1"))
+    assert "No module named" in record["why"]
+
+
+def test_an_engine_that_drafts_nothing_is_not_tested(engine):
+    (record,) = run(Cell("fake", "idle", "T 1"))
+    assert (record["verdict"], record["why"]) == ("not tested", "nothing was drafted")
+
+
+def test_texts_without_speculation_are_made_once_for_all_methods(engine, monkeypatch):
+    asked = []
+    right = board.Side.texts
+
+    def texts(self, *arguments):
+        asked.append(self.worker.name)
+        return right(self, *arguments)
+
+    monkeypatch.setattr(board.Side, "texts", texts)
+    run(Cell("fake", "good", "T 1"), Cell("fake", "other", "T 1"), samples=2)
+    assert asked.count("fake, plain") == 3
+
+
+def test_an_engine_is_loaded_once_for_each_method_and_setup(engine, monkeypatch):
+    started = []
+    right = board.Side.__init__
+
+    def init(self, engine, method, check):
+        started.append((method, check.streams))
+        right(self, engine, method, check)
+
+    monkeypatch.setattr(board.Side, "__init__", init)
+    checks = ("greedy", "T 1", "T 0.7", "8 streams, prefix cache")
+    run(*(Cell("fake", "good", check) for check in checks), samples=2)
+    assert started == [("good", 1), (PLAIN, 1), ("good", 8), (PLAIN, 8)]
+
+
+def test_a_difference_is_shown_only_with_what_fairness_asks_for(engine):
+    (record,) = run(Cell("fake", "other", "T 1"), samples=60)
+    assert record["verdict"] == "differs"
+    records = {"fake | other | T 1": record, "fake | good | T 1": record}
+    assert page.shown(engine, "other", "T 1", records)["known"] == "reported"
+    assert page.shown(engine, "good", "T 1", records)["verdict"] == page.OPEN
+    table = page.page({"cells": records})
+    assert "T 1: p = 0.0002; no issue or reproduction yet" in table
+    assert "T 1: p = 0.0002; reported" in table
+
+
+def test_reproductions_are_short_and_need_no_slipstream():
+    folder = board.ROOT / "benchmarks" / "board" / "reproductions"
+    named = {word for engine in ENGINES.values() for text in engine.known.values() for word in text.split()}
+    assert {word.split("/")[-1] for word in named if "reproductions/" in word} == {
+        file.name for file in folder.iterdir()
+    }
+    for file in folder.glob("*.py"):
+        assert len(file.read_text().splitlines()) <= 15
+        assert "import slipstream" not in file.read_text()
+        assert "from slipstream" not in file.read_text()
 
 
 def test_the_page_is_that_of_the_records():
@@ -71,5 +170,16 @@ def test_every_engine_is_tested_or_says_why_not():
     for engine in ENGINES.values():
         assert bool(engine.methods) != bool(engine.absent), engine.name
         assert not engine.methods or engine.promises
-    assert len(CONTROLS.methods) == 8
-    assert "greedy" in CHECKS
+        assert {place.partition(" | ")[0] for place in engine.known} <= set(engine.methods)
+    assert len(CONTROLS.methods) == 8 + len(HARMLESS)
+    assert set(CONTROL_CHECKS) <= set(CONTROLS.methods)
+    assert len(rows()) == sum(len(engine.methods) for engine in ENGINES.values())
+    assert {cell.check for cell in cells() if cell.method == PLAIN} <= set(CHECKS)
+
+
+def test_the_records_find_every_planted_bug_and_raise_no_false_alarm():
+    records = json.loads(board.RECORDS.read_text())["cells"]
+    found = {cell.method: records[cell.key]["verdict"] for cell in cells() if cell.engine == CONTROLS.name}
+    assert found == {method: "same" if method in HARMLESS else "differs" for method in CONTROLS.methods}
+    alone = [record for key, record in records.items() if f"| {PLAIN} |" in key]
+    assert "differs" not in [record["verdict"] for record in alone]

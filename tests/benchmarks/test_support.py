@@ -60,7 +60,7 @@ def drafter(name: str, of: Target, kind: str) -> Any:
             return DFlashDrafter(TorchDFlash(dflash), VOCAB)
         head_config = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
         return EagleDrafter(TorchEagle(head(head_config, 3)), VOCAB, EagleDraftConfig())
-    if spec.needs is Needs.MTP_LAYERS and kind != "decoder":
+    if spec.needs is Needs.MTP_LAYERS:
         require(of.capabilities.head_host, of, "hidden states", name)
         return random_drafter(VOCAB, 32)
     if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):

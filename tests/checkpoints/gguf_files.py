@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import MODEL_TYPES
-from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weight_blocks import TYPES
 
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11
@@ -68,7 +68,7 @@ def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float 
         numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
         raw[..., at : at + 2] = numbers.view(np.uint8)
     if name == "MXFP4":
-        powers = (104, 144) if scale == 1.0 else (122, 124)  # all that float16 has, or those of weights of about 0.1
+        powers = (104, 144) if scale == 1.0 else (122, 124)  # as far as float16 has them, or for weights of about 0.1
         raw[..., 0] = rng.integers(*powers, (outs, blocks))
     return raw
 
@@ -188,5 +188,5 @@ def model_parts(
         for part in parts:
             floats[part] = (rng.standard_normal(shapes[part]) * 0.1 + ("norm" in part)).astype(np.float32)
         join = np.stack if "_exps" in tensor else np.concatenate
-        tensors[tensor] = join([rotated(config, part, floats[part]) for part in parts])
+        tensors[tensor] = join([rotate_rows(config, part, floats[part]) for part in parts])
     return whole, tensors, stored, floats

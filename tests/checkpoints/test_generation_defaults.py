@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
-from slipstream.checkpoints.generation_defaults import GenerationDefaults, shown
+from slipstream.checkpoints.generation_defaults import GenerationDefaults, describe_sampling
 from slipstream.core.structured import Structured
 from slipstream.engine.beam_params import BeamParams
 from slipstream.errors import ParameterError
@@ -70,7 +70,7 @@ def test_what_a_request_gives_wins_and_a_text_that_is_given_stays_as_it_is() -> 
 def test_sampling_settings_are_for_conversations_and_servers_alone(shipped: Callable[..., Path]) -> None:
     llm = LLM(shipped(do_sample=True, temperature=0.6, top_p=0.9, top_k=20))
     assert llm.defaults.sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
-    assert "temperature 0.6, top_k 20, top_p 0.9" in shown(llm.defaults.sampling)
+    assert "temperature 0.6, top_k 20, top_p 0.9" in describe_sampling(llm.defaults.sampling)
     assert llm.sequence(PROMPT).params.greedy
     assert LLM(shipped(temperature=0.6), generation_config="none").defaults.sampling == {}
 

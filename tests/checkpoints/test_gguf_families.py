@@ -3,17 +3,21 @@ checkpoints are in gguf_families.json; the weights are the checkpoint's."""
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_weights import names_in_file, rotated
+from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weights import load_weights
-from tests.checkpoints.gguf_files import gguf_bytes
+from tests.checkpoints.gguf_files import gguf_bytes, model_parts
+from tests.tiny_checkpoints import rewrite
 
 CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
 
@@ -37,7 +41,7 @@ def test_a_converted_file_describes_the_checkpoint(
     assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in held} | set(extra) == set(names)
     tensors: dict[str, np.ndarray] = {}
     for name, parts in held.items():
-        values = [rotated(config, part, weights[part].numpy()) for part in parts]
+        values = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
         tensors[name] = np.stack(values) if "_exps" in name else np.concatenate(values)
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf_bytes(stored["metadata"], tensors | extra))
@@ -57,3 +61,31 @@ def test_a_converted_file_describes_the_checkpoint(
     same = load_weights(file, read)
     assert set(same) == set(weights)
     assert all(torch.equal(same[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "keys"),
+    [
+        ("qwen3", "qwen3vl", {"n_deepstack_layers": 3, "rope.dimension_sections": [6, 5, 5, 0]}),
+        ("qwen2", "qwen2vl", {"rope.dimension_sections": [2, 3, 3, 0]}),
+        ("qwen3-moe", "qwen3vlmoe", {"n_deepstack_layers": 3, "rope.dimension_sections": [3, 3, 2, 0]}),
+    ],
+)
+def test_files_of_qwen_vl_without_their_pictures_are_those_of_qwen(
+    family: str, architecture: str, keys: dict[str, Any], checkpoint: Callable[[str], Path], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    folder = Path(shutil.copytree(checkpoint(family), tmp_path / family))
+    config = DecoderConfig.load(rewrite(folder, mlp_only_layers=None, rope_parameters=None))
+    metadata, tensors, kinds, _ = model_parts(config)
+    name = str(metadata["general.architecture"])
+    renamed = {key.replace(f"{name}.", f"{architecture}."): value for key, value in metadata.items()}
+    renamed |= {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in keys.items()}}
+    texts = []
+    for each in (metadata, renamed):
+        file = tmp_path / f"{each['general.architecture']}.gguf"
+        file.write_bytes(gguf_bytes(each, tensors, kinds=kinds))
+        llm = LLM(file, threads=1)
+        texts.append(llm.generate([[5, 9, 33]], SamplingParams(max_tokens=8, ignore_eos=True))[0].token_ids)
+    assert texts[0] == texts[1]
+    assert "without an effect" not in caplog.text

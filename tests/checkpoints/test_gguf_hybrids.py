@@ -1,8 +1,6 @@
-"""GGUF files of models with recurrent layers. `hybrids/` holds files that llama.cpp's own converter wrote of the tiny
-checkpoints below, whose weights depend on their names only."""
+"""GGUF files of models with recurrent layers, which llama.cpp's own converter wrote of tiny checkpoints."""
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
@@ -23,84 +20,13 @@ from slipstream.checkpoints.gguf_header import GgufHeader, read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weights import Weights, load_weights
-from slipstream.errors import CheckpointError, ConfigError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.backends.native.models import chain
 from tests.checkpoints.gguf_files import SIZES, gguf_bytes, random_bytes
-from tests.tiny_checkpoints import config_of, rewrite
+from tests.checkpoints.tiny_hybrids import FILES, MODELS, make_checkpoint
+from tests.tiny_checkpoints import rewrite
 
-FILES = Path(__file__).with_name("hybrids")
 TOKENS = [3, 14, 15, 9, 26, 5, 3, 5, 8, 9, 7, 9, 3, 23, 8, 4, 6]
-
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 128, "pad_token_id": None, "bos_token_id": 1,
-    "eos_token_id": 2, "tie_word_embeddings": False,
-}  # fmt: skip
-_LAYERS = ["linear_attention", "full_attention"]
-_DELTA = {
-    "head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16, "layer_types": _LAYERS,
-}  # fmt: skip
-_EXPERTS = {
-    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-}  # fmt: skip
-_MAMBA = {
-    "layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2,
-    "mamba_d_state": 16, "shared_intermediate_size": 32, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
-    "residual_multiplier": 0.4, "attention_multiplier": 0.3,
-}  # fmt: skip
-
-MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "lfm2": ("Lfm2", _SHAPE | {
-        "tie_word_embeddings": True, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
-    }),
-    "qwen3next": ("Qwen3Next", _SHAPE | _DELTA | _EXPERTS),
-    "qwen35": ("Qwen3_5Text", _SHAPE | _DELTA | {"mtp_num_hidden_layers": 1}),
-    "qwen35moe": ("Qwen3_5MoeText", _SHAPE | _DELTA | _EXPERTS | {"mtp_num_hidden_layers": 1}),
-    "granitehybrid": ("GraniteMoeHybrid", _SHAPE | _MAMBA | {"num_local_experts": 0, "num_experts_per_tok": 0}),
-    "granitehybrid-moe": ("GraniteMoeHybrid", _SHAPE | _MAMBA | {"num_local_experts": 3, "num_experts_per_tok": 2}),
-}  # fmt: skip
-"""File -> kind of its configuration in transformers, and the configuration."""
-
-
-_STORED = {
-    "experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
-    "router.weight": "router.layer.weight",
-}  # fmt: skip
-"""Names of parameters in transformers -> in published checkpoints."""
-
-
-def _weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A weight that depends on its name only, exact in float16."""
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    low, high = (0, 90) if name.endswith(("A_log", "norm.weight", "layernorm.weight")) else (-127, 128)
-    return torch.from_numpy(rng.integers(low, high, shape).astype(np.float32) / (64 if low == 0 else 512))
-
-
-def make_checkpoint(folder: Path, name: str) -> Path:
-    """Write the checkpoint of a file. Qwen3-Next and Qwen3.5 have a layer that predicts a further token."""
-    from transformers import AutoModelForCausalLM
-
-    kind, shape = MODELS[name]
-    model = AutoModelForCausalLM.from_config(config_of(kind, **shape))
-    model.save_pretrained(folder)
-    state = {key: _weight(key, tuple(value.shape)) for key, value in model.state_dict().items()}
-    for old, new in (_STORED if kind == "GraniteMoeHybrid" else {}).items():
-        state = {key.replace(old, new): value for key, value in state.items()}
-    state |= {
-        f"mtp.{key}".replace("layers.1", "layers.0"): value
-        for full, value in state.items()
-        if "qwen" in name and (key := full.removeprefix("model.")).startswith("layers.1.")
-    }
-    if shape["tie_word_embeddings"]:
-        del state["lm_head.weight"]
-    if kind == "GraniteMoeHybrid":  # as in published checkpoints; transformers writes other names
-        rewrite(folder, layer_types=shape["layer_types"])
-    if "qwen" in name:
-        names = {"fc": (32, 64), **dict.fromkeys(("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"), (32,))}
-        state |= {f"mtp.{key}.weight": _weight(key, dims) for key, dims in names.items()}
-    save_file({key: value.clone() for key, value in state.items()}, folder / "model.safetensors", {"format": "pt"})
-    return folder
 
 
 def logits(checkpoint: Path) -> Tensor:
@@ -215,6 +141,39 @@ def test_products_in_several_formats_compute_what_floats_compute(name: str, tmp_
     assert torch.equal(logits_of(config, load_weights(file, config), threads=2, prompt=3), ours)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size is 16"),
+        ("nemotron_h_moe", "expert_shared_count", 2, "n_shared_experts is 2"),
+        ("lfm2moe", "expert_gating_func", 1, "expert_gating_func is 1"),
+    ],
+)
+def test_a_file_that_computes_something_else_is_refused(
+    name: str, key: str, value: int, says: str, tmp_path: Path
+) -> None:
+    file, _ = changed(FILES / f"{name}.gguf", tmp_path, {}, **{f"{name}.{key}": value})
+    with pytest.raises(UnsupportedModelError, match=says):
+        DecoderConfig.load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "says"),
+    [
+        ("falcon-h1", {"mamba_n_groups": 3}, "4 recurrent heads do not divide into 3 groups"),
+        ("falcon-h1", {"mamba_d_ssm": 100}, "4 heads of Mamba-2 with 16 outputs make 64, the configuration says 100"),
+        ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must have 5 numbers"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* got 'M-Z"),
+    ],
+)
+def test_a_configuration_with_states_that_fit_no_layer_is_refused(
+    name: str, wrong: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    folder = rewrite(make_checkpoint(tmp_path, name), **wrong)
+    with pytest.raises(ConfigError, match=says):
+        DecoderConfig.load(folder)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_change_no_text_of_a_file(name: str) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -222,6 +181,20 @@ def test_drafts_change_no_text_of_a_file(name: str) -> None:
     texts = [one.token_ids for one in plain.generate([[5, 9, 5, 9, 5], [7]], params)]
     plain.use("suffix")
     assert [one.token_ids for one in plain.generate([[5, 9, 5, 9, 5], [7]], params)] == texts
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+def test_an_mtp_layer_drafts_in_the_blocks_of_its_file(name: str, tmp_path: Path) -> None:
+    file, header = changed(FILES / f"{name}.gguf", tmp_path, MIXED | {"nextn.eh_proj": "Q4_0"})
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    llm = LLM(file, "mtp", draft_tokens=3, threads=1)
+    matrix, stored = llm.drafter.runtime._head["fc"], next(t for t in header.tensors if "eh_proj" in t.name)  # type: ignore[attr-defined]
+    assert stored.nbytes is not None
+    assert matrix["out_bytes"] * stored.shape[0] <= 1.12 * stored.nbytes  # Q4_0 gets minima
+    drafted = llm.generate([[5, 9, 5, 9, 5], [7]], params)
+    assert all(one.stats.proposed and not one.stats.drafter_faults for one in drafted)
+    llm.use(None)
+    assert [one.token_ids for one in llm.generate([[5, 9, 5, 9, 5], [7]], params)] == [one.token_ids for one in drafted]
 
 
 def test_granite_has_positions_where_a_file_says_so(tmp_path: Path) -> None:
@@ -233,10 +206,11 @@ def test_granite_has_positions_where_a_file_says_so(tmp_path: Path) -> None:
     assert torch.allclose(logits(file), wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max())
 
 
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "nemotron_h_moe", "falcon-h1"])
 @pytest.mark.parametrize("key", ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"])
-def test_a_file_without_the_size_of_its_state_is_refused_with_the_key(key: str, tmp_path: Path) -> None:
-    file, _ = changed(FILES / "qwen35.gguf", tmp_path, {}, **{f"qwen35.ssm.{key}": None})
-    with pytest.raises(ConfigError, match=r"linear_\w+ is 0"):
+def test_a_file_without_the_size_of_its_state_is_refused_with_the_key(name: str, key: str, tmp_path: Path) -> None:
+    file, _ = changed(FILES / f"{name}.gguf", tmp_path, {}, **{f"{name}.ssm.{key}": None})
+    with pytest.raises(ConfigError, match=r"(linear|mamba)_\w+ is 0"):
         DecoderConfig.load(file)
 
 

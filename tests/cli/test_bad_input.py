@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from slipstream import zoo
-from slipstream.cli.main import FORMER
 from slipstream.measure.results import Result, write
 from tests.tiny_checkpoints import CONTEXT, clone
 
@@ -186,7 +185,6 @@ TABLE: list[tuple[str, str]] = [
     (f"train draft {BUDGET} --decai 1", "--decai"),
     (f"train draft {BUDGET} --hidden-size 20", "hidden_size=20 is not a multiple of twice heads=4"),
     ("train medsua", "medusa"),
-    *((name, f"Fix: slipstream {now}") for name, now in FORMER.items()),
 ]
 
 

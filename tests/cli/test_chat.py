@@ -1,5 +1,7 @@
 """`slipstream chat`: the loop, its commands, and errors that cost one line."""
 
+import re
+
 import pytest
 
 from slipstream import LLM, SamplingParams
@@ -87,6 +89,14 @@ def test_the_loop_reads_lines_and_survives_mistakes(cli, pair, plain):
     assert "error: there is no command /rest" in result.said
     assert "did you mean '/reset'?" in result.said
     assert "speculative decoding: draft model" in result.said
+
+
+def test_an_answer_is_as_long_as_the_context_allows_unless_a_number_is_given(cli, pair) -> None:
+    assert "finish reason length" in cli("chat", *pair, "--raw", "--ignore-eos", stdin="def add(", code=0).said
+    made = re.search(r"(\d+) tokens,", cli("chat", *pair, "--raw", "--ignore-eos", stdin="def add(").said)
+    assert made is not None
+    assert CONTEXT - 16 < int(made[1]) < CONTEXT
+    assert "3 tokens," in cli("chat", *pair, "-n", "3", "--raw", stdin="def add(", code=0).said
 
 
 def test_help_says_which_model_answers_where_none_is_named(cli):

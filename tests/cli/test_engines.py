@@ -24,13 +24,14 @@ from slipstream.cli.tune import TuneModels
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure import traffic
+from slipstream.measure.lab_settings import TuneConfig
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Estimate
 from slipstream.measure.traffic_client import Answered
 from slipstream.measure.traffic_figures import TrafficPass, compute_passes
 from slipstream.server.serving import open_listener
-from tests.measure.vllm_environment import python as python
+from tests.measure.fake_vllm import python as python
 
 tune_module = importlib.import_module("slipstream.cli.tune")
 VLLM = EngineOptions(engine="vllm")
@@ -202,7 +203,15 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     monkeypatch.setattr(tune_module, "finish", lambda result, files: shown.append(result))
     models = TuneModels(target="t", draft="d", drafter=["suffix", "model"])
     out = tmp_path / "choice.json"
-    how = TrafficOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
+    how = (
+        TrafficOptions(),
+        SamplingParams(),
+        PromptOptions(),
+        TuneConfig(rounds=3, seconds=1.0),
+        out,
+        VLLM,
+        OutputOptions(),
+    )
     with pytest.raises(typer.Exit) as ended:
         tune_module.tune_vllm(models, *how)
     assert ended.value.exit_code == 130

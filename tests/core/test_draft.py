@@ -51,7 +51,7 @@ def test_a_draft_lists_acceptable_children_and_a_verdict_what_each_sequence_gain
     assert draft.children(0) == {-1: [1], 0: [2, 3]}
     verdict = Verdict([[0, 1], [], [0]], [7, 8, 9], [None] * 3, [False, False, True])
     assert [verdict.run(BATCH, b) for b in range(3)] == [[1, 2, 7], [8], [3, 9]]
-    assert [verdict.accepted(b) for b in range(3)] == [2, 0, 2]
+    assert [verdict.count_accepted(b) for b in range(3)] == [2, 0, 2]
 
 
 def q_rows(n: int, vocab: int = 4) -> torch.Tensor:
@@ -107,8 +107,8 @@ NAMED = replace(EXAMPLE, by=["a", "b", "a", "c", ""])
 
 def test_the_drafters_of_nodes_go_with_them() -> None:
     assert NAMED.pad(1).by == NAMED.pad(1).part([1, 0]).by == NAMED.by
-    assert EXAMPLE.named("x").by == ["x"] * 5
-    assert NAMED.named("x").by == ["a", "b", "a", "c", "x"]
+    assert EXAMPLE.with_name("x").by == ["x"] * 5
+    assert NAMED.with_name("x").by == ["a", "b", "a", "c", "x"]
     with pytest.raises(DraftError):
         replace(EXAMPLE, by=["a"]).check([2], 10, 256)
 

@@ -12,7 +12,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.rules import RULES, Rule, find_rule, verify
 from slipstream.errors import RuleError
-from slipstream.theory.closed_forms import expected_tokens
+from slipstream.theory.closed_forms import expect_tokens
 from tests.core import wrong
 from tests.core.exact import (
     FixedDice,
@@ -147,7 +147,7 @@ def test_p_must_be_updated_between_siblings() -> None:
 def test_block_verification_accepts_the_published_number(gamma: int, token: Fraction, block: Fraction) -> None:
     p, q = probs(1, 2), probs(2, 1)
     shape = Shape.chain("s" * gamma)
-    assert mean_accepted(REJECTION, steady(p, q), shape) == token == expected_tokens(sum(map(min, p, q)), gamma) - 1
+    assert mean_accepted(REJECTION, steady(p, q), shape) == token == expect_tokens(sum(map(min, p, q)), gamma) - 1
     assert mean_accepted(BLOCK, steady(p, q), shape) == block
 
 

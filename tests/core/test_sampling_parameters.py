@@ -18,7 +18,7 @@ import pytest
 import torch
 import typer
 
-from slipstream.cli.option_groups import grouped
+from slipstream.cli.option_groups import expand_groups
 from slipstream.cli.options import sampling_options
 from slipstream.core import params as params_module
 from slipstream.core.declaration import Effect, declared
@@ -124,7 +124,7 @@ def warped(params: SamplingParams, outputs: Seq[Seq[int]] = OUTPUTS) -> torch.Te
     """float64 [R, V]: each row follows an output of its own."""
     stops = frozenset({EOS, 0, 3})
     constraint = constraint_of(params, V, stops)
-    return warp(logits(R), params, PROMPT, outputs, stops, constraint and constraint.allowed([], outputs))
+    return warp(logits(R), params, PROMPT, outputs, stops, constraint and constraint.find_allowed([], outputs))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -206,7 +206,7 @@ def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line
 
     command.__annotations__["sampling"] = options
     app = typer.Typer(add_completion=False)
-    app.command()(grouped(command))
+    app.command()(expand_groups(command))
     app(["-a", "0.25", "--temperature", "0.8"], standalone_mode=False)
     app([], standalone_mode=False)
     assert made == [more(temperature=0.8, top_a=0.25), more()]

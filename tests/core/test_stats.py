@@ -11,7 +11,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES, SpecStats
 from slipstream.core.stop import stop
-from slipstream.theory.closed_forms import expected_length
+from slipstream.theory.closed_forms import expect_length
 
 
 def advance(seq: Sequence, draft: Draft, path: list[int], following: int) -> None:
@@ -62,7 +62,7 @@ def test_tau_is_one_plus_the_rates_by_position() -> None:
     for accepted in (3, 0, 1, 3):
         advance(seq, Draft.chains([[1, 2, 3]]), list(range(accepted)), 4)
     assert seq.stats.position_rates == [3 / 4, 2 / 4, 2 / 4]
-    assert seq.stats.mean_acceptance_length == 11 / 4 == expected_length(seq.stats.position_rates)
+    assert seq.stats.mean_acceptance_length == 11 / 4 == expect_length(seq.stats.position_rates)
     assert seq.stats.proposed == 12
     assert seq.stats.acceptance_rate == 7 / 12
 

@@ -297,7 +297,7 @@ def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter:
 
 @pytest.mark.parametrize("drafter", ["chains", "trees"])
 def test_control_a_drawn_dead_end_that_is_passed_over_is_found(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.core.step.ended_at", lambda verdict, draft, dead: verdict)
+    monkeypatch.setattr("slipstream.core.step.end_at", lambda verdict, draft, dead: verdict)
     assert dead_end_error("NaN", drafter, "rejection") > 0.01
 
 

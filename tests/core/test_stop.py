@@ -56,7 +56,7 @@ def assert_like_the_oracle(seq: Sequence, run: Seq[int]) -> None:
     assert verdict.finish == [finish]
     assert seq.stop_cause == cause
     assert verdict.cut == [len(kept) < len(run)]
-    assert verdict.accepted(0) == min(len(kept), len(run) - 1)
+    assert verdict.count_accepted(0) == min(len(kept), len(run) - 1)
     assert len(verdict.path[0]) == len(kept) - 1, "the last token has no KV"
 
 

@@ -15,7 +15,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
 from slipstream.core.warp import first_maxima, list_histories, warp
 from slipstream.errors import TargetError
-from slipstream.verify.reference import distribution, edited
+from slipstream.verify.reference import distribution, edit_logits
 from tests.core.changed_parameters import CHOICES
 from tests.core.fake_drafters import LETTERS, decode
 from tests.core.letter_tokenizer import constraint_of
@@ -32,7 +32,7 @@ def reference(
         x[sorted({*range(len(x))} - may_follow(params.structured, output, stop, range(len(x))))] = NEVER
     given = params, list(prompt), list(output), frozenset(stop)
     if params.temperature == 0:
-        return np.eye(len(x))[edited(x, given).argmax()].tolist()
+        return np.eye(len(x))[edit_logits(x, given).argmax()].tolist()
     return distribution(x, given).tolist()
 
 
@@ -67,7 +67,7 @@ def warped(
     logits: torch.Tensor, params: SamplingParams, prompt: list[int], outputs: list[list[int]], stop: Seq[int]
 ) -> torch.Tensor:
     constraint = constraint_of(params, logits.shape[-1], frozenset(stop))
-    return warp(logits, params, prompt, outputs, stop, constraint and constraint.allowed([], outputs))
+    return warp(logits, params, prompt, outputs, stop, constraint and constraint.find_allowed([], outputs))
 
 
 def test_parameters_alone_and_together_agree_with_the_reference() -> None:

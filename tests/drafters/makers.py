@@ -12,7 +12,7 @@ from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy, string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
 from tests.heads.tiny_heads import PARALLEL, dflash_drafter, eagle_drafter, medusa_drafter
-from tests.heads.tiny_mtp import random_drafter
+from tests.heads.tiny_mtp import native_drafter, random_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -91,6 +91,8 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
         V, changes={"from_anchor": True, "markov_rank": 3}, runs=NativeDFlash
     ),
     "dflash, causal": lambda target: dflash_drafter(V, changes={"causal": True}),
+    "mtp, native": lambda target: native_drafter(V, V),
+    "mtp, native, draft vocabulary": lambda target: native_drafter(V, V, V - 2),
     "mtp, two layers": lambda target: random_drafter(V, V, 2),
     "mtp, three layers": lambda target: random_drafter(V, V, 3),
     "hybrid, continued": lambda target: make_drafter(

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from slipstream import LLM, zoo
 from slipstream.checkpoints.checkpoint import read_json
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
-from slipstream.drafters.draft_plan import DraftPlan, embedded_role, names_of, parse_draft
+from slipstream.drafters.draft_plan import DraftPlan, find_role, names_of, parse_draft
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
@@ -174,7 +175,7 @@ class TestInPython:
     @pytest.mark.parametrize(
         ("thing", "error", "says"),
         [
-            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [])),
+            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [], nn.Linear(2, 2))),
             ("model", ParameterError, "'model' was asked for without a draft model"),
             ("no/such/draft", CheckpointError, "no/such/draft"),
         ],
@@ -194,8 +195,8 @@ def test_every_checkpoint_to_be_read_is_known_in_advance() -> None:
 
 
 def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_programs() -> None:
-    assert embedded_role("suffix,model") == "draft"
-    assert embedded_role("suffix,eagle3") == "eagle3"
+    assert find_role("suffix,model") == "draft"
+    assert find_role("suffix,eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
         settings = write_configurations(DrafterChoice(name, 4, draft="embedded"))
         assert settings.vllm.values["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)

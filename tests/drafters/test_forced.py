@@ -79,7 +79,7 @@ def test_drafts_get_shorter_until_one_is_accepted() -> None:
     class Guesses:
         """Claims that a text is forced, which is not."""
 
-        def forced(self, output: list[int]) -> list[int]:
+        def find_forced(self, output: list[int]) -> list[int]:
             return [9, 9, 9, 9] if len(output) < 3 else [5, 6, 7, 8]
 
     seq, drafter = Sequence([0]), FormDrafter()

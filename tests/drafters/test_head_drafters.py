@@ -55,7 +55,7 @@ def test_the_cache_equals_a_recomputation_from_true_features_for_any_accepted_pa
                 fresh = KINDS[kind]()
                 fresh.rows[seq.id] = Rows(0)
                 fresh.rows[seq.id].add(true[: rows.done])
-                fresh.runtime.extend(*fresh.pending([seq]))
+                fresh.runtime.extend(*fresh.collect_pending([seq]))
                 torch.testing.assert_close(drafter.runtime.kv(seq.id, rows.done), fresh.runtime.kv(seq.id, rows.done))
     assert (strayed > 0) == (kind == "tree")
 

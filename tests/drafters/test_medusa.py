@@ -208,4 +208,4 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
 
 
 def test_a_tree_may_be_one_number() -> None:
-    assert MedusaDraftConfig(tree=3).fixed_tree() == MedusaDraftConfig(tree="3").fixed_tree()
+    assert MedusaDraftConfig(tree=3).read_tree() == MedusaDraftConfig(tree="3").read_tree()

@@ -9,7 +9,7 @@ import torch
 from slipstream.core.dice import invert
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.tree_growth import Tree, add_level, rerank
-from slipstream.theory.trees import expected_tokens, optimal_tree
+from slipstream.theory.trees import expect_tokens, optimal_tree
 
 CHANCES = (0.5, 0.2, 0.1)
 
@@ -29,7 +29,7 @@ def test_the_rerank_of_a_grown_tree_is_the_optimal_tree(nodes: int) -> None:
     tree = grown(6, nodes)
     kept = rerank(tree.path_probs, tree.nodes)
     assert len(kept) == nodes
-    optimal = expected_tokens(optimal_tree(CHANCES, nodes), CHANCES)
+    optimal = expect_tokens(optimal_tree(CHANCES, nodes), CHANCES)
     assert 1 + sum(tree.path_probs[i] for i in kept) == pytest.approx(optimal, abs=1e-12)
 
 

@@ -118,13 +118,13 @@ class RememberedForm:
         self._allowed, self._complete = functools.cache(form.allowed), functools.cache(form.complete)
         self._forced = functools.cache(form.forced)
 
-    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+    def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         return self._allowed(tuple(output), tuple(map(tuple, tails)))
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
         return self._complete(tuple(output), tuple(tail))
 
-    def forced(self, output: Seq[int]) -> Seq[int]:
+    def find_forced(self, output: Seq[int]) -> Seq[int]:
         return self._forced(tuple(output))
 
 

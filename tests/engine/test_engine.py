@@ -111,7 +111,7 @@ class ErraticLengths(DraftLengths):
     def learn(self, step: Step) -> None:
         pass
 
-    def joined(self) -> None:
+    def note_join(self) -> None:
         pass
 
 

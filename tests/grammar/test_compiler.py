@@ -36,7 +36,7 @@ def written(grammars: Grammars, **form: Any) -> bytes:
     """A text of this form, or its first 30 tokens: the lowest id that is allowed at each place."""
     constraint, output = grammars.make_constraint(Structured(**form), frozenset()), list[int]()
     while len(output) < 30 and not constraint.complete(output, ()):
-        row = constraint.allowed(output, [()])[0]
+        row = constraint.find_allowed(output, [()])[0]
         assert row.any()
         output.append(int(row.argmax()))
     return b"".join(grammars._vocabulary().written[token] for token in output)

@@ -37,7 +37,7 @@ def plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     constraint = constraint_of(params, V)
     while len(output) < params.max_tokens and not constraint.complete([], output):
         row = oracle.logits([*prompt, *output])
-        may = constraint.allowed([], [output])[0]
+        may = constraint.find_allowed([], [output])[0]
         output.append(max(range(V), key=lambda t: (bool(may[t]), float(row[t]))))
     return output
 

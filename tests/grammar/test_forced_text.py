@@ -44,7 +44,7 @@ def followed(grammars: Grammars, ids: list[int], form: Structured) -> tuple[list
     constraint, output = grammars.make_constraint(form, frozenset()), list[int]()
     right, wrong = list[int](), list[int]()
     while len(output) < len(ids):
-        forced, rest = list(constraint.forced(output)), ids[len(output) :]
+        forced, rest = list(constraint.find_forced(output)), ids[len(output) :]
         same = next(
             (n for n, (a, b) in enumerate(zip(forced, rest, strict=False)) if a != b), min(len(forced), len(rest))
         )
@@ -68,14 +68,14 @@ def test_names_and_marks_of_a_schema_are_forced_in_the_layout_that_the_text_has(
 
 def test_a_text_is_never_forced_where_the_form_leaves_a_choice(grammars: Grammars, tokenizer: Any) -> None:
     constraint = grammars.make_constraint(Structured(regex="(red|green|blue)!"), frozenset())
-    assert not constraint.forced([])
-    assert tokenizer.decode(constraint.forced(tokenizer.encode("gr"))) == "een!"
-    assert not grammars.make_constraint(Structured(regex="[a-z]+"), frozenset()).forced([])
+    assert not constraint.find_forced([])
+    assert tokenizer.decode(constraint.find_forced(tokenizer.encode("gr"))) == "een!"
+    assert not grammars.make_constraint(Structured(regex="[a-z]+"), frozenset()).find_forced([])
 
 
 def test_the_last_token_is_left_out_where_it_depends_on_what_follows(grammars: Grammars, tokenizer: Any) -> None:
     for text, form in (("true", "tru(e|th)"), ("return x", "retu(rn x|n)")):
-        forced = list(grammars.make_constraint(Structured(regex=form), frozenset()).forced([]))
+        forced = list(grammars.make_constraint(Structured(regex=form), frozenset()).find_forced([]))
         ids = tokenizer.encode(text)
         assert forced == ids[: len(forced)]
 
@@ -84,26 +84,28 @@ def test_a_form_after_free_text_is_forced_from_its_trigger_on(grammars: Grammars
     form = Structured(grammar='start: "CALL" " weather" (" now" | " later")', trigger=Trigger(["CALL"], repeats=True))
     constraint = grammars.make_constraint(form, frozenset())
     output = tokenizer.encode("the CAL")
-    assert not constraint.forced(output)
+    assert not constraint.find_forced(output)
     output = tokenizer.encode("the CALL")
-    assert tokenizer.decode([*output, *constraint.forced(output)]).startswith("the CALL weather")
+    assert tokenizer.decode([*output, *constraint.find_forced(output)]).startswith("the CALL weather")
     output = tokenizer.encode("the CALL weather now and CALL")
-    assert tokenizer.decode(constraint.forced(output)).startswith(" weather")
+    assert tokenizer.decode(constraint.find_forced(output)).startswith(" weather")
 
 
 def test_a_given_text_is_forced_token_by_token(grammars: Grammars) -> None:
     constraint = grammars.make_constraint(Structured(tokens=[5, 6, 7]), frozenset())
-    assert list(constraint.forced([])) == [5, 6, 7]
-    assert list(constraint.forced([5, 6])) == [7]
+    assert list(constraint.find_forced([])) == [5, 6, 7]
+    assert list(constraint.find_forced([5, 6])) == [7]
 
 
 def test_forced_text_does_not_depend_on_how_the_text_was_read(grammars: Grammars, tokenizer: Any) -> None:
     """A constraint that is asked for other texts in between, as after a preemption, says the same."""
     ids, form = tokenizer.encode(json.dumps(VALUE, indent=1)), Structured(json_schema=WEATHER)
     one = grammars.make_constraint(form, frozenset())
-    step_by_step = [list(one.forced(ids[:n])) for n in range(len(ids))]
-    assert [list(one.forced(ids[:n])) for n in reversed(range(len(ids)))] == step_by_step[::-1]
-    assert [list(grammars.make_constraint(form, frozenset()).forced(ids[:n])) for n in range(len(ids))] == step_by_step
+    step_by_step = [list(one.find_forced(ids[:n])) for n in range(len(ids))]
+    assert [list(one.find_forced(ids[:n])) for n in reversed(range(len(ids)))] == step_by_step[::-1]
+    assert [
+        list(grammars.make_constraint(form, frozenset()).find_forced(ids[:n])) for n in range(len(ids))
+    ] == step_by_step
 
 
 ENDLESS = {"grammar": 'start: "a" start'}

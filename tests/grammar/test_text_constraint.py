@@ -28,7 +28,7 @@ def text(tokens: Iterable[int]) -> str:
 
 
 def allowed(tested: TextConstraint, output: Seq[int], *tails: Seq[int]) -> list[set[int]]:
-    return [{t for t, may in enumerate(row) if may} for row in tested.allowed(output, tails)]
+    return [{t for t, may in enumerate(row) if may} for row in tested.find_allowed(output, tails)]
 
 
 LANGUAGES: dict[str, tuple[Structured, set[str]]] = {
@@ -89,7 +89,7 @@ def test_a_text_is_complete_exactly_if_it_is_in_the_language_and_no_longer_one_i
 
 def test_what_was_emitted_against_the_form_is_an_error() -> None:
     with pytest.raises(TargetError, match="after 1 tokens: token 3 is not allowed after 0 tokens"):
-        constraint(Structured(regex="ab")).allowed([3], [()])
+        constraint(Structured(regex="ab")).find_allowed([3], [()])
 
 
 AFTER = Structured(choice=["ab", "cd", "d"], after="bb")
@@ -205,7 +205,7 @@ def test_triggers_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_only_the_next_token_is_allowed_after_what_is_right() -> None:
     form = GivenTokens([3, 1, 2], 5)
-    rows = form.allowed([3], [(), (1,), (2,), (1, 2)])
+    rows = form.find_allowed([3], [(), (1,), (2,), (1, 2)])
     assert [row.nonzero()[0].tolist() for row in rows] == [[1], [2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     assert [form.complete([3], tail) for tail in ((), (1,), (1, 2))] == [False, False, True]
     with pytest.raises(ParameterError, match="holds id 5"):

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipstream.drafters.eagle import EagleDraftConfig
+from slipstream.backends.native.native_heads import NativeMtp
+from slipstream.checkpoints.module_shape import Experts
+from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.drafters.mtp import MtpDrafter
 from slipstream.heads.mtp_names import TRANSFORMERS, has_mtp_layers
+from tests.backends.native import models
 from tests.targets.huggingface.architectures import _EXPERTS, _LINEAR, _MLA, _config
 
 LAYERS = 2
@@ -62,15 +66,16 @@ def skip_where_none_is_built() -> None:
 
 
 @torch.random.fork_rng(devices=[])
-def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0) -> Path:
-    """A random checkpoint with this many MTP layers. They are the last layers of a longer target, under the names that
-    the family's releases have. Few ids, so that some draft tokens are accepted."""
+def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0, **sizes: int) -> Path:
+    """A random checkpoint with this many MTP layers, which are the last layers of a longer target, under the names that
+    the family's releases have. Few ids, so that some draft tokens are accepted. sizes: in place of those in
+    `CONFIGS`."""
     import transformers
 
     skip_where_none_is_built()
     torch.manual_seed(seed + sorted(CONFIGS).index(family))
     shape = CONFIGS[family](LAYERS + mtp)
-    shape.vocab_size = vocab
+    shape.update(sizes | {"vocab_size": vocab})
     longer = transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     longer.generation_config.eos_token_id = None
     with torch.no_grad():
@@ -93,7 +98,7 @@ def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config |= json.loads(CONFIGS[family](LAYERS).to_json_string())
-    config["vocab_size"] = vocab
+    config |= sizes | {"vocab_size": vocab}
     config["architectures"] = [type(longer).__name__]
     config.pop("num_mtp_layers", None)
     if family != "mimo_v2_flash":  # whose releases do not say it
@@ -148,3 +153,14 @@ def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **op
         for name, weight in (*model.layers.named_parameters(), *model.layers.named_buffers()):
             weight.copy_(torch.randn_like(weight) / 2 + ("norm" in name))
     return MtpDrafter(MtpLayers(model, torch.device("cpu"), 256), vocab, EagleDraftConfig(**options))
+
+
+def native_drafter(vocab: int, hidden: int, draft_vocab: int | None = None) -> EagleDrafter:
+    """A drafter with a random MTP layer of our own kernels, which has experts and a gate, for the same targets."""
+    experts = Experts(4, 2, 8, True, (True,), shared=8, shared_gate=True)
+    decoder = models.config(1, vocab_size=vocab, hidden_size=hidden, heads=2, head_dim=16, experts=experts)
+    decoder = replace(decoder, each=(replace(decoder.described[0], gate="output", qk_norm="head"),))
+    layer = decoder.mtp_layer(sparse=True)
+    tables = models.executor_of(decoder, models.weights(decoder, spread=0.8)).packed_tables
+    runtime = NativeMtp(layer, models.weights(layer, seed=1, spread=0.8), tables, threads=1, vocab=draft_vocab)
+    return EagleDrafter(runtime, vocab, name="mtp")

@@ -85,10 +85,14 @@ class World:
 
     def _fits(self, seq_id: int, start: int, stop: int) -> bool:
         free = self.pool.free
-        return free is None or self.pool.needed(seq_id, start, stop) <= free
+        return free is None or self.pool.count_needed(seq_id, start, stop) <= free
 
     def _try_write(self, seq_id: int, start: int, stop: int) -> None:
-        free, needed, fits = self.pool.free, self.pool.needed(seq_id, start, stop), self._fits(seq_id, start, stop)
+        free, needed, fits = (
+            self.pool.free,
+            self.pool.count_needed(seq_id, start, stop),
+            self._fits(seq_id, start, stop),
+        )
         if fits:
             self.write(seq_id, start, stop)
             assert free is None or self.pool.free == free - needed

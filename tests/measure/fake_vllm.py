@@ -1,20 +1,33 @@
-"""A stand-in of vLLM's server as a program: `python fake_vllm.py MODE ARGUMENTS`. It answers /v1/models; MODE "dies"
-ends before, "ends" a moment after the first answer, "hangs" never answers."""
+"""A stand-in of vLLM's environment: the fixture `python`. This module is also the program that its server runs:
+`python fake_vllm.py MODE ARGUMENTS`. It answers /v1/models; MODE "dies" ends before, "ends" a moment after the first
+answer, "hangs" never answers."""
 
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
-mode, arguments = sys.argv[1], sys.argv[2:]
-print("loading", json.dumps(arguments), flush=True)
-if mode == "dies":
-    print("Traceback (most recent call last):\nValueError: model.layers.0.weight has a wrong shape", file=sys.stderr)
-    sys.exit(3)
-if mode == "hangs":
-    time.sleep(600)
+import pytest
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., Path]:
+    """A Python of an environment with that version of vLLM, whose server is the stand-in."""
+
+    def interpreter(mode: str = "serves", version: str = "0.32.0") -> Path:
+        script = tmp_path / f"python-{mode}"
+        script.write_text(
+            f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\nshift 2\n'
+            f'exec {sys.executable} {__file__} {mode} "$@"\n'
+        )
+        script.chmod(0o755)
+        return script
+
+    return interpreter
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -22,12 +35,26 @@ class Answer(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         seen = {name: os.environ.get(name) for name in ("PYTHONPATH", "VLLM_API_KEY", "OMP_NUM_THREADS")}
-        self.wfile.write(json.dumps({"data": [{"id": "fake", "given": arguments, "environment": seen}]}).encode())
-        if mode == "ends":
+        said = {"data": [{"id": "fake", "given": sys.argv[2:], "environment": seen}]}
+        self.wfile.write(json.dumps(said).encode())
+        if sys.argv[1] == "ends":
             threading.Timer(0.5, lambda: os._exit(5)).start()
 
     def log_message(self, *args: object) -> None:
         pass
 
 
-HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Answer).serve_forever()
+def serve(mode: str, *arguments: str) -> None:
+    print("loading", json.dumps(arguments), flush=True)
+    if mode == "dies":
+        print(
+            "Traceback (most recent call last):\nValueError: model.layers.0.weight has a wrong shape", file=sys.stderr
+        )
+        sys.exit(3)
+    if mode == "hangs":
+        time.sleep(600)
+    HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Answer).serve_forever()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -9,7 +9,7 @@ from slipstream.measure.counters import Counters
 from slipstream.measure.diagnosis_served import KIND, WatchedServer, diagnose_served
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Estimate
-from slipstream.theory.closed_forms import expected_length, geometric_rates
+from slipstream.theory.closed_forms import expect_length, geometric_rates
 
 C = 0.1
 
@@ -29,7 +29,7 @@ def said(counted: dict[str, Any] | None) -> str:
 
 
 GOOD = geometric_rates(0.8, 4)
-MOST = expected_length(GOOD)
+MOST = expect_length(GOOD)
 
 
 def test_the_speed_up_is_at_most_the_tokens_of_a_step_and_not_predicted_without_the_time_of_a_plain_one() -> None:

@@ -14,7 +14,7 @@ import pytest
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.measure.configs import PLUGIN, DrafterChoice
 from slipstream.measure.vllm_server import VllmServer, find_interpreter
-from tests.measure.vllm_environment import python as python
+from tests.measure.fake_vllm import python as python
 
 
 def facts(url: str) -> dict[str, Any]:

@@ -66,16 +66,16 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
     # what is accepted
     ("core.rules", RULES): {
         "rare tokens of the residual are lost":
-            ("(p - _taken(draft.q, packed)).clamp_(min=0)",
-             "torch.nn.functional.threshold(p - _taken(draft.q, packed), 1e-3, 0.0)"),
-        "after a rejection p itself": ("(p - _taken(draft.q, packed)).clamp_(min=0)", "p.clone()"),
+            ("(p - _take(draft.q, packed)).clamp_(min=0)",
+             "torch.nn.functional.threshold(p - _take(draft.q, packed), 1e-3, 0.0)"),
+        "after a rejection p itself": ("(p - _take(draft.q, packed)).clamp_(min=0)", "p.clone()"),
         "accepted a tenth too often": ("[p / q if q else", "[1.1 * p / q if q else"),
         "after an acceptance the row before":
             ("p[b] = probs[draft.splits[b] + b + 1 + node]", "p[b] = probs[draft.splits[b] + b + node]"),
         "q of the row before":
             ("_entries(draft.q, packed, x), strict", "_entries(draft.q, [max(0, i - 1) for i in packed], x), strict"),
         "a rejected point mass may come again":
-            ("p.scatter(1, _taken(draft.tokens, packed)[:, None], 0.0)", "p.clone()"),
+            ("p.scatter(1, _take(draft.tokens, packed)[:, None], 0.0)", "p.clone()"),
         "siblings are tried against the first p":
             ("left = torch.stack([p[b] for b in again])", "left = probs[[draft.splits[b] + b for b in again]]"),
         "block: weights above 1":

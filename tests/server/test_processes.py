@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from slipstream.server.serving import open_listener
-from tests.server.hosting import eventually
-from tests.server.serve_process import alive, server
+from tests.server.hosting import alive, eventually, server
 from tests.tiny_checkpoints import Tiny, clone
 
 LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": True}

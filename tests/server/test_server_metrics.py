@@ -3,7 +3,9 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream import LLM
-from slipstream.server.server_metrics import NOT_OF_VLLM
+from slipstream.core.stats import SpecStats
+from slipstream.engine.messages import EngineStats, Report, Update
+from slipstream.server.server_metrics import NOT_OF_VLLM, ServerMetrics
 from tests.server.hosting import Host, eventually, hosted
 
 PATH = "/v1/completions"
@@ -45,6 +47,20 @@ def test_metrics_add_up_to_the_statistics_of_the_answers(pair: LLM) -> None:
         ended = {name: value for name, value in shown(host).items() if "request_success_total" in name}
         assert sorted(ended.values()) == [1, 3]
         assert {"length" in name or "error" in name for name in ended} == {True}
+
+
+def test_a_line_about_the_work_names_throughput_acceptance_and_queue() -> None:
+    metrics = ServerMetrics("model", "vllm")
+    assert metrics.describe_work(10) == ""
+    metrics.take_report(Report([Update(1, ids=[5] * 30)], EngineStats(running=2, waiting=1)))
+    assert metrics.describe_work(10) == "3 tokens/s, 2 running, 1 waiting"
+    stats = SpecStats()
+    stats.count([1, 2, 3, 4], 1, 2)
+    metrics.count_choice("stop", 3, 30, stats)
+    metrics.take_report(Report([], EngineStats()))
+    metrics.take_report(Report([Update(2, ids=[5] * 5)], EngineStats()))
+    assert metrics.describe_work(10) == "0 tokens/s, acceptance rate 25%, 0 running, 0 waiting"
+    assert metrics.describe_work(10) == "", "no line without work"
 
 
 def test_a_prompt_that_is_scored_is_no_output(pair: LLM) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.hosting import eventually
-from tests.server.serve_process import server
+from tests.server.hosting import eventually, server
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "0"))
 WARM_UP, GROWTH = 0.4 * SECONDS, 1.05

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.backends.cuda.cuda_backend import missing_part
+from slipstream.backends.cuda.cuda_backend import find_missing_part
 from slipstream.backends.native.native_backend import refusal
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
@@ -36,7 +36,7 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     def get(family: str, name: str) -> Decoder:
         executor, dtype, _ = EXECUTORS[name]
         config = DecoderConfig.load(checkpoint(family))
-        lacks = {"native": refusal, "cuda": missing_part, "torch": lambda config: config.unlike_llama}
+        lacks = {"native": refusal, "cuda": find_missing_part, "torch": lambda config: config.unlike_llama}
         reason = lacks[executor](config)
         if reason is not None:
             pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""transformers as the oracle that tests of decoders compare with."""
+"""transformers as the oracle of decoders; what a token on which a model overflows may spoil."""
 
 from collections.abc import Callable, Sequence as Seq
 from contextlib import nullcontext
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import DynamicCache
 
-from slipstream.core.sequence import Sequence
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence, SourcedSequence
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
 
@@ -87,3 +88,35 @@ def held(target: Any, seq: Sequence) -> list[Tensor]:
     if isinstance(target, Decoder):
         return [target.executor.kv(seq.id, len(seq.tokens))]
     return states(target._caches[seq.id].cache)
+
+
+CLEAN = [20, 21, 22, 23]
+
+Text = tuple[Seq[int], Seq[int] | None]
+"""Tokens, and the source of an encoder-decoder."""
+
+
+def sees(parents: Seq[int], node: int, other: int) -> bool:
+    """Whether `other` is the node or an ancestor of it."""
+    while node > other:
+        node = parents[node]
+    return node == other
+
+
+def assert_spoils_only_what_sees_it(
+    target: Any, spoilt: int, parents: Seq[int], texts: Seq[Text], taps: Seq[int] = ()
+) -> None:
+    """The token is each node in turn of the first text's draft, which has these parents."""
+    for at in range(len(parents)):
+        passes = []
+        for nodes in (CLEAN, [spoilt if i == at else token for i, token in enumerate(CLEAN)]):
+            seqs = [SourcedSequence(list(text), source=source) for text, source in texts]
+            with Wide():
+                out = target.run(seqs, Draft.trees([(nodes, parents), (CLEAN[:2], [-1, 0])]), taps)
+            passes.append(out.logits.clone())
+            for seq in seqs:
+                target.release(seq.id)
+        below = [0 < row <= len(parents) and sees(parents, row - 1, at) for row in range(len(passes[0]))]
+        lost = torch.tensor(below)
+        assert not passes[1][lost].isfinite().any()
+        torch.testing.assert_close(passes[1][~lost], passes[0][~lost], rtol=1e-9, atol=1e-9)

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.engine.engine import Engine
-from slipstream.errors import PairError
+from slipstream.errors import PairError, TargetError
 from slipstream.targets.decoder import Decoder
 from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle
 
-HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid")
+HYBRIDS = ("lfm2", "qwen3.5", "granite-hybrid", "falcon-h1")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
@@ -61,10 +62,10 @@ def test_a_text_that_begins_like_an_earlier_one_is_that_of_the_request_alone(
     texts = [shared + prompt(60, seed) for seed in (1, 2, 3)]
     alone = [llm.generate([text], GREEDY)[0].token_ids for text in texts]
     engine = llm.engine()
-    for i, (text, wanted) in enumerate(zip([*texts, texts[0]], [*alone, alone[0]], strict=True)):
+    for i, (text, wanted) in enumerate(zip([*texts, *texts], [*alone, *alone], strict=True)):
         (seq,) = drain(engine, text)
         assert seq.tokens[len(text) :] == wanted
-        assert seq.cached == (0, 0, 64, 128)[i]
+        assert seq.cached == (0, 0, 64, 128, 128, 128)[i]
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -76,6 +77,49 @@ def test_requests_that_are_preempted_decode_what_they_decode_alone(
     alone = [llm.generate([text], SamplingParams(max_tokens=40, ignore_eos=True))[0].token_ids for text in texts]
     together = llm.generate(texts, SamplingParams(max_tokens=40, ignore_eos=True))
     assert [one.token_ids for one in together] == alone
+
+
+@pytest.mark.parametrize("kv_tokens", [None, 2048])
+def test_requests_without_room_for_their_states_wait_and_lose_nothing(
+    kv_tokens: int | None, checkpoint: Callable[[str], Path]
+) -> None:
+    """Snapshots of earlier texts make way; beams, which cannot wait, are refused, and requests go on."""
+    llm = LLM(checkpoint("qwen3.5"), "ngram", executor="native", max_batch=4, kv_tokens=kv_tokens)
+    params, texts = SamplingParams(max_tokens=8, ignore_eos=True), [prompt(40, seed) for seed in range(6)]
+    alone = [llm.generate([text], params)[0].token_ids for text in texts]
+    states = llm.target.executor._states  # type: ignore[attr-defined]
+    states.room = 2 * states.bytes_each + states.snapshot_bytes
+    engine = llm.engine()
+    seqs = [Sequence(list(text), params) for text in texts]
+    for seq in seqs:
+        engine.add(seq)
+    while engine.unfinished:
+        assert 1 <= len({seq.id for seq in engine.step()}) <= 2
+        assert states.nbytes <= states.room
+    assert [seq.tokens[len(text) :] for seq, text in zip(seqs, texts, strict=True)] == alone
+    llm.use(None)
+    with pytest.raises(TargetError, match=r"no memory for the states of sequence \d+: \S+ kB each, of .* max_batch"):
+        llm.beam_search([texts[0]], BeamParams(beams=3, max_tokens=8))
+    assert llm.generate(texts[:1], params)[0].token_ids == alone[0]
+    states.room = states.bytes_each - 1
+    (refused,) = drain(llm.engine(), texts[0])
+    assert (refused.finish, type(refused.error)) == ("error", TargetError)
+
+
+def test_a_preempted_request_waits_for_room_for_its_state(checkpoint: Callable[[str], Path]) -> None:
+    llm = LLM(checkpoint("lfm2"), executor="native", max_batch=3)
+    texts = [prompt(40, seed) for seed in range(3)]
+    alone = [llm.generate([text], GREEDY)[0].token_ids for text in texts]
+    engine, states = llm.engine(), llm.target.executor._states  # type: ignore[attr-defined]
+    seqs = [Sequence(list(text), GREEDY) for text in texts]
+    for seq in seqs:
+        engine.add(seq)
+    engine.step()
+    states.room = 2 * states.bytes_each  # others took what the third one had
+    while engine.unfinished:
+        assert len(engine.step()) <= 2
+    assert engine.stats.preemptions == 1
+    assert [seq.tokens[len(text) :] for seq, text in zip(seqs, texts, strict=True)] == alone
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -104,12 +148,16 @@ def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder])
         LLM(load("lfm2"), load("lfm2"))
 
 
-def test_layers_that_predict_further_tokens_need_transformers(load: Callable[..., Decoder]) -> None:
-    with pytest.raises(PairError, match="executor='transformers'"):
-        LLM(load("qwen3-next"), "mtp")
-
-
 def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> None:
     can = load("qwen3.5").capabilities
     assert not can.trees
     assert can.early_exit is None
+    seq = Sequence(prompt(5), GREEDY)
+    with pytest.raises(TargetError, match=r"draft with siblings .* each branch would need a copy of their states"):
+        load("qwen3.5").run([seq], Draft.trees([(torch.tensor([3, 4]), [-1, -1])]))
+    load("qwen3.5").release(seq.id)
+
+
+def test_the_same_prompt_of_whole_blocks_reads_its_last_block_only(load: Callable[..., Decoder]) -> None:
+    engine, text = LLM(load("qwen3.5")).engine(), prompt(96, seed=9)
+    assert [drain(engine, text)[0].cached for _ in range(2)] == [0, 64]

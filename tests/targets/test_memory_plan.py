@@ -2,6 +2,8 @@
 
 import json
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,25 @@ def test_the_largest_cache_leaves_a_tenth_free() -> None:
     memory_plan = MemoryPlan(weights=400, draft=100, per_token=1, kv_tokens=0, available=1000)
     assert memory_plan.most_tokens == 384  # (900 - 500) in blocks of 32
     assert MemoryPlan(950, 0, 1, 0, 1000).most_tokens == MemoryPlan(2000, 0, 0, 0, 1000).most_tokens == 0
+
+
+def test_states_of_recurrent_layers_count_and_one_that_is_larger_than_memory_is_refused(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = describe(checkpoint("qwen3.5"), LoadSettings(executor="native"))
+    seen = plan(target, 3200, [describe(checkpoint("lfm2"), LoadSettings(executor="native"))], sequences=3)
+    states, of_draft = (Decoder.load(checkpoint(name), "native").executor._states for name in ("qwen3.5", "lfm2"))
+    assert seen.per_sequence == states.bytes_each + of_draft.bytes_each
+    assert seen.states == 3 * seen.per_sequence
+    assert seen.snapshots == min(seen.kv, 64 * seen.per_sequence)
+    assert seen.headroom == seen.available - seen.weights - seen.draft - seen.kv - seen.states - seen.snapshots
+    largest = replace(seen, kv_tokens=seen.most_tokens)
+    assert 0 <= largest.headroom - 0.1 * seen.available < 2 * 32 * seen.per_token
+    assert plan(describe(checkpoint("qwen3.5"), LoadSettings(executor="transformers")), 64).per_sequence == 0
+    free = seen.weights + states.bytes_each // 2
+    monkeypatch.setattr("slipstream.targets.described.available_bytes", lambda device: free)
+    with pytest.raises(LoadError, match=r"for weights, \S+ kB for the states of a sequence \(\S+ kB each\) are needed"):
+        LLM(target)
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

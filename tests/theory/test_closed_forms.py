@@ -8,8 +8,8 @@ from slipstream.theory.closed_forms import (
     best_length,
     break_even,
     check_rates,
-    expected_length,
-    expected_tokens,
+    expect_length,
+    expect_tokens,
     geometric_rates,
     predict,
     speedup,
@@ -26,7 +26,7 @@ from slipstream.theory.cost_curve import CostCurve
     ],
 )  # fmt: skip
 def test_leviathan_table_1(alpha: float, gamma: int, ops: float, speed: float) -> None:
-    assert (gamma + 1) / expected_tokens(alpha, gamma) == pytest.approx(ops, abs=0.0051)  # theorem 3.11, c_hat = 0
+    assert (gamma + 1) / expect_tokens(alpha, gamma) == pytest.approx(ops, abs=0.0051)  # theorem 3.11, c_hat = 0
     assert speedup(alpha, gamma, c=0) == pytest.approx(speed, abs=0.0051)
 
 
@@ -56,7 +56,7 @@ def test_the_best_gamma_has_the_greatest_speedup_of_all(c: float) -> None:
 
 
 def test_a_perfect_drafter_yields_gamma_plus_one() -> None:
-    assert expected_tokens(1.0, 4) == 5
+    assert expect_tokens(1.0, 4) == 5
     assert best_gamma(1.0, 0.0, longest=7) == 7
 
 
@@ -69,7 +69,7 @@ def test_a_perfect_drafter_yields_gamma_plus_one() -> None:
     ],
 )
 def test_length_is_one_plus_the_rates_by_position(rates: tuple[float, ...], length: float) -> None:
-    assert expected_length(rates) == pytest.approx(length, abs=0.0051)
+    assert expect_length(rates) == pytest.approx(length, abs=0.0051)
 
 
 STEEP = CostCurve((1, 4, 8, 16), (2.0, 2.2, 2.6, 4.8))
@@ -90,7 +90,7 @@ def test_the_best_length_is_found_after_a_jump_of_the_curve_and_for_measured_rat
     assert best_gamma(0.8, 0.0, costs=stairs) == 3
     assert best_length([0.8, 0.64, 0.512, 0.4], 0.0, stairs) == 3
     rates = [0.73, 0.52, 0.35, 0.2, 0.1]
-    gains = [expected_length(rates[:k]) / step_cost(k, 0.08, STEEP) for k in range(len(rates) + 1)]
+    gains = [expect_length(rates[:k]) / step_cost(k, 0.08, STEEP) for k in range(len(rates) + 1)]
     assert gains[best_length(rates, 0.08, STEEP)] == max(gains)
     assert best_length([], 0.1) == 0
 
@@ -131,7 +131,7 @@ def test_rates_of_an_alpha_give_the_closed_form_and_impossible_rates_are_refused
     flat = CostCurve((1,), (0.010,))
     prediction = predict(geometric_rates(0.8, 4), flat, draft_seconds=4 * 0.05 * 0.010)
     assert prediction.speedup == pytest.approx(speedup(0.8, 4, 0.05))
-    assert prediction.tau == pytest.approx(expected_tokens(0.8, 4))
+    assert prediction.tau == pytest.approx(expect_tokens(0.8, 4))
     assert predict(geometric_rates(0.8, 4), STEEP, 0.4).speedup == pytest.approx(speedup(0.8, 4, 0.05, STEEP))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from slipstream.errors import ParameterError
-from slipstream.theory.closed_forms import best_gamma, break_even, expected_tokens, predict, speedup
+from slipstream.theory.closed_forms import best_gamma, break_even, expect_tokens, predict, speedup
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, ForecastCosts, Rates, forecast
 
@@ -18,7 +18,7 @@ def test_a_forecast_is_the_closed_form_at_the_best_length(alpha: float, costs: F
     predicted = forecast(Rates.constant(alpha), costs)
     k = best_gamma(alpha, costs.c, LONGEST_DRAFT, costs.target, costs.batch, costs.host)
     assert predicted.draft_tokens == k
-    assert predicted.tau == pytest.approx(expected_tokens(alpha, k))
+    assert predicted.tau == pytest.approx(expect_tokens(alpha, k))
     assert predicted.speedup == pytest.approx(speedup(alpha, k, costs.c, costs.target, costs.batch, costs.host))
     assert predicted.speedup == pytest.approx(predicted.tau / predicted.step_cost)
 

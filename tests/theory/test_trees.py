@@ -10,7 +10,7 @@ import pytest
 from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import TreeShape, best_count, best_tree, expected_tokens, optimal_tree
+from slipstream.theory.trees import TreeShape, best_count, best_tree, expect_tokens, optimal_tree
 from tests.core.exact import mean_accepted
 from tests.core.worlds import Shape, probs, steady
 
@@ -43,7 +43,7 @@ def test_the_optimal_tree_yields_the_published_figures(nodes: int, tokens: str) 
     """Child acceptance (.5, .2, .1); `nodes` counts the root, as the papers do."""
     tree = optimal_tree(TENTHS, nodes - 1)
     assert len(tree) == nodes - 1
-    assert expected_tokens(tree, TENTHS) == Fraction(tokens) == sequoia([TENTHS] * nodes, nodes)
+    assert expect_tokens(tree, TENTHS) == Fraction(tokens) == sequoia([TENTHS] * nodes, nodes)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -58,7 +58,7 @@ def test_best_first_equals_the_dynamic_programme_at_every_depth(seed: int) -> No
         for n in range(14):
             tree = optimal_tree(rows, n, depth)
             assert tree.height <= depth
-            assert expected_tokens(tree, rows) == sequoia(rows[:depth], n + 1)
+            assert expect_tokens(tree, rows) == sequoia(rows[:depth], n + 1)
 
 
 def test_every_prefix_of_the_nodes_is_optimal_within_the_depth_and_none_is_drafted_in_vain() -> None:
@@ -82,7 +82,7 @@ def test_verification_accepts_the_predicted_number_of_tokens(nodes: int) -> None
     tree = optimal_tree(TENTHS, nodes)
     world = replace(steady(probs(5, 2, 1, 2), probs(5, 2, 1, 2)), fixed=lambda text, node: tree.ranks[node])
     accepted = mean_accepted(RULES["rejection"], world, Shape(tree.parents, "p" * nodes))
-    assert 1 + accepted == expected_tokens(tree, TENTHS)
+    assert 1 + accepted == expect_tokens(tree, TENTHS)
 
 
 def test_the_best_count_has_the_most_tokens_per_time_so_free_rows_are_all_used() -> None:

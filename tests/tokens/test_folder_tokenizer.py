@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from slipstream.checkpoints.families import FAMILIES as MODEL_TYPES
+from slipstream.checkpoints.families.wrappers import WRAPPERS
 from slipstream.errors import LoadError
 from slipstream.tokens.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
 from slipstream.tokens.text import decoder_of, load_tokenizer, stray_byte
@@ -143,8 +144,15 @@ def test_every_model_family_gets_the_tokenizer_that_transformers_chooses(tmp_pat
     assert without_transformers(tokenizer) == (model_type not in OTHER_CLASSES)
 
 
+@pytest.mark.parametrize("model_type", WRAPPERS)
+def test_every_multimodal_model_gets_the_tokenizer_that_transformers_chooses(tmp_path, model_type):
+    tokenizer = assert_equal(folder_of(tmp_path, model_type=model_type))
+    assert without_transformers(tokenizer) == (model_type not in OTHER_CLASSES)
+
+
 def test_every_model_type_has_a_family_in_these_tests():
-    assert {make().model_type for make in ALL_FAMILIES.values()} == set(MODEL_TYPES)
+    within = {usual["model_type"] for usual in WRAPPERS.values()}
+    assert within | {make().model_type for make in ALL_FAMILIES.values()} == set(MODEL_TYPES)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

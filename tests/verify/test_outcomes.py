@@ -54,7 +54,7 @@ def test_ranks_of_a_right_sampler_are_uniform_and_independent():
     for (u, v), (_, other) in zip(drawn[::2], drawn[1::2], strict=True):
         row.token(u, v, [])
         row.pair(v, other)
-    result = outcomes.tested("any", row)
+    result = outcomes.judge("any", row)
     assert result.ranks > 0.01
     assert min(result.outcomes[PAIR], result.outcomes["ids"]) > 0.01
     assert row.positions == 2000
@@ -66,8 +66,8 @@ def test_a_random_number_that_is_used_twice_shows_in_the_order_of_ids():
         token = int(np.searchsorted(P.cumsum(), number))
         _, v = ranks(P, token, rng.random())
         row.pair(v, v)
-    assert outcomes.tested("any", row).outcomes[PAIR] < 1e-12
+    assert outcomes.judge("any", row).outcomes[PAIR] < 1e-12
 
 
 def test_an_impossible_token_needs_no_further_evidence():
-    assert outcomes.tested("any", Evidence(np.full(BINS, 50), forbidden=1)).p == 0.0
+    assert outcomes.judge("any", Evidence(np.full(BINS, 50), forbidden=1)).p == 0.0

@@ -12,7 +12,7 @@ from slipstream.verify.panel_requests import (
     END_CHANCE,
     PanelRequest,
     _frequent_strings,
-    continued,
+    continue_requests,
     panel,
     settings,
     together,
@@ -61,9 +61,9 @@ def test_settings_come_as_often_as_asked_in_pairs_of_a_prompt_and_conversations_
     assert {name: names.count(name) for name in each} == {"a": 5, "": 5, "c": 5}
     assert requests[0].name == requests[1].name
     assert [one.params.draft_tokens for one in requests[:4]] == [1, 2, 1, 2]
-    [one] = continued([PanelRequest("x", [1, 2], BASE)], [[7, 7]], 100)
+    [one] = continue_requests([PanelRequest("x", [1, 2], BASE)], [[7, 7]], 100)
     assert one.ids == [1, 2, 7, 7, 1]
-    assert continued([PanelRequest("x", [1, 2], BASE)], [[7, 7]], 20) == []
+    assert continue_requests([PanelRequest("x", [1, 2], BASE)], [[7, 7]], 20) == []
 
 
 def test_requests_side_by_side_say_what_each_says_alone_and_are_preempted():

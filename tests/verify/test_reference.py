@@ -5,7 +5,7 @@ import pytest
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
-from slipstream.verify.reference import ROWS, distribution, edited, impossible, logits_of
+from slipstream.verify.reference import ROWS, distribution, edit_logits, impossible, logits_of
 from tests.targets.toy import ToyTarget
 
 
@@ -16,7 +16,7 @@ def test_equal_logits_are_filtered_by_their_ids():
 
 def test_logits_are_not_changed():
     logits = np.ones(8)
-    edited(logits, (SamplingParams(repetition_penalty=2.0, logit_bias={1: -100.0}), [1, 2], [3], frozenset()))
+    edit_logits(logits, (SamplingParams(repetition_penalty=2.0, logit_bias={1: -100.0}), [1, 2], [3], frozenset()))
     assert (logits == 1).all()
 
 

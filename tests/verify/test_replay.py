@@ -22,7 +22,7 @@ from slipstream.core.stats import TokenLogprob
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.llm import LLM
 from slipstream.measure.prompts import Prompt, PromptSet
-from slipstream.verify.panel_requests import PanelRequest, crossed
+from slipstream.verify.panel_requests import PanelRequest, cross_requests
 from slipstream.verify.reference import wrong_logprob
 from slipstream.verify.replay import EndStream, numbers
 from slipstream.verify.verification import Checks, VerifyConfig
@@ -206,9 +206,9 @@ def test_log_probabilities_are_checked_with_their_alternatives():
 
 def test_texts_are_crossed_at_a_block():
     requests = [PanelRequest(str(i), [10 * i + n for n in range(5)], SamplingParams()) for i in (1, 1, 2, 2)]
-    each = crossed(requests, [[1, 2, 3]] * 4, 4)
+    each = cross_requests(requests, [[1, 2, 3]] * 4, 4)
     assert [one.ids for one in each] == [[20, 21, 22, 23, 14, 1, 2, 3]] * 2 + [[10, 11, 12, 13, 24, 1, 2, 3]] * 2
-    assert crossed(requests, [[]] * 4, 4) == []
+    assert cross_requests(requests, [[]] * 4, 4) == []
 
 
 @pytest.mark.parametrize("planted", [False, True])

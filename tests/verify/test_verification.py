@@ -143,7 +143,7 @@ def test_tokens_that_depend_on_the_one_before_are_seen():
         after = (rng.random() + int(4 * u) // 2 % 2) / 2
         row.token(after, rng.random(), [])
         row.neighbours(u, after)
-    test = outcomes.tested("all positions", row)
+    test = outcomes.judge("all positions", row)
     assert test.ranks > 0.01
     assert test.outcomes[outcomes.JOINT] < 1e-9
 

@@ -72,6 +72,17 @@ def test_an_eagle3_head_ships_for_the_file_of_smollm2(monkeypatch: pytest.Monkey
             zoo.head_dir(kind, target)
 
 
+def test_smollm2_carries_the_sampling_that_its_authors_recommend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert zoo.find_sampling(file) == {}
+    monkeypatch.setattr(zoo, "has_smollm2", lambda: True)
+    monkeypatch.setattr(zoo, "smollm2_file", lambda: file)
+    assert zoo.find_sampling(str(file)) == {"temperature": 0.2, "top_p": 0.9}
+    assert zoo.find_sampling("org/other") == {}
+
+
 @pytest.mark.parametrize(("kind", "least"), [("code", 16), ("edit", 12)])
 def test_prompts_name_their_origin(kind: str, least: int) -> None:
     entries = zoo.prompts(kind)

@@ -42,7 +42,7 @@ class CudaBackend(TorchBackend):
             return "Triton is not installed"
         if torch.version.hip is not None or torch.cuda.get_device_capability(settings.device) < LEAST_CAPABILITY:
             return "it needs an NVIDIA GPU of compute capability 8.0 or newer"
-        return missing_part(config) or super().refusal(config, settings)
+        return find_missing_part(config) or super().refusal(config, settings)
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
         from slipstream.backends.cuda.cuda_executor import CudaExecutor
@@ -51,7 +51,7 @@ class CudaBackend(TorchBackend):
         return CudaExecutor(config, weights, settings)
 
 
-def missing_part(config: DecoderConfig) -> str | None:
+def find_missing_part(config: DecoderConfig) -> str | None:
     """The part of this decoder that the kernels lack, in words; None if they have all."""
     if config.experts is not None:
         return "it has no mixtures of experts"

@@ -140,7 +140,7 @@ class CudaExecutor(TorchExecutor):
             if j == 0:
                 select = torch.arange(count, device=self.device)
             if probs is not None and tokens is not None:
-                tokens[j] = _drawn(logits[j], sampling, j, probs[j])
+                tokens[j] = _draw(logits[j], sampling, j, probs[j])
                 small.inputs.table[TOKEN, :count] = tokens[j]
             if sampling.worth is not None and j + 1 < steps:
                 confidence = self._read(j, 1)[1][0, :count]
@@ -225,7 +225,7 @@ _CHAIN = (_ONE << (_COUNT + 1)) - 1
 """Bits of the rows of a chain: each sees itself and the rows before it."""
 
 
-def _drawn(logits: Tensor, sampling: StepSampling, j: int, probs: Tensor) -> Tensor:
+def _draw(logits: Tensor, sampling: StepSampling, j: int, probs: Tensor) -> Tensor:
     """Tokens [B] of step j, drawn in float64; their distributions are written to `probs` [B, V]."""
     x = logits[:, : sampling.vocab].double()
     assert sampling.inv_temperature is not None

@@ -44,11 +44,11 @@ class NativeExecutor(NativePaged):
                with activations in 8 bits, one scale per 64 columns. dtype: float32 or bfloat16, to which weights and
                activations are rounded; their products are added in float32.
 
-    Logits are batch-invariant: those of a row are bitwise identical for any batch, chain or tree. Kernels that are not
+    Logits are batch-invariant: a row has bitwise the same logits in any batch, chain or tree. Kernels that are not
     compiled on this machine yet are compiled here, so that the first request does not wait for them.
 
-    config and settings: those that `native_backend.refusal` does not refuse. Raises ParameterError for a cache in
-    float16 on a processor without it.
+    config and settings: `native_backend.refusal` must not refuse them. Raises ParameterError for a cache in float16 on
+    a processor without it.
     """
 
     torch_threads = 1
@@ -119,11 +119,13 @@ class NativeExecutor(NativePaged):
                 *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
                 rows=count,
             )
+            experts_read = self._workspace.experts_read
         return Output(
             torch.from_numpy(logits)[:, : self.config.vocab_size],
             {tap: torch.from_numpy(tapped[i]) for i, tap in enumerate(taps)},
             torch.from_numpy(stream) if layers is not None else None,
             finite=status == FINE,
+            experts_read=experts_read,
         )
 
     def _logits_buffer(self, rows: int) -> np.ndarray:

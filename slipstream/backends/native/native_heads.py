@@ -1,6 +1,6 @@
-"""EAGLE, DFlash and Medusa heads on the native backend, with the weight formats of a decoder."""
+"""EAGLE, DFlash and Medusa heads and MTP layers on the native backend, with the weight formats of a decoder."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from functools import partial
 
 import numpy as np
@@ -10,24 +10,29 @@ from torch import Tensor
 from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, Picks
 from slipstream.backends.native.kernels.compiled import compile_lock
+from slipstream.backends.native.kernels.products import ALIGN
 from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA, MODEL
 from slipstream.backends.native.packed_weights import (
     Layout,
     SharedTables,
+    choose_format,
+    choose_formats,
+    decoder_weights,
     describe_layer,
     describe_model,
     narrowest,
-    quantised_format,
 )  # fmt: skip
 from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, cut_steps, make_picks
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.backends.quantise import GROUP
+from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weight_formats import WeightFormat
+from slipstream.checkpoints.weights import Weights
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch, check_steps
 from slipstream.heads.dflash_head import DFlashHead
-from slipstream.heads.eagle_head import EagleHead, scatter
+from slipstream.heads.eagle_head import EagleConfig, EagleHead, scatter
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 
 INPUTS = {
@@ -44,7 +49,7 @@ class NativeEagle(NativePaged):
     drawn in float64. Created only if `table.backend_for_head` chooses this backend.
 
     head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
-    shared     the target's tables, if they are in memory already; None: copy those that the head borrowed.
+    shared     the target's tables, if they are in memory already; None: copy the tables that the head borrowed.
     threads: as in `NativeExecutor`."""
 
     name = "native"
@@ -56,15 +61,30 @@ class NativeEagle(NativePaged):
         quantised: WeightFormat | None = None,
         shared: SharedTables | None = None,
     ):
-        self.config, self.device = head.config, torch.device("cpu")
-        self.ids, mask = head.target_ids.cpu(), head.mask_taps
+        mask = head.mask_taps
         self.mask = None if mask is None else mask.float().cpu()
+        ids = head.target_ids.cpu()
+        self._start(head.config, ids, threads, shared, partial(_eagle_record, head, ids, quantised, shared))
+
+    def _start(
+        self,
+        config: EagleConfig,
+        ids: Tensor,
+        threads: int | None,
+        shared: SharedTables | None,
+        pack: Callable[[Layout], np.ndarray],
+    ) -> None:
+        """Pack the weights as EAGLE [1] and run a first pass. An output head that the target has in memory counts among
+        the bytes of a pass."""
+        self.config, self.device, self.ids = config, torch.device("cpu"), ids
         with compile_lock():
-            super().__init__(head.config.decoder, ahead=1)
+            super().__init__(config.decoder, ahead=1)
             self._layout, self._shared = Layout(), shared
-            self._head = _eagle_record(head, self.ids, quantised, shared, self._layout)
-            self._workspace = Workspace(threads, self._layout.nbytes)
-            self._padded = int(self._head["decoder"]["head"]["outs"][0])
+            self._head = pack(self._layout)
+            output = self._head["decoder"]["head"][0]
+            borrowed = int(output["outs"] * output["out_bytes"]) if config.decoder.after else 0
+            self._workspace = Workspace(threads, self._layout.nbytes + borrowed)
+            self._padded = int(output["outs"])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.decode_steps(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), 1)
         self._reset_cache()
@@ -92,7 +112,7 @@ class NativeEagle(NativePaged):
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
         probs = np.empty((steps, count if steps else 0, vocab if sampled else 0))
         expected = self.config.hidden_size if from_head else len(self.config.taps) * self.config.target_hidden
-        given = _given(features, batch.splits[-1], expected)
+        given = _read_features(features, batch.splits[-1], expected)
         with kernel_lock():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
@@ -107,8 +127,36 @@ class NativeEagle(NativePaged):
         return drafted, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 
 
+class NativeMtp(NativeEagle):
+    """The MTP layer of a checkpoint, drafting as an EAGLE-1 head does: its output is the next feature.
+
+    config     of the layer (see `DecoderConfig.mtp_layer`). weights: of it, read once.
+    quantised  the format of its matrices; None: as they are stored.
+    shared     the target's embedding and output head.
+    vocab      number of ids, the first ones, that it can draft: of the output head only their rows are read."""
+
+    mask: Tensor | None = None
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        shared: SharedTables,
+        threads: int | None = None,
+        quantised: WeightFormat | None = None,
+        vocab: int | None = None,
+    ):
+        width, count = config.hidden_size, config.vocab_size if vocab is None else vocab
+        head = EagleConfig(version=1, decoder=config, taps=(-1,), target_hidden=width, draft_vocab=count)
+        self._start(head, torch.arange(count), threads, shared, partial(_mtp_record, head, weights, quantised, shared))
+
+    def memory(self) -> dict[str, int]:
+        """As `NativeExecutor.memory`, without the target's tables."""
+        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes}
+
+
 class NativeDFlash(NativePaged):
-    """Implements `DFlashRuntime`: a block is a pass of a decoder, the head's layers, over a tree. Arguments as of
+    """Implements `DFlashRuntime`: a block is a pass of a decoder, the head's layers, over a tree. Arguments as for
     `NativeEagle`. If the target's own output head is in memory, it is read as it is stored there."""
 
     name = "native"
@@ -135,7 +183,7 @@ class NativeDFlash(NativePaged):
         self._reset_cache()
 
     def extend(self, batch: Batch, features: Tensor) -> None:
-        given = _given(features, batch.splits[-1], len(self.config.taps) * self.config.target_hidden)
+        given = _read_features(features, batch.splits[-1], len(self.config.taps) * self.config.target_hidden)
         with kernel_lock():
             rows = self._rows(batch)  # kept until the call returns
             args = self._head, self._caches(batch), rows.record[:1], given
@@ -169,7 +217,7 @@ class NativeDFlash(NativePaged):
         return torch.from_numpy(logits)[:, : int(model["vocab"][0])]
 
 
-def _given(features: Tensor, rows: int, width: int) -> np.ndarray:
+def _read_features(features: Tensor, rows: int, width: int) -> np.ndarray:
     """Features as the kernels read them: they are compiled for this layout only."""
     if tuple(features.shape) != (rows, width):
         raise TargetError(f"features are {tuple(features.shape)}, the head needs [{rows}, {width}]")
@@ -186,21 +234,42 @@ def _eagle_record(
     if c.version == 3:
         prefixes[0] = "midlayer."
     eagle, fmt, _ = _head_record(head, prefixes, [output], quantised, layout)
-    record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.named, weights)
+    record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.find_vector, weights)
     if c.version == 1:  # it has neither norm
         model["norm"] = layout.vector(torch.ones(c.hidden_size))
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     model["embed"] = layout.embedding({"": table}, "") if shared is None or c.own_embedding else shared.embedding
     model["head"], model["vocab"] = layout.matrix(output, fmt), c.draft_vocab
-    target = ids.to(torch.int64).contiguous().numpy().copy()
-    layout.arrays.append(target)
+    _set_ids(record, ids, layout)
     if c.fc_norm:
         record["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
     record["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
     record["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
-    record["ids"], record["id_count"] = target.ctypes.data, len(target)
     record["normed_start"], record["normed_end"] = c.norm_before_residual, c.norm_output
     return eagle
+
+
+def _mtp_record(
+    head: EagleConfig, weights: Weights, quantised: WeightFormat | None, shared: SharedTables, layout: Layout
+) -> np.ndarray:
+    """EAGLE [1]"""
+    model = decoder_weights(head.decoder, weights, quantised, torch.float32, layout, shared)
+    model[0]["vocab"], model[0]["head"]["outs"] = head.draft_vocab, -(-head.draft_vocab // ALIGN) * ALIGN
+    record = np.zeros(1, EAGLE)
+    eagle, (fmt, _) = record[0], choose_formats(weights, quantised, torch.float32)
+    eagle["decoder"], eagle["fc"] = model[0], layout.join_linear(weights, ["eh_proj"], fmt, quantised is None)
+    norms = torch.stack([weights["enorm.weight"], weights["hnorm.weight"]])
+    eagle["input_norms"], eagle["normed_end"] = layout.vector(norms), head.decoder.final_norm
+    eagle["taps"], eagle["target_width"] = 1, head.hidden_size
+    _set_ids(eagle, torch.arange(head.draft_vocab), layout)
+    return record
+
+
+def _set_ids(record: np.void, ids: Tensor, layout: Layout) -> None:
+    """Note the target id of each draft id in an EAGLE record."""
+    target = ids.to(torch.int64).contiguous().numpy().copy()
+    layout.arrays.append(target)
+    record["ids"], record["id_count"] = target.ctypes.data, len(target)
 
 
 def _dflash_records(
@@ -214,7 +283,7 @@ def _dflash_records(
     layers["window"] = [window or 0 for window in c.decoder.windows]
     layers["causal"] = [c.causal_windows and window is not None for window in c.decoder.windows]
     model, markov = dflash[0]["decoder"], np.zeros(1, MODEL)
-    dflash[0]["feature_norm"] = layout.named(weights, "hidden_norm.weight")
+    dflash[0]["feature_norm"] = layout.find_vector(weights, "hidden_norm.weight")
     embedding, output = head.embedding, head.output_head
     model["embed"] = layout.embedding({"": embedding}, "") if shared is None or c.own_embedding else shared.embedding
     model["head"] = layout.matrix(output, fmt) if shared is None or c.own_lm_head else shared.head
@@ -239,8 +308,8 @@ def _head_record(
     [L]. tables: the head's other matrices, which will have the same format."""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
-    fmt = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
-    vector, layers = partial(layout.named, weights), np.zeros(len(prefixes), LAYER)
+    fmt = choose_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
+    vector, layers = partial(layout.find_vector, weights), np.zeros(len(prefixes), LAYER)
     ones = layout.vector(torch.ones(d.hidden_size))  # the first layer of EAGLE-1 has no norm
     for number, (layer, prefix) in enumerate(zip(layers, prefixes, strict=True)):
         describe_layer(layer, d, number, layout)
@@ -248,14 +317,14 @@ def _head_record(
         layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
         for group, names in INPUTS.items():
-            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], fmt)
+            layer[group] = layout.join(weights, [f"{prefix}{n}" for n in names], fmt)
     layout.arrays.append(layers)
     records = np.zeros(1, EAGLE)
     record, model = records[0], records[0]["decoder"]
     describe_model(model, d)
     model["layers"], model["count"] = layers.ctypes.data, len(layers)
     model["gated"], model["norm"] = 1, vector("norm.weight")
-    record["fc"] = layout.joined(weights, ["fc"], fmt)
+    record["fc"] = layout.join(weights, ["fc"], fmt)
     record["taps"], record["target_width"] = len(c.taps), c.target_hidden
     return records, fmt, layers
 
@@ -293,7 +362,7 @@ def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: L
     """MEDUSA [1]"""
     out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
     blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
-    fmt = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
+    fmt = choose_format(quantised) if quantised else narrowest([blocks, out.detach()])
     medusa = np.zeros(1, MEDUSA)
     record = medusa[0]
     record["first"] = layout.matrix(blocks[0].flatten(0, 1), fmt, None if biases is None else biases[0].flatten())

@@ -33,7 +33,7 @@ from slipstream.backends.native.threads import allocate_aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
-from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stacked
+from slipstream.checkpoints.weight_blocks import Blocks, format_holding, stack
 from slipstream.checkpoints.weight_formats import WeightFormat
 from slipstream.checkpoints.weights import Weights
 from slipstream.host.machine import give_back_freed
@@ -56,7 +56,7 @@ def format_of(stored: torch.dtype) -> str:
     return "float16" if stored == torch.float16 and processor.converts_half() else "float32"
 
 
-def quantised_format(quantised: WeightFormat) -> str:
+def choose_format(quantised: WeightFormat) -> str:
     """The format that this processor multiplies by in its place."""
     return quantised.name if processor.has_byte_dots() else quantised.without or quantised.name
 
@@ -106,9 +106,9 @@ class Layout:
 
     def matrix(self, weight: Tensor, fmt: str, bias: Tensor | None = None) -> np.ndarray:
         """A MATRIX record of weight [out, in] and bias [out]."""
-        return self._stacked([weight], fmt, bias, tuple(weight.shape))
+        return self._stack([weight], fmt, bias, tuple(weight.shape))
 
-    def _stacked(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
+    def _stack(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
         """A MATRIX record of weights [out, in], one below the other, `shape` in all. Each is rounded and packed before
         the next one is read."""
         kind, (outs, width) = named(fmt), shape
@@ -139,8 +139,8 @@ class Layout:
         padded = -(-outs // ALIGN) * ALIGN
         whole = self.room(padded // PANEL * (columns // kind.span) * kind.span_bytes)
         panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
-        alike = (part.divided(kind) for part in parts)
-        for at, part in _in_panels(alike, stacked):
+        alike = (part.divide(kind) for part in parts)
+        for at, part in _in_panels(alike, stack):
             panels_of_part = _panels(part, kind)
             panels[at // PANEL : at // PANEL + len(panels_of_part)] = panels_of_part
         return self._record(kind, whole, bias, padded, columns, columns)
@@ -162,13 +162,18 @@ class Layout:
         record["out_bytes"], record["row_bytes"] = whole.nbytes // outs, kind.row_bytes(columns)
         return record[()]
 
-    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> np.ndarray:
+    def join(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> np.ndarray:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
         shapes, parts = zip(*(_read(weights, f"{n}.weight") for n in names), strict=True)
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
-        return self._stacked(chain.from_iterable(parts), fmt, _joined_bias(weights, names), shape)
+        return self._stack(chain.from_iterable(parts), fmt, _join_bias(weights, names), shape)
 
-    def joined_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
+    def join_linear(self, weights: Weights, names: Seq[str], fmt: str, as_stored: bool) -> np.ndarray:
+        """Join them in their blocks if they are stored so and `as_stored` is true, else in the format `fmt`."""
+        blocks = self.join_blocks(weights, names) if as_stored else None
+        return self.join(weights, names, fmt) if blocks is None else blocks
+
+    def join_blocks(self, weights: Weights, names: Seq[str]) -> np.ndarray | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
         whole, kind = [f"{n}.weight" for n in names], format_stored(weights, names)
         if kind is None:
@@ -176,9 +181,9 @@ class Layout:
         parts = (weights.blocks(name, rows) for name in whole for rows in weights.slices(name))
         outs = sum(weights.shapes[name][0] for name in whole)
         columns = weights.shapes[whole[0]][1]
-        return self.blocks(parts, named(kind.name), _joined_bias(weights, names), outs, columns)  # type: ignore[arg-type]
+        return self.blocks(parts, named(kind.name), _join_bias(weights, names), outs, columns)  # type: ignore[arg-type]
 
-    def named(self, weights: Mapping[str, Tensor], name: str) -> int:
+    def find_vector(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
         return self.vector(weights[name]) if name in weights else 0
 
@@ -255,7 +260,7 @@ def _panels(weight: Blocks, kind: Format) -> np.ndarray:
     return np.concatenate([*(flat(panels(x.values, spans), spans) for x in tables), flat(groups, spans)], axis=2)
 
 
-def _joined_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | None:
+def _join_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | None:
     """The biases of linear layers, one after another; None if they have none."""
     each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
     return torch.cat(each) if each else None
@@ -270,7 +275,7 @@ class SharedTables:
     owner: Layout
 
 
-def panelled(matrix: np.ndarray, count: int) -> np.ndarray:
+def tie(matrix: np.ndarray, count: int) -> np.ndarray:
     """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
     record = np.zeros((), EMBEDDING)
     record["values"], record["format"], record["width"] = matrix["weights"], matrix["format"], matrix["width"]
@@ -294,8 +299,9 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     layer = config.described[number]
     record["heads"], record["kv_heads"], record["size"] = layer.heads, layer.kv_heads, layer.head_dim
     record["kv"], record["writes"] = number if layer.shared is None else layer.shared, layer.shared is None
-    record["window"], record["parallel"], record["gate"] = layer.window or 0, layer.parallel, layer.gate
-    record["scale"], record["cap"] = layer.score_scale, layer.cap
+    record["window"], record["parallel"] = layer.window or 0, layer.parallel
+    record["gate"] = {"": 0, "output": 1, "head": layer.head_dim}[layer.gate]
+    record["scale"], record["cap"], record["out_scale"] = layer.score_scale, layer.cap, layer.out_scale
     record["wide_norm"], record["late_norm"] = layer.qk_norm == "width", layer.late_norm
     record["key_is_value"] = layer.key_is_value
     record["value_norm"] = layout.vector(torch.ones(layer.head_dim)) if layer.value_norm else 0
@@ -324,10 +330,12 @@ def recurrent_layer(
     if part.per_head:
         record["rate"] = layout.vector(-weights[f"{at}.A_log"].double().exp().float())
         record["step_bias"] = layout.vector(weights[f"{at}.dt_bias"])
-    record["skip"] = layout.named(weights, f"{at}.D")
+        record["step_scale"] = 2 if part.doubled else 1
+    record["skip"] = layout.find_vector(weights, f"{at}.D")
     if part.normed:
         norm = weights[f"{at}.norm.weight"]
-        record["norm"], record["norm_width"], record["eps"] = layout.vector(norm), len(norm), config.norm_eps
+        record["norm"], record["norm_width"] = layout.vector(norm), len(norm)
+        record["eps"] = config.norm_eps if part.eps is None else part.eps
     before = [layer.recurrence for layer in config.described[:number] if layer.recurrence is not None]
     record["cells_before"] = sum(each.cells for each in before)
     record["kept_before"] = sum(each.kept for each in before)
@@ -340,6 +348,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
     record["width"], record["vocab"] = config.hidden_size, config.vocab_size
     record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
     record["gated"], record["eps"], record["limit"] = config.gated, config.norm_eps, config.limit
+    record["out_eps"] = config.out_eps or config.norm_eps
     record["embedding_scale"], record["residual_scale"] = config.embedding_scale, config.residual_scale
     record["logits_scale"], record["logits_cap"] = config.logits_scale, config.logits_cap
     if config.experts is not None:
@@ -349,22 +358,39 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
         record["experts_scale"] = config.experts.scale
 
 
-def decoder_weights(
-    config: DecoderConfig, weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype, layout: Layout
-) -> np.ndarray:
-    """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format."""
-    linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
-    kinds = {weights.stored_dtype(name) for name in (*linear, weights.head)}
+def choose_formats(weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype) -> tuple[str, str]:
+    """Choose the format of linear layers, and the one for those that stay floating-point numbers."""
+    linear = [n for n, shape in weights.shapes.items() if len(shape) == 2 and "embed" not in n]
+    linear += [weights.head] if weights.head in weights else []
+    kinds = {weights.find_dtype(name) for name in linear if weights.blocks(name, slice(0, 1)) is None}
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
-    fmt = quantised_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
+    fmt = choose_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
+    return fmt, floats
 
-    vector = partial(layout.named, weights)
+
+def decoder_weights(
+    config: DecoderConfig,
+    weights: Weights,
+    quantised: WeightFormat | None,
+    dtype: torch.dtype,
+    layout: Layout,
+    tables: SharedTables | None = None,
+) -> np.ndarray:
+    """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format.
+    tables: embedding and output head of a model that has none of its own."""
+    fmt, floats = choose_formats(weights, quantised, dtype)
+
+    vector = partial(layout.find_vector, weights)
     as_stored = quantised is None and dtype == torch.float32
     unbiased = layout.vector(torch.zeros(config.hidden_size)) if config.norm == "layer" else 0
 
-    def joined(names: Seq[str], chosen: str = fmt) -> np.ndarray:
-        blocks = layout.joined_blocks(weights, names) if as_stored else None
-        return layout.joined(weights, names, chosen) if blocks is None else blocks
+    def join(names: Seq[str], chosen: str = fmt) -> np.ndarray:
+        matrix = layout.join_linear(weights, names, chosen, as_stored)
+        factors = [config.factor(name) for name in names]
+        if any(factor != 1 for factor in factors):
+            each = np.repeat(factors, [weights.shapes[f"{name}.weight"][0] for name in names])
+            matrix["factors"] = layout.keep(np.pad(each, (0, int(matrix["outs"]) - len(each))).astype(np.float32))
+        return matrix
 
     def norm(record: np.ndarray, field_name: str, name: str) -> None:
         record[field_name] = vector(f"{name}.weight")
@@ -373,18 +399,31 @@ def decoder_weights(
 
     def mlp(name: str) -> tuple[np.ndarray, np.ndarray]:
         up = [f"{name}.{part}_proj" for part in (("gate", "up") if config.gated else ("up",))]
-        return joined(up), joined([f"{name}.down_proj"])
+        return join(up), join([f"{name}.down_proj"])
+
+    def pack_tables() -> SharedTables:
+        head = join([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
+        tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
+        if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):
+            return SharedTables(tie(head, config.vocab_size), head, layout)
+        blocks = layout.join_blocks(weights, ["embed_tokens"]) if as_stored else None
+        if blocks is not None:
+            return SharedTables(tie(blocks, config.vocab_size), head, layout)
+        return SharedTables(layout.embedding(weights, "embed_tokens.weight"), head, layout)
 
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[np.ndarray, np.ndarray]]()
     for i, described in enumerate(config.described):
-        give_back_freed()  # what the layer before left
+        give_back_freed()  # memory that the layer before has freed
         at, layer = f"layers.{i}", layers[i]
         describe_layer(layer, config, i, layout)
         norm(layer, "norm", f"{at}.input_layernorm")
         norm(layer, "mlp_norm", f"{at}.{'input' if described.one_norm else 'post_attention'}_layernorm")
         layer["out_norm"] = vector(f"{at}.attention_out_norm.weight")
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
-        layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
+        if described.qk_norm == "plain":
+            layer["q_norm"] = layer["k_norm"] = layout.vector(torch.ones(described.head_dim))
+        else:
+            layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
         if described.recurrence is not None:
             layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
@@ -392,55 +431,58 @@ def decoder_weights(
             small = -1 - len(described.recurrence.per_head)  # where the numbers of each head begin; then the gates
             products = [names for names in (each[:small], each[small:-1], each[-1:]) if names]
             if as_stored and len({format_stored(weights, names) for names in products}) > 1:
-                layer["qkv"], layer["per_head"], layer["gates"] = map(joined, products)
+                layer["qkv"], layer["per_head"], layer["gates"] = map(join, products)
             else:
-                layer["qkv"] = joined(each)
-            layer["o"] = joined([f"{at}.recurrent.out_proj"])
-        else:
+                layer["qkv"] = join(each)
+            layer["o"] = join([f"{at}.recurrent.out_proj"])
+        if described.attends:
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-            layer["qkv"] = joined([name for name in parts if f"{name}.weight" in weights])
-            layer["o"] = joined([f"{at}.self_attn.o_proj"])
+            first, last = ("beside", "beside_o") if described.beside else ("qkv", "o")
+            layer[first] = join([name for name in parts if f"{name}.weight" in weights])
+            layer[last] = join([f"{at}.self_attn.o_proj"])
         if described.scaled:
             layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
         if config.side_width:
-            layer["side_gate"], layer["side_out"] = (joined([f"{at}.side_{part}"]) for part in ("gate", "projection"))
+            layer["side_gate"], layer["side_out"] = (join([f"{at}.side_{part}"]) for part in ("gate", "projection"))
             layer["side_out_norm"] = vector(f"{at}.side_norm.weight")
         if described.intermediate_size:
             layer["up"], layer["down"] = mlp(f"{at}.mlp")
         if not described.sparse:
             continue
         assert config.experts is not None
-        layer["router"] = joined([f"{at}.mlp.gate"], floats)
+        layer["router"] = join([f"{at}.mlp.gate"], floats)
         layer["correction"] = vector(f"{at}.mlp.gate_correction.bias")
+        layer["router_norm"] = layer["experts_norm"] = layer["mlp_norm"]
+        if config.experts.apart:
+            for part in ("experts_norm", "experts_out_norm", "shared_out_norm", "expert_scales"):
+                layer[part] = vector(f"{at}.mlp.{part}.weight")
+            layer["router_norm"] = layout.vector(weights[f"{at}.mlp.router_norm.weight"] * config.hidden_size**-0.5)
         layer["experts"], layer["first_expert"] = config.experts.count, len(experts)
         experts += [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
         if config.experts.shared:
             layer["up"], layer["down"] = mlp(f"{at}.mlp.shared_expert")
         if config.experts.shared_gate:
-            layer["shared_gate"], layer["shared_router"] = 1, joined([f"{at}.mlp.shared_expert_gate"], floats)
+            layer["shared_gate"], layer["shared_router"] = 1, join([f"{at}.mlp.shared_expert_gate"], floats)
     model = np.zeros(1, MODEL)
     record = model[0]
     describe_model(record, config)
     norm(record, "norm", "norm")
-    record["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
-    tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
-    if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):
-        record["embed"] = panelled(record["head"], config.vocab_size)
-    else:
-        blocks = layout.joined_blocks(weights, ["embed_tokens"]) if as_stored else None
-        record["embed"] = (
-            layout.embedding(weights, "embed_tokens.weight") if blocks is None else panelled(blocks, config.vocab_size)
-        )
+    record["embed_norm"] = layout.vector(torch.ones(config.hidden_size)) if config.embed_norm else 0
+    tables = tables or pack_tables()
+    record["head"], record["embed"] = tables.head, tables.embedding
     if "embed_positions.weight" in weights:
         record["positions"] = layout.embedding(weights, "embed_positions.weight")
     if config.side_width:
         record["side_width"], record["side_norm"] = config.side_width, vector("side_norm.weight")
-        record["side_projection"] = joined(["side_projection"])
-        blocks = layout.joined_blocks(weights, ["side_embed_tokens"]) if as_stored else None
+        record["side_projection"] = join(["side_projection"])
+        blocks = layout.join_blocks(weights, ["side_embed_tokens"]) if as_stored else None
         record["side_embed"] = (
             layout.embedding(weights, "side_embed_tokens.weight") if blocks is None
-            else panelled(blocks, config.side_vocab)
+            else tie(blocks, config.side_vocab)
         )  # fmt: skip
+    for layer in (layer for layer in layers if layer["experts"]):  # one packed input serves all of them
+        pairs = experts[layer["first_expert"] :][: layer["experts"]]
+        assert len({tuple(m[key] for m in pair for key in ("format", "outs", "columns")) for pair in pairs}) == 1
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair

@@ -1,4 +1,4 @@
-"""What every call of a native kernel needs, for decoders and heads: a KV cache, packed rows and a workspace."""
+"""Prepares calls of native kernels, for decoders and heads: KV cache, packed rows and workspace."""
 
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
@@ -17,8 +17,9 @@ from slipstream.checkpoints.layers import LayerDescription
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.executor.executor import Batch, make_not_finite, make_unknown_ids
+from slipstream.host.machine import RESERVE, available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.kv.kv_memory import PagedCache
+from slipstream.kv.kv_memory import MOST_BLOCKS, PagedCache
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
@@ -35,7 +36,7 @@ class NativeBlocks:
         self.dtype = np.dtype(dtype)
         owners = [i for i, layer in enumerate(layers) if layer.has_kv]
         self._owner = [
-            None if layer.recurrence else owners.index(i if layer.shared is None else layer.shared)
+            owners.index(i if layer.shared is None else layer.shared) if layer.attends else None
             for i, layer in enumerate(layers)
         ]
         shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in owners]
@@ -176,10 +177,12 @@ class NativePaged(PagedCache[NativeBlocks]):
 
     def _reset_cache(self) -> None:
         config, kv_dtype, kv_blocks, ahead, lag = self._options
-        self._states = NativeStates(config.recurrences, lag) if config.recurrences else None
-        super().__init__(
-            NativeBlocks(config.described, kv_dtype), kernel_lock, kv_blocks, ahead=ahead, states=self._states
-        )
+        blocks, self._states = NativeBlocks(config.described, kv_dtype), None
+        if config.recurrences:
+            room = int((1 - RESERVE) * available_bytes(torch.device("cpu"))) - (kv_blocks or 0) * blocks.block_bytes
+            beside = (kv_blocks or MOST_BLOCKS) * blocks.block_bytes
+            self._states = NativeStates(config.recurrences, lag, room, beside)
+        super().__init__(blocks, kernel_lock, kv_blocks, ahead=ahead, states=self._states)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 
@@ -195,6 +198,12 @@ class NativePaged(PagedCache[NativeBlocks]):
             if tree is None:
                 at += [(b, past + i - start, positions[i], past + i - start + 1, past) for i in range(start, stop)]
                 continue
+            if self._states is not None:
+                raise TargetError(
+                    "a draft with siblings was given to a model with recurrent layers",
+                    why="each branch would need a copy of their states, and there is scratch memory for one",
+                    fix="use a drafter through LLM or Engine, which cut trees to chains",
+                )
             at += [(b, past + i - start, positions[i], end, past) for i in range(start, stop)]
             if hidden is None:
                 widest = max(splits[k + 1] - splits[k] for k, each in enumerate(batch.trees) if each is not None)
@@ -273,7 +282,7 @@ def make_picks(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pi
 
 
 def cut_steps(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None) -> DecodedSteps:
-    """What a call returns that picked tokens [K, B] so, and may have ended before K."""
+    """Make the result of a call that picked tokens [K, B] by `picks`, and may have ended before K."""
     if not len(picks.rates):
         return DecodedSteps(drawn, logits, probs)
     ran = int((picks.confidence[:, 0] >= 0).sum())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream.backends.native.kernels.records import STATE
-from slipstream.checkpoints.recurrence import Recurrence
+from slipstream.backends.native.kernels.records import SNAPSHOT, STATE
+from slipstream.checkpoints.recurrence import SNAPSHOTS, Recurrence
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
+from slipstream.templates.sizes import size
 
 FEW = 16
 """Rows of a text up to which a pass commits none of them: the next pass does, which knows what became of them. Of more
@@ -21,9 +22,6 @@ FIRST_RING = 32
 
 MOST_TAKEN = 8
 """Most snapshots of one prompt."""
-
-SNAPSHOTS = 64
-"""Most snapshots that are kept for later texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +59,17 @@ class NativeStates:
 
     layers  its recurrent layers; the convolutions of all have as many taps.
     lag     how many of the last tokens of a text are never committed: a draft model takes back what was rejected.
+    room    most bytes of all states and snapshots; None: no bound. Snapshots make way for states.
+    beside  bytes of the KV cache that snapshots lie beside: they take no more than it does; None: no bound.
     """
 
-    def __init__(self, layers: Seq[Recurrence], lag: int = 0):
+    def __init__(self, layers: Seq[Recurrence], lag: int = 0, room: int | None = None, beside: int | None = None):
+        self.layers = layers
         self.cells, self.kept = sum(layer.cells for layer in layers), [layer.kept for layer in layers]
-        self.taps, self.lag = layers[0].taps, lag
-        self.ring = FIRST_RING
+        self.taps, self.lag, self.room = layers[0].taps, lag, room
+        self.ring, self.most = FIRST_RING, SNAPSHOTS
+        if beside is not None:
+            self.most = max(1, min(SNAPSHOTS, beside // self.snapshot_bytes))
         self._held: dict[int, Held] = {}
         self._kept: dict[bytes, Snapshot] = {}  # used longest ago first
 
@@ -74,6 +77,16 @@ class NativeStates:
     def bytes_each(self) -> int:
         """Bytes of a sequence."""
         return 4 * (self.cells + self.ring * sum(self.kept))
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return 4 * (self.cells + (self.taps - 1) * sum(self.kept))
+
+    def missing(self, seq_ids: Iterable[int]) -> int:
+        """How many of these sequences would have no room for their states, beside all that have some."""
+        if self.room is None:
+            return 0
+        return max(0, len(self._held.keys() | set(seq_ids)) - self.room // self.bytes_each)
 
     def prepare(self, passes: Seq[tuple[int, int, int, int]], extra: int = 0) -> np.ndarray:
         """Reserve the states of sequences for a pass: (id, tokens before the pass, its rows, how many of them are the
@@ -90,10 +103,14 @@ class NativeStates:
             self._widen(past + count + extra - commit - settled + self.taps)
             plans.append((past, commit, settled, first, count))
             first += count
-        records = np.empty(len(passes), STATE)
+        records, self._taking = np.empty(len(passes), STATE), np.zeros((len(passes), 2), SNAPSHOT)
         for i, (held, (past, commit, settled, first, count)) in enumerate(zip(helds, plans, strict=True)):
             places = held.cells.ctypes.data, held.ring.ctypes.data, held.committed.ctypes.data
-            records[i] = (*places, past, commit, settled, first, count, *self._take(held, past, past + settled))
+            taken = self._take(held, past, past + settled)
+            for j, each in enumerate(taken):
+                self._taking[i, j] = each.length, each.cells.ctypes.data, each.tails.ctypes.data
+            snapshots = self._taking[i : i + 1].ctypes.data, len(taken)
+            records[i] = (*places, past, commit, settled, first, count, *snapshots)
             held.end = past + count + extra
         return records
 
@@ -107,6 +124,7 @@ class NativeStates:
                 why="its recurrent layers hold the states of other tokens",
                 fix="fork before the parent goes on",
             )
+        self._make_room(self.bytes_each, f"sequence {child_id}")
         child = Held(parent.cells.copy(), parent.ring.copy(), parent.committed.copy(), length, parent.origin)
         self._held[child_id] = child
 
@@ -129,7 +147,7 @@ class NativeStates:
         taken = self._held[seq_id].taken if seq_id in self._held else {}
         for length in [length for length in taken if length <= len(keys) * BLOCK]:
             self._kept[keys[length // BLOCK - 1]] = taken.pop(length)
-        for key in list(self._kept)[: max(0, len(self._kept) - SNAPSHOTS)]:
+        for key in list(self._kept)[: max(0, len(self._kept) - self.most)]:
             del self._kept[key]
 
     def drop(self, key: bytes) -> None:
@@ -138,27 +156,51 @@ class NativeStates:
     @property
     def nbytes(self) -> int:
         """Bytes of the states and snapshots."""
-        snapshots = [*self._kept.values(), *(taken for held in self._held.values() for taken in held.taken.values())]
-        return self.bytes_each * len(self._held) + sum(each.cells.nbytes + each.tails.nbytes for each in snapshots)
+        alive = {id(snapshot) for snapshot in self._kept.values()}
+        for held in self._held.values():
+            alive |= {id(snapshot) for snapshot in (*held.taken.values(), held.origin) if snapshot is not None}
+        return self.bytes_each * len(self._held) + self.snapshot_bytes * len(alive)
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Drop snapshots, those used longest ago first, until so many further bytes fit. Returns whether they do."""
+        while self.room is not None and self.nbytes + nbytes > self.room:
+            if not self._kept:
+                return False
+            del self._kept[next(iter(self._kept))]
+        return True
+
+    def _make_room(self, nbytes: int, whom: str) -> None:
+        """Make room for states. Raises TargetError if they do not fit."""
+        for held in self._held.values() if not self._has_room(nbytes) else ():
+            held.taken.clear()
+        if not self._has_room(nbytes):
+            raise TargetError(
+                f"no memory for the states of {whom}: {size(self.bytes_each)} each, of {size(max(0, self.room or 0))}",
+                why=f"the recurrent layers of {len(self._held)} other sequences hold {size(self.nbytes)}",
+                fix="run fewer sequences at once: choose a smaller max_batch, or a smaller kv_tokens",
+            )
 
     def _begin(self, seq_id: int) -> Held:
+        self._held.pop(seq_id, None)
+        self._make_room(self.bytes_each, f"sequence {seq_id}")
         cells, ring = np.zeros(self.cells, np.float32), np.zeros(self.ring * sum(self.kept), np.float32)
         self._held[seq_id] = Held(cells, ring, np.zeros(1, np.int64))
         return self._held[seq_id]
 
-    def _take(self, held: Held, past: int, end: int) -> tuple[int, int, int]:
-        """Prepare a snapshot in a pass that commits tokens past..end-1: where an earlier text parts, or after the last
-        block. Returns where its cells and tails go, and how many tokens it is of."""
-        at = held.parted if past < held.parted <= end else end // BLOCK * BLOCK
-        if not past < at <= end:
-            return 0, 0, -1
-        tails = np.zeros((self.taps - 1) * sum(self.kept), np.float32)
-        held.taken[at] = taken = Snapshot(at, np.empty_like(held.cells), tails)
+    def _take(self, held: Held, past: int, end: int) -> list[Snapshot]:
+        """Prepare the snapshots of a pass that commits tokens past..end-1: where an earlier text parts, and after the
+        last block before its last token, which a text with the same tokens reads again."""
+        new: list[Snapshot] = []
+        for at in sorted({held.parted, (end - 1) // BLOCK * BLOCK}):
+            if past < at <= end and self._has_room(self.snapshot_bytes):
+                tails = np.zeros((self.taps - 1) * sum(self.kept), np.float32)
+                held.taken[at] = Snapshot(at, np.empty_like(held.cells), tails)
+                new.append(held.taken[at])
         if len(held.taken) > MOST_TAKEN:  # every second one goes
             for length in sorted(held.taken)[::2]:
-                if length not in (at, held.parted):
+                if held.taken[length] not in new and length != held.parted:
                     del held.taken[length]
-        return taken.cells.ctypes.data, tails.ctypes.data, at
+        return new
 
     def _go_back(self, seq_id: int, held: Held, past: int) -> None:
         """Return to the beginning of a sequence: a pass over its prompt is run again."""
@@ -192,7 +234,9 @@ class NativeStates:
         """Make the rings of all sequences long enough for the inputs of `tokens` tokens."""
         if tokens <= self.ring:
             return
-        old, self.ring = self.ring, 1 << (tokens - 1).bit_length()
+        old, wider = self.ring, 1 << (tokens - 1).bit_length()
+        self._make_room(4 * (wider - old) * sum(self.kept) * len(self._held), f"drafts of {tokens} tokens")
+        self.ring = wider
         for held in self._held.values():
             wide = np.zeros(self.ring * sum(self.kept), np.float32)
             last = np.arange(max(0, held.end - old), held.end)

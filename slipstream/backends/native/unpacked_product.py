@@ -34,7 +34,7 @@ def _team() -> Callable[..., Any] | None:
 
 @functools.cache
 def available() -> bool:
-    """Whether `product` can run here."""
+    """Return whether `product` can run here."""
     return importlib.util.find_spec("numba") is not None and _team() is not None
 
 
@@ -53,8 +53,8 @@ def _kernel() -> tuple[int, Callable[[int], None], Any, int]:
 
 
 def product(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [.., in] of so many rows, times weight [out, in], plus bias [out]: [rows, out]. All are in float32 or all in
-    bfloat16, contiguous and on the CPU. Products are added up in float32, and rounded once."""
+    """Multiply the rows of x [.., in] by weight [out, in], and add bias [out]: [rows, out]. All are in float32 or all
+    in bfloat16, contiguous and on the CPU. Products are added up in float32, and rounded once."""
     half = weight.dtype is torch.bfloat16
     if half:
         x, bias = x.float(), None if bias is None else bias.float()

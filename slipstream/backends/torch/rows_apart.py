@@ -19,9 +19,10 @@ class Attend(Protocol):
         ...
 
 
-def spoilt(hidden: Tensor | None, sequences: int) -> bool:
-    """Whether a row of the residual stream [M, d] is not finite, and could have spoilt another one. What is not finite
-    spreads over its row, so one column is enough. Not asked on CUDA: a second synchronisation per step."""
+def may_spoil(hidden: Tensor | None, sequences: int) -> bool:
+    """Return whether a row of the residual stream [M, d] is not finite and may have spoilt another row. A value that is
+    not finite spreads over its row, so one column is enough. CUDA is not checked: that would be a second
+    synchronisation per step."""
     if hidden is None or len(hidden) == sequences or hidden.device.type != "cpu":
         return False
     return not bool(hidden[:, 0].isfinite().all())

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.backends.torch.rows_apart import FOLD_ROWS, rows_apart, spoilt
+from slipstream.backends.torch.rows_apart import FOLD_ROWS, may_spoil, rows_apart
 from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPaged
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
@@ -66,7 +66,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             nbytes += value.nbytes
             return value
 
-        def packed(*names: str) -> Linear:
+        def pack(*names: str) -> Linear:
             """Join linear layers with the same input into one."""
             nonlocal nbytes
             rows = [weights[f"{n}.weight"] for n in names]
@@ -81,7 +81,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
 
         def mlp(name: str) -> _MLP:
             parts = ("gate", "up") if config.gated else ("up",)
-            return _MLP(config, packed(*(f"{name}.{p}_proj" for p in parts)), packed(f"{name}.down_proj"))
+            return _MLP(config, pack(*(f"{name}.{p}_proj" for p in parts)), pack(f"{name}.down_proj"))
 
         embedding, self._embed_positions = tensor("embed_tokens.weight"), tensor("embed_positions.weight")
         assert embedding is not None
@@ -93,22 +93,22 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             if config.sparse(i):
                 assert config.experts is not None
                 experts = [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
-                block = _Mixture(config, packed(f"{at}.mlp.gate"), experts)
+                block = _Mixture(config, pack(f"{at}.mlp.gate"), experts)
             else:
                 block = mlp(f"{at}.mlp")
             self.layers.append(
                 _Layer(
                     input_norm=norm(f"{at}.input_layernorm"),
-                    qkv=packed(*(f"{at}.self_attn.{p}_proj" for p in "qkv")),
+                    qkv=pack(*(f"{at}.self_attn.{p}_proj" for p in "qkv")),
                     q_norm=tensor(f"{at}.self_attn.q_norm.weight"),
                     k_norm=tensor(f"{at}.self_attn.k_norm.weight"),
-                    o=packed(f"{at}.self_attn.o_proj"),
+                    o=pack(f"{at}.self_attn.o_proj"),
                     post_norm=norm(f"{at}.post_attention_layernorm"),
                     mlp=block,
                 )
             )
         self.final_norm = norm("norm")
-        self.head = packed(weights.head.removesuffix(".weight"))
+        self.head = pack(weights.head.removesuffix(".weight"))
         self.frequencies: Tensor | None = None
         self.rope_factor = 1.0
         if config.position == "rope":
@@ -123,7 +123,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     ) -> Output:
         with self._calls:
             out = self._forward(batch, taps, layers, hidden)
-            if spoilt(out.hidden, len(batch.seq_ids)):
+            if may_spoil(out.hidden, len(batch.seq_ids)):
                 out = self._forward(batch, taps, layers, hidden, apart=True)
             return out
 
@@ -333,7 +333,7 @@ class Linear:
     """The fastest layer y = x W^T + b for `weight` [out, in] and `bias` [out] on `device`, packed once at load. The
     caller frees the unpacked weights.
 
-    Decoding is memory-bound: its time is that of reading W. A good kernel reads W once for M = 1 and for M = 8, which
+    Decoding is memory-bound: it takes as long as reading W. A good kernel reads W once for M = 1 and for M = 8, which
     makes verifying a draft cheap. On a CPU `F.linear` does not: 8 rows cost 6 times 1 row for a 2048x2048 layer on one
     AVX-512 core (1.20 and 0.21 ms). oneDNN with weights reordered for a few rows does (0.33 and 0.18 ms). Without this
     operator, `F.linear` runs instead.

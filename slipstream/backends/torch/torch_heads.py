@@ -135,8 +135,8 @@ class Slots:
 
     def read(self, layer: int, ends: Seq[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of the slots up to the furthest of `ends`, [B, Hk, slots, D] each. A view for a single
-        sequence in consecutive blocks, else a copy. From ends[b] on, those of sequence b are zeros: they were written
-        for other tokens or other sequences, and a NaN there would pass the mask, because 0 * NaN is NaN."""
+        sequence in consecutive blocks, else a copy. Sequence b has zeros from ends[b] on: the slots there belong to
+        other tokens or other sequences, and a NaN would pass the mask, because 0 * NaN is NaN."""
         slots = max(ends)
         if self._first is not None:
             stored = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
@@ -183,7 +183,7 @@ class PackedAttention:
         self._slots.blocks.write(layer, self._written, k, v)
         keys, values = self._slots.read(layer, self._ends)
         padded = (q if self._pad is None else q[self._pad]).view(*self._shape, *q.shape[1:])  # [B, n, H, D]
-        out = _attended(padded, keys, values, self._mask)
+        out = _attend(padded, keys, values, self._mask)
         out = out.reshape(-1, *q.shape[1:])  # [B n, H, D]
         return out if self._pad is None else out[self._place]
 
@@ -210,10 +210,10 @@ class _Single:
         if self._ragged:
             seen = torch.arange(max(self._ends), device=q.device) <= self._slot[:, None]  # [B, S]
             mask = seen[:, None, None]  # [B, 1, 1, S]
-        return _attended(q[:, None], keys, values, mask)[:, 0]
+        return _attend(q[:, None], keys, values, mask)[:, 0]
 
 
-def _attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """q [B, n, H, D], keys and values [B, Hk, S, D], mask bool [B, 1, n, S] -> [B, n, H, D]. The query heads of a
     group become rows, so that the keys are read once for all of them."""
     batch, rows, heads, dim = q.shape

@@ -27,12 +27,12 @@ class Family:
     fused       the canonical parts, one after another, of a tensor that holds several.
     grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
                 or "groups" (of recurrent heads).
+    otherwise   canonical parts that some layers lack -> the parts that their tensors are there.
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
     transposed  weights of all experts are stored [E, in, out], gate and up in turn.
-    further     whether its checkpoints may bring layers that predict further tokens (see `heads.mtp_names`): left out.
-    within      `model_type` of multimodal models whose `text_config` it is. What sees pictures is left out.
-    gguf        `general.architecture` of its GGUF files; "": our own decoder reads none.
+    further     whether its checkpoints may bring MTP layers, which predict further tokens: no part of the decoder.
+    gguf        `general.architecture` of its GGUF files, or several; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
     gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files, where llama.cpp's usual ones are others.
     gguf_pairs  as `pairs`, in GGUF files.
@@ -43,11 +43,11 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Seq[str]] = field(default_factory=dict)
     grouped: Mapping[str, str] = field(default_factory=dict)
+    otherwise: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
     plus_one: bool = False
     transposed: bool = False
     further: bool = False
-    within: str = ""
     gguf: str = ""
     keys: Callable[[GgufHeader], JsonMapping] | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def common(
     config: ReadKeys, *, context: int, eps: float = 1e-6, tied: bool = False, size: int | None = None,
     act: tuple[str, str] = ("hidden_act", "silu"), norm_eps: str = "rms_norm_eps",
 ) -> Fields:  # fmt: skip
-    """What nearly all families say alike, as fields of DecoderConfig. The arguments are the family's defaults.
+    """Read the keys that nearly all families share, as fields of DecoderConfig. The arguments are a family's defaults.
 
     size  of a head; None: hidden_size / heads. act, norm_eps: the keys of the activation, with its default, and of the
           norms' epsilon.
@@ -91,7 +91,7 @@ def common(
     }  # fmt: skip
 
 
-def described(given: JsonMapping, **parts: Any) -> Fields:
+def describe(given: JsonMapping, **parts: Any) -> Fields:
     """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts

@@ -14,15 +14,16 @@ from slipstream.checkpoints.config_values import (
     count_of,
     flag,
     layer_kinds,
+    make_refusal,
     object_of,
     positive,
     refuse,
     rope_parameters,
     ropes_by_kind,
-    unsupported,
 )
-from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
+from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, describe
 from slipstream.checkpoints.gguf_header import GgufHeader
+from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonObject
 from slipstream.errors import ConfigError
 
@@ -39,13 +40,13 @@ def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> JsonO
 
 def _gemma(config: ReadKeys) -> Fields:
     act = GELU if config.get("hidden_activation") else ("hidden_act", "gelu_pytorch_tanh")
-    return described(_shape(config, 8192, act) | {"rope_parameters": rope_parameters(config)})
+    return describe(_shape(config, 8192, act) | {"rope_parameters": rope_parameters(config)})
 
 
 def _gemma2(config: ReadKeys) -> Fields:
     given = _shape(config, 8192) | {"logits_cap": cap_of(config, "final_logit_softcapping", 30.0)}
     slides, window = layer_kinds(config, given["layers"], 2), count_of(config, "sliding_window", 4096)
-    return described(
+    return describe(
         given | {"rope_parameters": rope_parameters(config)},
         window=[window if each else None for each in slides],
         scale=positive(config, "query_pre_attn_scalar", 256) ** -0.5,
@@ -59,7 +60,7 @@ def _gemma3(config: ReadKeys) -> Fields:
     pattern, window = count_of(config, "sliding_window_pattern", 6), count_of(config, "sliding_window", 4096)
     slides = layer_kinds(config, given["layers"], pattern)
     ropes = ropes_by_kind(config, config.get("rope_local_base_freq", 1e4), config.get("rope_theta", 1e6))
-    return described(
+    return describe(
         given | {"ropes": ropes, "rope_parameters": ropes[1]},
         window=[window if each else None for each in slides],
         rotary=[0 if each else 1 for each in slides],
@@ -72,11 +73,10 @@ def _gemma3(config: ReadKeys) -> Fields:
 
 def _gemma4(config: ReadKeys) -> Fields:
     """Gemma 4: layers without a window have heads of another size, and the last layers read the keys and values of
-    earlier ones. Those of 26B-A4B have experts beside the MLP."""
-    refuse(config, "enable_moe_block", False)
+    earlier ones. Those of 26B-A4B have experts beside the MLP, which is described as their shared expert."""
     both = config.get("use_bidirectional_attention")
     if both not in (None, "vision"):
-        raise unsupported(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
+        raise make_refusal(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
     given = common(config, context=131072, tied=True, size=256, act=GELU)
     biased, layers = flag(config, "attention_bias", False), given["layers"]
     given |= {"qkv_bias": biased, "o_bias": biased, "embedding_scale": math.sqrt(given["hidden_size"])}
@@ -85,7 +85,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     vocab = count_of(config, "vocab_size_per_layer_input", 262144)
     given["side_vocab"] = vocab if given["side_width"] else 0
     slides, window = layer_kinds(config, layers, 6), count_of(config, "sliding_window", 512)
-    slides[-1] = False  # as in transformers, whatever is said
+    slides[-1] = False  # as in transformers, even if the file says otherwise
     equal, own = flag(config, "attention_k_eq_v", False), _own_shapes(config, slides, given)
     first = layers - count_of(config, "num_kv_shared_layers", 0, least=0)
     last = {kind: max((i for i in range(first) if slides[i] == kind), default=-1) for kind in set(slides)}
@@ -98,7 +98,17 @@ def _gemma4(config: ReadKeys) -> Fields:
     for rope, kind in zip(ropes, (True, False), strict=True):
         rope["head_dim"] = next((size for size, each in zip(own["head_dim"], slides, strict=True) if each == kind), 2)
     doubled = flag(config, "use_double_wide_mlp", False)
-    return described(
+    inner = [given["intermediate_size"] * (2 if doubled and i >= first else 1) for i in range(layers)]
+    sparse = flag(config, "enable_moe_block", False)
+    if sparse:
+        if inner != inner[:1] * layers:
+            raise make_refusal("use_double_wide_mlp is true beside experts", "their shared experts have one width")
+        given["experts"] = Experts(
+            count_of(config, "num_experts"), count_of(config, "top_k_experts"),
+            count_of(config, "moe_intermediate_size"), True, (True,) * layers, shared=inner[0], apart=True,
+        )  # fmt: skip
+        inner = [0] * layers
+    return describe(
         given | {"ropes": ropes, "rope_parameters": ropes[1]},
         **own,
         window=[window if each else None for each in slides],
@@ -108,10 +118,18 @@ def _gemma4(config: ReadKeys) -> Fields:
         value_norm=True,
         key_is_value=[equal and not each for each in slides],
         shared=[None if i < first else last[slides[i]] for i in range(layers)],
-        intermediate_size=[given["intermediate_size"] * (2 if doubled and i >= first else 1) for i in range(layers)],
+        intermediate_size=inner,
+        sparse=sparse,
         norm_after=True,
         scaled=True,
     )
+
+
+def _gemma4_unified(config: ReadKeys) -> Fields:
+    """Gemma 4 12B: the same, with other defaults, and without an embedding for each layer."""
+    usual = {"max_position_embeddings": 262144, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+    config.update({**usual, **config})
+    return _gemma4(config)
 
 
 def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str, list[int]]:
@@ -124,7 +142,7 @@ def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str
     if overrides:
         every = [object_of(overrides, str(i)) for i in range(len(slides))]
     if odd := {key for each in every for key in each} - {"head_dim", "num_key_value_heads"}:
-        raise unsupported(f"per_layer_config has {', '.join(sorted(odd))}", "layers differ in their heads only")
+        raise make_refusal(f"per_layer_config has {', '.join(sorted(odd))}", "layers differ in their heads only")
     return {
         "head_dim": [count_of(each, "head_dim", given["head_dim"]) for each in every],
         "kv_heads": [count_of(each, "num_key_value_heads", given["kv_heads"]) for each in every],
@@ -157,7 +175,10 @@ def _gemma3_keys(header: GgufHeader) -> JsonObject:
 
 _GEMMA4 = SANDWICH | {
     "layer_scalar": "layer_scalar.weight", "per_layer_input_gate": "side_gate",
-    "per_layer_projection": "side_projection", "post_per_layer_input_norm": "side_norm",
+    "per_layer_projection": "side_projection", "post_per_layer_input_norm": "side_norm", "mlp": "mlp.shared_expert",
+    "router.proj": "mlp.gate", "router.scale": "mlp.router_norm.weight", "experts": "mlp.experts",
+    "router.per_expert_scale": "mlp.expert_scales.weight", "pre_feedforward_layernorm_2": "mlp.experts_norm",
+    "post_feedforward_layernorm_1": "mlp.shared_out_norm", "post_feedforward_layernorm_2": "mlp.experts_out_norm",
 }  # fmt: skip
 
 FAMILIES = {
@@ -167,4 +188,5 @@ FAMILIES = {
     "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one=True, gguf="gemma2", keys=_gemma2_keys),
     "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one=True, gguf="gemma3", keys=_gemma3_keys),
     "gemma4_text": Family(read=_gemma4, names=_GEMMA4, reads=["per_layer_config"]),
+    "gemma4_unified_text": Family(read=_gemma4_unified, names=_GEMMA4, reads=["per_layer_config"]),
 }

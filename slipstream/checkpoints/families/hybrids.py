@@ -1,63 +1,109 @@
-"""Families with recurrent layers: LFM2 (short convolutions), Qwen3-Next and Qwen3.5 (Gated DeltaNet), Granite 4 H
-(Mamba-2)."""
+"""Families with recurrent layers: LFM2 and LFM3 (short convolutions), Qwen3-Next, Qwen3.5 and OLMo Hybrid (Gated
+DeltaNet). Those with Mamba-2 are in `mamba2`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     FULL,
+    SLIDING,
     count_of,
     flag,
+    object_of,
     partial_rope,
     positive,
     refuse,
     rope_parameters,
-    unsupported,
+    ropes_by_kind,
 )
-from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
-from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.extras import biases
+from slipstream.checkpoints.families.family import Family, Fields, common, describe
 from slipstream.checkpoints.families.llama import sparse_layers
-from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, mixed
+from slipstream.checkpoints.families.mixtures import describe_mixture
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
-from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
+from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, Recurrence
 from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError
 
 LINEAR = "linear_attention"
 
 
-def _mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
-    """What mixes the tokens of each layer, as `layer_types` says: `part`, or attention (None)."""
+def mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
+    """Return the mixer of each layer by `layer_types`: `part`, or attention (None)."""
     layers, types = len(default), config.get("layer_types", config.get("layers_block_type"))
     types = default if types is None else types
-    attention, recurrent = (FULL, "attention"), ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")
+    recurrent = ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")
+    attention = (FULL, SLIDING) if config["model_type"] == "lfm3" else (FULL, "attention")
     known = (*attention, *recurrent)
     if not isinstance(types, (list, tuple)) or len(types) != layers or any(each not in known for each in types):
-        what = f"layer_types must name {recurrent[0]} or {FULL} for each of {layers} layers, got {types!r:.200}"
+        what = f"layer_types must name {', '.join(known)} for each of {layers} layers, got {types!r:.200}"
         raise ConfigError(what, fix="correct config.json")
     return [part if each in recurrent else None for each in types]
 
 
-def _lfm2(config: ReadKeys) -> Fields:
-    given = common(config, context=128_000, eps=1e-5, norm_eps="norm_eps", tied=True, act=("hidden_act", "silu"))
+def _lfm(config: ReadKeys, taps: int = 3, **more: Any) -> tuple[Fields, Recurrence]:
+    tied = flag(config, "tie_embedding", True)
+    given = common(config, context=128_000, eps=1e-5, norm_eps="norm_eps", tied=tied, **more)
     part = Recurrence(
-        kind=CONVOLUTION, taps=count_of(config, "conv_L_cache", 3), value=given["hidden_size"],
+        kind=CONVOLUTION, taps=count_of(config, "conv_L_cache", taps), value=given["hidden_size"],
         conv_bias=flag(config, "conv_bias", False), bias=flag(config, "conv_bias", False),
     )  # fmt: skip
+    return given, part
+
+
+def _lfm2(config: ReadKeys) -> Fields:
+    given, part = _lfm(config)
     attending = config.get("full_attn_idxs")
     attending = range(given["layers"]) if attending is None else attending
     default = [FULL if i in attending else "conv" for i in range(given["layers"])]
-    inner = given["intermediate_size"]
+    inner, unit = given["intermediate_size"], count_of(config, "block_multiple_of", 256)
+    factor = positive(config, "block_ffn_dim_multiplier", 1.0)
     if flag(config, "block_auto_adjust_ff_dim", True):
-        inner = int(positive(config, "block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
-        unit = count_of(config, "block_multiple_of", 256)
-        inner = -(-inner // unit) * unit
+        inner = -(-int(factor * int(2 * inner / 3)) // unit) * unit
     given |= {"rope_parameters": rope_parameters(config, 1e6), "intermediate_size": inner}
-    return described(given, recurrence=_mixers(config, part, default), qk_norm="head")
+    return describe(given, recurrence=mixers(config, part, default), qk_norm="head")
+
+
+def _lfm2_moe(config: ReadKeys) -> Fields:
+    refuse(config, "expert_gating_func", 2)  # of GGUF files: the sigmoid
+    given, part = _lfm(config)
+    given["rope_parameters"] = rope_parameters(config, 1e6)
+    layers, dense = given["layers"], count_of(config, "num_dense_layers", 2, least=0)
+    experts = Experts(
+        count_of(config, "num_experts", 32), count_of(config, "num_experts_per_tok", 4),
+        count_of(config, "moe_intermediate_size", 1792), flag(config, "norm_topk_prob", True),
+        tuple(i >= dense for i in range(layers)), sigmoid=True, corrected=flag(config, "use_expert_bias", True),
+        scale=positive(config, "routed_scaling_factor", 1.0),
+    )  # fmt: skip
+    return describe_mixture(given, experts, recurrence=mixers(config, part, [FULL] * layers), qk_norm="head")
+
+
+def _lfm3(config: ReadKeys) -> Fields:
+    """LFM3: windows in some layers, a gate for each head, norms of outputs, too."""
+    given, part = _lfm(config, 7, size=128)
+    given["qkv_bias"] = given["o_bias"] = flag(config, "attention_bias", False)
+    layers, window = given["layers"], config.get("sliding_window") and count_of(config, "sliding_window")
+    usual = ["conv" if i % 2 or i == 0 else SLIDING if i % 4 == 0 else FULL for i in range(layers)]
+    types = config.get("layer_types") or usual
+    recurrence = mixers(config, part, usual)
+    if not config.get("rope_parameters"):
+        full = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6}
+        config["rope_parameters"] = {SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: full}
+    ropes = ropes_by_kind(config, 1e4, 1e6)
+    for rope in ropes:
+        rope["head_dim"] = given["head_dim"]
+    return describe(
+        given | {"ropes": ropes, "rope_parameters": ropes[1]}, recurrence=recurrence, qk_norm="head",
+        window=[window if each == SLIDING else None for each in types],
+        rotary=[0 if each == SLIDING else 1 for each in types],
+        gate="head" if flag(config, "use_attention_gate", True) else "",
+        norm_after=flag(config, "use_sandwich_norm", True),
+    )  # fmt: skip
 
 
 def _delta(config: ReadKeys) -> Recurrence:
@@ -78,55 +124,46 @@ def _qwen(config: ReadKeys) -> Fields:
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
     for key in ("mrope_section", "mrope_interleaved"):
         given["rope_parameters"].get(key)  # of pictures: the positions of a text are the same in all sections
-    mixers = _mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
+    parts = mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
-        return described(given, recurrence=mixers, qk_norm="head", gate=True)
+        return describe(given, recurrence=parts, qk_norm="head", gate="output")
     experts = Experts(
         count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
         count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
         sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
         shared_gate=True,
     )  # fmt: skip
-    return mixed(given, experts, recurrence=mixers, qk_norm="head", gate=True)
+    return describe_mixture(given, experts, recurrence=parts, qk_norm="head", gate="output")
 
 
-def _granite_hybrid(config: ReadKeys) -> Fields:
-    """Granite 4, whose layers are Mamba-2 or attention, with or without experts beside a shared MLP."""
-    given = common(config, context=2048) | biases(config) | multipliers(config)
-    heads = count_of(config, "mamba_n_heads", 128)
-    width = count_of(config, "mamba_expand", 2) * given["hidden_size"]
-    if config.get("mamba_d_head") == "auto":
-        config["mamba_d_head"] = width // heads
-    config.get("mamba_chunk_size")  # how prompts are cut, which changes rounding only
-    limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
-    if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
-        why = "transformers applies it to prompts, and not to the tokens that follow"
-        raise unsupported(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
-    groups = count_of(config, "mamba_n_groups", 1)
+def _olmo_hybrid(config: ReadKeys) -> Fields:
+    """OLMo Hybrid: layers of Gated DeltaNet have norms of inputs, layers of attention norms of outputs."""
+    given = common(config, context=65536) | biases(config)
+    heads, layers = given["heads"], given["layers"]
+    for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
+        config.get(f"linear_{name}")  # how training begins
+    rope = rope_parameters(config)
+    rotates = bool(object_of(config, "rope_parameters").get("rope_theta") or config.get("rope_theta"))
+    key = count_of(config, "linear_key_head_dim", 3 * given["hidden_size"] // (4 * heads))
+    value = count_of(config, "linear_value_head_dim", 2 * key)
     part = Recurrence(
-        kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
-        key=count_of(config, "mamba_d_state", 256), value=count_of(config, "mamba_d_head", width // heads),
-        conv_bias=flag(config, "mamba_conv_bias", True), bias=flag(config, "mamba_proj_bias", False),
-        normed=width // groups, gate_first=True,
+        kind=DELTA, taps=count_of(config, "linear_conv_kernel_dim", 4), value=value, normed=value, key=key,
+        heads=count_of(config, "linear_num_value_heads", heads), eps=1e-5,
+        groups=count_of(config, "linear_num_key_heads", heads), doubled=flag(config, "linear_allow_neg_eigval", True),
     )  # fmt: skip
-    given["rope_parameters"] = rope_parameters(config)
-    shared, count = count_of(config, "shared_intermediate_size", 1024), count_of(config, "num_local_experts", 8, 0)
-    mixers = _mixers(config, part, [LINEAR] * given["layers"])
-    rotary = 0 if config.get("position_embedding_type") == "rope" else None
-    scale = positive(config, "attention_multiplier", 1.0)
-    if not count:
-        return described(given | {"intermediate_size": shared}, recurrence=mixers, scale=scale, rotary=rotary)
-    experts = Experts(
-        count, count_of(config, "num_experts_per_tok", 2), given["intermediate_size"], True,
-        (True,) * given["layers"], shared=shared,
+    usual = [LINEAR if i % 4 != 3 else FULL for i in range(layers)]
+    parts = mixers(config, part, usual if FULL in usual else [*usual[:-1], FULL])
+    recurs = [each is not None for each in parts]
+    return describe(
+        given | {"rope_parameters": rope}, recurrence=parts, norm_before=recurs, qk_norm="width",
+        norm_after=[not each for each in recurs], rotary=0 if rotates else None,
     )  # fmt: skip
-    return mixed(given, experts, recurrence=mixers, scale=scale, rotary=rotary)
 
 
 # --- GGUF files ------------------------------------------------------------------------------------------------------
 
 
-def _layer_types(header: GgufHeader, recurrent: str) -> list[str]:
+def layer_types(header: GgufHeader, recurrent: str) -> list[str]:
     """`layer_types` of config.json: layers without heads of keys and values are recurrent."""
     given = header.setting("attention.head_count_kv")
     given = given if isinstance(given, list) else [given] * header.size("block_count")
@@ -136,7 +173,14 @@ def _layer_types(header: GgufHeader, recurrent: str) -> list[str]:
 def _lfm2_keys(header: GgufHeader) -> JsonMapping:
     return {
         "conv_L_cache": header.size("shortconv.l_cache"), "block_auto_adjust_ff_dim": False,
-        "layer_types": _layer_types(header, "conv"),
+        "layer_types": layer_types(header, "conv"),
+    }  # fmt: skip
+
+
+def _lfm2_moe_keys(header: GgufHeader) -> JsonMapping:
+    return {
+        **_lfm2_keys(header), "num_dense_layers": header.size("leading_dense_block_count"),
+        "expert_gating_func": header.setting("expert_gating_func"),
     }  # fmt: skip
 
 
@@ -156,25 +200,11 @@ def _qwen_keys(header: GgufHeader) -> JsonMapping:
     }  # fmt: skip
 
 
-def _granite_hybrid_keys(header: GgufHeader) -> JsonMapping:
-    heads, inner = header.size("ssm.time_step_rank"), header.size("ssm.inner_size")
-    shared = header.size("expert_shared_feed_forward_length") if header.size("expert_count") else 0
-    return {
-        **granite_keys(header), "layer_types": _layer_types(header, "mamba"),
-        "num_local_experts": header.size("expert_count"),
-        "shared_intermediate_size": shared or header.size("feed_forward_length"),
-        "mamba_n_heads": heads, "mamba_d_head": inner // max(heads, 1), "mamba_d_conv": header.size("ssm.conv_kernel"),
-        "mamba_expand": inner // header.size("embedding_length"), "mamba_n_groups": header.size("ssm.group_count"),
-        "mamba_d_state": header.size("ssm.state_size"),
-        "position_embedding_type": "rope" if header.setting("rope.scaling.finetuned", True) else "nope",
-    }  # fmt: skip
-
-
-_SSM = {
+SSM = {
     "recurrent.A_log": "ssm_a", "recurrent.dt_bias": "ssm_dt.bias", "recurrent.conv": "ssm_conv1d",
     "recurrent.norm": "ssm_norm", "recurrent.out_proj": "ssm_out",
 }  # fmt: skip
-_QWEN_GGUF = _SSM | {
+_QWEN_GGUF = SSM | {
     "recurrent.in_proj_qkv": "attn_qkv", "recurrent.gates": "attn_gate", "recurrent.betas": "ssm_beta",
     "recurrent.steps": "ssm_alpha", "self_attn.q_proj": "attn_q", "post_attention_layernorm": "post_attention_norm",
 }  # fmt: skip
@@ -199,39 +229,46 @@ _QWEN = Family(
     keys=lambda header: {**_qwen_keys(header), "value_heads_tiled": True},
 )  # fmt: skip
 
+_LFM2 = Family(
+    read=_lfm2,
+    gguf="lfm2",
+    names={
+        "conv.in_proj": "recurrent.in_proj", "conv.conv": "recurrent.conv_values",
+        "conv.out_proj": "recurrent.out_proj", "operator_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm", "feed_forward.expert_bias": "mlp.gate_correction.bias",
+        "feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj",
+        "self_attn.out_proj": "self_attn.o_proj", "q_layernorm": "q_norm", "k_layernorm": "k_norm",
+        "embedding_norm": "norm", "self_attn.g_proj": "self_attn.gate_proj",
+        "post_operator_norm": "attention_out_norm", "post_ffn_norm": "mlp_out_norm",
+    },
+    fused={"recurrent.in_proj": ["recurrent.factors", "recurrent.gates", "recurrent.values"]},
+    keys=_lfm2_keys,
+    gguf_names={
+        "recurrent.in_proj": "shortconv.in_proj", "recurrent.conv_values": "shortconv.conv",
+        "recurrent.out_proj": "shortconv.out_proj", "norm": "token_embd_norm",
+    },
+)  # fmt: skip
+_OLMO = {
+    **{f"linear_attn.{x}_proj": f"recurrent.{part}" for x, part in zip("qkvgba", (
+        "queries", "keys", "values", "gates", "betas", "steps"), strict=True)},
+    **{f"linear_attn.{x}_conv1d": f"recurrent.conv_{part}" for x, part in zip("qkv", (
+        "queries", "keys", "values"), strict=True)},
+    "linear_attn.conv1d": "recurrent.conv", "linear_attn.o_proj": "recurrent.out_proj",
+    "linear_attn.o_norm": "recurrent.norm", "linear_attn": "recurrent", "attention_layer_norm": "input_layernorm",
+    "feedforward_layer_norm": "post_attention_layernorm", "post_feedforward_layernorm": "mlp_out_norm",
+}  # fmt: skip
+
 FAMILIES: Mapping[str, Family] = {
-    "lfm2": Family(
-        read=_lfm2,
-        gguf="lfm2",
-        names={
-            "conv.in_proj": "recurrent.in_proj", "conv.conv": "recurrent.conv_values",
-            "conv.out_proj": "recurrent.out_proj", "operator_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm", "feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj",
-            "w2": "down_proj", "self_attn.out_proj": "self_attn.o_proj", "q_layernorm": "q_norm",
-            "k_layernorm": "k_norm", "embedding_norm": "norm",
-        },
-        fused={"recurrent.in_proj": ["recurrent.factors", "recurrent.gates", "recurrent.values"]},
-        keys=_lfm2_keys,
-        gguf_names={
-            "recurrent.in_proj": "shortconv.in_proj", "recurrent.conv_values": "shortconv.conv",
-            "recurrent.out_proj": "shortconv.out_proj", "norm": "token_embd_norm",
-        },
-    ),
-    "granitemoehybrid": Family(
-        read=_granite_hybrid,
-        names={"mamba.conv1d": "recurrent.conv", "mamba": "recurrent"} | GRANITE_MOE,
-        fused=SHARED | {
-            "recurrent.conv": ["recurrent.conv_values", "recurrent.conv_keys", "recurrent.conv_queries"],
-            "recurrent.in_proj": [
-                "recurrent.gates", "recurrent.values", "recurrent.keys", "recurrent.queries", "recurrent.steps",
-            ],
-        },
-        gguf="granitehybrid", gguf_pairs=True, keys=_granite_hybrid_keys,
-        gguf_names=_SSM | {"recurrent.in_proj": "ssm_in", "recurrent.D": "ssm_d"},
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(_LFM2, read=_lfm2_moe, gguf="lfm2moe", keys=_lfm2_moe_keys),
+    "lfm3": replace(_LFM2, read=_lfm3, gguf="", keys=None),
+    "olmo_hybrid": Family(
+        read=_olmo_hybrid, names=_OLMO, fused={"recurrent.conv": _CONVOLVED},
+        otherwise={"post_attention_layernorm": "attention_out_norm"},
     ),
     "qwen3_next": replace(
         _QWEN, gguf="qwen3next", keys=_qwen_keys, gguf_names=_QWEN_GGUF | {"recurrent.in_proj_ba": "ssm_ba"}
     ),
-    "qwen3_5_text": replace(_QWEN, within="qwen3_5"),
-    "qwen3_5_moe_text": replace(_QWEN, within="qwen3_5_moe", gguf="qwen35moe"),
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": replace(_QWEN, gguf="qwen35moe"),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from slipstream.checkpoints.config_values import (
     flag,
     layer_kinds,
     positive,
+    refuse,
     rope_parameters,
 )
 from slipstream.checkpoints.families.family import Family, Fields, common
@@ -39,6 +40,29 @@ def _llama_like(config: ReadKeys) -> Fields:
         windows=_windows(config, kind, layers),
         experts=_experts(config, kind, layers),
     )
+
+
+_VL = {
+    "qwen2_vl_text": ("qwen2", 32768, 1e6), "qwen2_5_vl_text": ("qwen2", 32768, 1e6),
+    "qwen3_vl_text": ("qwen3", 128000, 5e5), "qwen3_vl_moe_text": ("qwen3_moe", 128000, 5e5),
+}  # fmt: skip
+"""Text parts of Qwen-VL -> the family that computes the same, and their own defaults of the context and of theta."""
+
+
+def _qwen_vl(config: ReadKeys) -> Fields:
+    """M-RoPE gives each section of a head a position of its own: time, height, width. The three are equal for tokens of
+    a text, so that it turns queries and keys as the plain rotary embedding does."""
+    config["model_type"], context, theta = _VL[config["model_type"]]
+    rope = rope_parameters(config, theta)
+    for key in ("mrope_section", "mrope_interleaved"):
+        rope.pop(key, None)
+    if rope.get("rope_type", rope.get("type")) == "mrope":
+        rope["rope_type"] = "default"
+    config.setdefault("max_position_embeddings", context)
+    if config["model_type"] == "qwen3_moe":
+        refuse(config, "norm_topk_prob", True)
+        config["norm_topk_prob"] = True
+    return _llama_like(config)
 
 
 def _gpt2(config: ReadKeys) -> Fields:
@@ -116,5 +140,9 @@ FAMILIES = {
     "qwen2": Family(read=_llama_like, gguf="qwen2"),
     "qwen3": Family(read=_llama_like, gguf="qwen3"),
     "qwen3_moe": Family(read=_llama_like, gguf="qwen3moe"),
+    "qwen2_vl_text": Family(read=_qwen_vl),
+    "qwen2_5_vl_text": Family(read=_qwen_vl, gguf="qwen2vl"),
+    "qwen3_vl_text": Family(read=_qwen_vl, gguf="qwen3vl"),
+    "qwen3_vl_moe_text": Family(read=_qwen_vl, gguf="qwen3vlmoe"),
     "gpt2": Family(read=_gpt2, gguf="gpt2"),
 }

@@ -7,12 +7,11 @@ convolution layers. Each sequence is one forward, drafts are chains, and rejecte
 import inspect
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.backends.torch.rows_apart import may_spoil
 from slipstream.checkpoints.module_shape import UNBOUNDED, ModuleShape
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -95,7 +94,7 @@ class ChainsOnly:
         """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
         chain."""
         text = [*seq.tokens[: seq.end], *chain]
-        cache = self._rolled_back(seq)
+        cache = self._roll_back(seq)
         try:
             if seq.kv_len - len(cache.tokens) > _LAG:
                 self._forward(seq, cache, text[len(cache.tokens) : seq.kv_len], 1, ())
@@ -107,7 +106,7 @@ class ChainsOnly:
                 pieces.append(self._forward(seq, cache, text[len(cache.tokens) : len(cache.tokens) + most], 1, taps)[1])
             before = len(cache.tokens)
             logits, last = self._forward(seq, cache, text[before:], len(chain) + 1, taps)
-            if spoilt(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
+            if may_spoil(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
                 if not cache.roll_back(before):
                     cache = self._caches[seq.id] = RollbackCache(self.parts.cache_config)
                 if len(cache.tokens) < before:
@@ -118,7 +117,7 @@ class ChainsOnly:
             raise
         return logits, {tap: torch.cat([p[tap] for p in (*pieces, last)])[read:] for tap in taps}
 
-    def _rolled_back(self, seq: Sequence) -> RollbackCache:
+    def _roll_back(self, seq: Sequence) -> RollbackCache:
         """The cache of a sequence, with nothing but tokens of it that were accepted."""
         cache = self._caches.get(seq.id)
         if cache is not None:
@@ -141,7 +140,7 @@ class ChainsOnly:
             # Where layers share keys (Gemma 4), a number leaves the other rows out of the last hidden states, too.
             rows = torch.arange(len(tokens) - keep, len(tokens), device=self.device)
             given["logits_to_keep"] = rows if taps else keep
-        with self.parts.hidden_states(taps) as seen, self._few_rows.fast():
+        with self.parts.collect_states(taps) as seen, self._few_rows.fast():
             out = self.parts.module(use_cache=True, **given)
         cache.tokens += tokens
         logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]
@@ -159,9 +158,9 @@ class ChainsOnly:
         states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
-    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:
-        """What the model is called with to read ids [1, n]."""
-        given: dict[str, Any] = {"input_ids": ids, self._cache_name: cache.cache}
+    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
+        """Make the arguments with which the model reads ids [1, n]."""
+        given: dict[str, object] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
             start = len(cache.tokens)
             given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]
@@ -174,4 +173,4 @@ def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, 
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)
     assert parent is not None
-    caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
+    caches[child_id] = parent.copy()  # its next run rolls back to `length`

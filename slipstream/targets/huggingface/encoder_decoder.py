@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from slipstream.checkpoints.module_shape import ModuleShape
@@ -46,7 +47,7 @@ class PackedAnswers(PackedModule):
     def _cross(self, batch: Batch) -> CrossAttention:
         return CrossAttention([self._sources.of(seq_id) for seq_id in batch.seq_ids], self._cross_cache.layer_of)
 
-    def _inputs(self, one: PackedPass) -> dict[str, Any]:
+    def _inputs(self, one: PackedPass) -> dict[str, object]:
         assert one.cross is not None
         given = {
             "decoder_input_ids": one.tokens[None],
@@ -59,8 +60,8 @@ class PackedAnswers(PackedModule):
         return given
 
     @contextmanager
-    def _attending(self) -> Iterator[None]:
-        with super()._attending(), self._positions.given():
+    def _attend(self) -> Iterator[None]:
+        with super()._attend(), self._positions.given():
             yield
 
 
@@ -72,7 +73,7 @@ class ChainsAnswers(ChainsOnly):
         super().__init__(parts, shape, runtime, **more)
         self._sources = sources
 
-    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:
+    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
         source = self._sources.of(seq.id)
         return {
             "decoder_input_ids": ids,
@@ -112,7 +113,7 @@ class EncoderDecoder:
             for seq in seqs:
                 self.sources.of(seq.id).cross = DynamicCache()
             raise
-        return replace(out, logits=self.sources.ruled(seqs, draft, out.logits))
+        return replace(out, logits=self.sources.apply_rules(seqs, draft, out.logits))
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         self.runner.commit(seqs, path)
@@ -131,7 +132,7 @@ def fork_answer(fork: Fork, sources: EncodedSources, parent_id: int, child_id: i
     sources.share(parent_id, child_id)
 
 
-def start_of(module: Any) -> tuple[int, ...]:
+def start_of(module: PreTrainedModel) -> tuple[int, ...]:
     """The ids that texts begin with, as transformers chooses them. Raises UnsupportedModelError for a model that reads
     something else than text, or that names no such id."""
     name, config, generation = type(module).__name__, module.config, module.generation_config
@@ -155,7 +156,7 @@ def start_of(module: Any) -> tuple[int, ...]:
     )
 
 
-def pad_of(module: Any) -> int | None:
+def pad_of(module: PreTrainedModel) -> int | None:
     value = getattr(module.generation_config, "pad_token_id", None)
     value = getattr(module.config, "pad_token_id", None) if value is None else value
     return value if isinstance(value, int) and value >= 0 else None

@@ -1,4 +1,4 @@
-"""How models take part, by architecture: for those of transformers, what `huggingface_target` finds when it tries them.
+"""How each architecture runs: for models of transformers, as `huggingface_target` finds by trying them.
 
 A table for `slipstream info` and docs/support.md; nothing is decided by it. Tests try a tiny model of each entry.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Kind:
     """name and note: for people. trees, heads, early_exit: as in `Capabilities`. one_forward: whether a batch is one
-    forward. mtp: whether an architecture may bring MTP layers."""
+    forward."""
 
     name: str
     note: str
@@ -17,10 +17,9 @@ class Kind:
     early_exit: bool
     one_forward: bool
     heads: bool = True
-    mtp: bool = True
 
 
-DECODER = Kind("decoder", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True, mtp=False)
+DECODER = Kind("decoder", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True)
 PACKED = Kind("packed", "transformers, rows of several sequences over our own KV blocks", True, True, True)
 ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
 STATES = Kind("states", "the same; recurrent states are copied", False, False, False)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from slipstream.backends.table import resolve
 from slipstream.checkpoints.checkpoint import Checkpoint, few
 from slipstream.checkpoints.config_values import object_of
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
-from slipstream.checkpoints.module_shape import ModelShape, shape_in, unknown_architecture
+from slipstream.checkpoints.module_shape import ModelShape, explain_unknown, shape_in
 from slipstream.checkpoints.weights import Progress, check_finite
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, ParameterError, UnsupportedModelError, reading
@@ -74,7 +75,7 @@ class DescribedModule(Described):
                 fix="take both from the same checkpoint",
             )
         local = checkpoint.is_local or not trusted  # the code of a hub id is not in `folder`
-        module = _loaded(folder if local else str(checkpoint), settings.dtype, trusted, settings.device_map)
+        module = _load(folder if local else str(checkpoint), settings.dtype, trusted, settings.device_map)
         if settings.device_map is None and ModuleParts(module).device != settings.device:
             module.to(settings.device)
         if adapter is not None:
@@ -88,7 +89,7 @@ class DescribedModule(Described):
         return target
 
 
-def around(module: torch.nn.Module, settings: LoadSettings) -> Target:
+def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
     _refuse(settings)
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
@@ -119,7 +120,7 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
     if (isinstance(kind, str) and kind in CONFIG_MAPPING) or (code and trust_remote_code):
         return
     if not code:
-        raise unknown_architecture(kind)
+        raise explain_unknown(kind)
     allow = (
         f"read it; if you trust it: LLM({str(checkpoint)!r}, trust_remote_code=True), or --trust-remote-code"
         if role == "target"
@@ -133,7 +134,7 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
     )
 
 
-def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> Any:
+def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> PreTrainedModel:
     """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer
@@ -182,7 +183,7 @@ def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool,
     return module.eval()
 
 
-def _merge(adapter: Adapter, module: Any) -> None:
+def _merge(adapter: Adapter, module: PreTrainedModel) -> None:
     """Merge an adapter into a model in memory. Raises its errors, and ParameterError for offloaded weights."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     shared = None if head is None or head.weight is not embedding.weight else head.weight
@@ -192,5 +193,5 @@ def _merge(adapter: Adapter, module: Any) -> None:
                 raise ParameterError(
                     f"lora changes {name}, which the device map offloads", fix="offload less, or merge it by peft"
                 )
-            parameter.data = adapter.merged(name, parameter.data)
+            parameter.data = adapter.merge(name, parameter.data)
     adapter.check_all_used()

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from slipstream.errors import TargetError
@@ -25,7 +26,7 @@ class ModuleParts:
     layers   its layers in order; empty where they were not found.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: PreTrainedModel):
         self.module = module
         self.config = module.config.get_text_config(decoder=True)
         self.decoder: nn.Module = module.get_decoder()
@@ -48,22 +49,21 @@ class ModuleParts:
         return ""
 
     @property
-    def cache_config(self) -> Any:
-        """What transformers makes the decoder's cache from."""
-        nested = self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel)
-        return self.decoder.config if nested else self.config
+    def cache_config(self) -> PreTrainedConfig:
+        """The configuration from which transformers makes the decoder's cache."""
+        if self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel):
+            return self.decoder.config
+        return self.config
 
     @property
     def embedding(self) -> nn.Module | None:
         """The input embedding, [V, d]."""
-        layer: nn.Module | None = self.module.get_input_embeddings()
-        return layer
+        return self.module.get_input_embeddings()
 
     @property
     def head(self) -> nn.Module | None:
         """The output head, [V, d]."""
-        layer: nn.Module | None = self.module.get_output_embeddings()
-        return layer
+        return self.module.get_output_embeddings()
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +73,7 @@ class ModuleParts:
         return next(devices, torch.device("cpu"))
 
     @contextmanager
-    def hidden_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
+    def collect_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
         """Collects the hidden states [M, d] of a pass in this block, by tap (see `TargetOut.hidden`)."""
         seen: dict[int, Tensor] = {}
         with ExitStack() as hooks:
@@ -81,12 +81,12 @@ class ModuleParts:
                 hooks.callback(self._hook(tap, seen).remove)
             yield seen
 
-    def _hook(self, tap: int, seen: dict[int, Tensor]) -> Any:
+    def _hook(self, tap: int, seen: dict[int, Tensor]) -> RemovableHandle:
         if tap != -1 and not 0 <= tap <= len(self.layers):
             raise TargetError(f"tap {tap} was asked of a model with {len(self.layers)} layers")
 
         # Copies: a layer may add to its input in place.
-        def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             seen[tap] = _stream(args[0] if args else kwargs["hidden_states"]).clone()
 
         def after(_: nn.Module, __: object, output: object) -> None:
@@ -105,8 +105,8 @@ class ModuleParts:
         """Layers first..last-1 alone run in this block; others return what they are given. hidden: the residual stream
         [M, d] that layer `first` starts from, None for the embeddings."""
 
-        def standing_in(given: Tensor | None) -> Callable[..., Any]:
-            def forward(*args: object, **kwargs: object) -> Any:
+        def stand_in(given: Tensor | None) -> Callable[..., object]:
+            def forward(*args: object, **kwargs: object) -> object:
                 stream = args[0] if args else kwargs["hidden_states"]
                 stream = stream if given is None else given.unsqueeze(0)
                 return (stream,) if self._tuples else stream
@@ -118,7 +118,7 @@ class ModuleParts:
                 if not first <= i < last:
                     replaced = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
                     undo.callback(put_back, layer, replaced)
-                    layer.forward = standing_in(hidden if i == first - 1 else None)
+                    layer.forward = stand_in(hidden if i == first - 1 else None)
             yield
 
 
@@ -141,7 +141,7 @@ def weight_of(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
+    """Return whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
     plain = type(weight) in (nn.Parameter, Tensor) and type(weight.data) is Tensor
     return plain and weight.is_floating_point() and weight.itemsize > 1
 

@@ -1,9 +1,9 @@
 """`MtpLayers`: the MTP layers of a checkpoint, built and loaded by transformers (`MtpModel`), as an `EagleRuntime`.
 
 They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a
-hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; its slot is that of the row.
-So the last rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open*
-until all layers have run them with tokens of the text.
+hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; it is in slot i. So the last
+rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open* until all
+layers have run them with tokens of the text.
 """
 
 import copy
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -27,12 +28,12 @@ from slipstream.checkpoints.weights import check_finite
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 from slipstream.executor.executor import Batch, check_ids, check_steps
-from slipstream.heads.mtp_names import COUNTS, FAMILIES
+from slipstream.heads.mtp_names import COUNTS, FAMILIES, check_stored
 from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
 from slipstream.targets.huggingface.packed_inputs import PackedCache
-from slipstream.targets.huggingface.packed_module import PackedLayers, attending
+from slipstream.targets.huggingface.packed_module import PackedLayers, attend_packed
 from slipstream.targets.huggingface.packed_pass import KINDS, running
 from slipstream.targets.huggingface.trials import fault_of, limit_of, same
 
@@ -74,7 +75,9 @@ class MtpLayers(PackedLayers):
         self.model, self.device, self.kind = model, device, kind
         self.layers: int = model.num_mtp_layers
         self.place = next(model.layers.parameters()).device
-        self.config: Any = SimpleNamespace(version=1, taps=(-1,), decoder=SimpleNamespace(context=context))
+        self.config: Any = SimpleNamespace(
+            version=1, taps=(-1,), reduced=False, decoder=SimpleNamespace(context=context)
+        )
         self.ids = torch.arange(model.shared_head.out_features, device=device)
         self._few_rows, self._cache = FewRows(model), PackedCache(self.layers)
         self._open: dict[int, _Open] = {}
@@ -83,13 +86,13 @@ class MtpLayers(PackedLayers):
     @all_threads()
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
-        """See `EagleRuntime`. Of several layers, the one of the depth runs: rows `from_head` must be chains."""
+        """See `EagleRuntime`. The layer of the row's depth runs: rows `from_head` must be chains."""
         with self._calls, self._few_rows.fast():
             batch = replace(batch, positions=[p + 1 for p in batch.positions])
             if self.layers == 1:
                 hidden = self.run(0, batch, features)[list(batch.select)]
             elif from_head:
-                hidden = self._drafted(batch, features)
+                hidden = self._draft(batch, features)
             else:
                 hidden = self._read(batch, features)
             logits = self.model._project_to_logits(hidden).to(self.device)
@@ -139,7 +142,7 @@ class MtpLayers(PackedLayers):
             state.outputs = state.features
         return self._through(0, batch.seq_ids, open_rows)
 
-    def _drafted(self, batch: Batch, features: Tensor) -> Tensor:
+    def _draft(self, batch: Batch, features: Tensor) -> Tensor:
         """Outputs [B, d] for the last rows, with one more draft token of each sequence."""
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
@@ -173,19 +176,19 @@ class MtpLayers(PackedLayers):
         at = [p + past - batch.positions[start]
               for start, stop, past in zip(batch.splits, batch.splits[1:], batch.past, strict=False)
               for p in batch.positions[start:stop]]  # fmt: skip
-        one = self._packed(replace(batch, positions=at))  # masks compare slots
+        one = self._pack(replace(batch, positions=at))  # masks compare slots
         positions = torch.tensor([list(batch.positions)], device=self.place)
-        with attending(self.model.config), running(one):
+        with attend_packed(self.model.config), running(one):
             given = hidden[None].to(self.place, self.model.dtype)
             out: Tensor = self.model.forward_layer(layer, given, positions, self._cache, input_ids=batch.tokens[None])
         one.check_used(1)
         return out[0]
 
 
-def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
-    """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
-    gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
-    family of LoadError."""
+def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
+    """Load the MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass
+    with the same results as transformers' own. checkpoint: its folder; None: the folder that the model names. Raises
+    the family of LoadError."""
     config = module.config.get_text_config(decoder=True)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
@@ -197,13 +200,8 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
     folder = opened.download()
     stored = FAMILIES[config.model_type].count_layers(opened.tensor_names, config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
-    if stored < max(1, declared):
-        raise ConfigError(
-            f"drafter 'mtp' was asked of {folder}, which holds {stored} MTP layers and promises {declared}",
-            why="config.json counts layers that the weights do not have" if declared else "they are what drafts",
-            fix="use another drafter, or a checkpoint that was saved with its MTP layers",
-        )
-    model, why = _loaded(module, folder, declared), ""
+    check_stored(folder, stored, declared)
+    model, why = _load(module, folder, declared), ""
     for kind in KINDS:
         layers = MtpLayers(model, device, context, kind)
         fault = fault_of(_check, layers)
@@ -217,7 +215,7 @@ def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context
     )
 
 
-def _loaded(module: Any, folder: Path, layers: int) -> Any:
+def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
     shared, and the target stays as it is."""
     text = module.config.get_text_config(decoder=True)
@@ -230,11 +228,12 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
     for key, value in (*((k, [v] * layers) for k, v in family.types.items()), *family.config.items()):
         setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
-    # Those of the class name the layers of released checkpoints.
-    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
+    # The patterns of the class name the layers of released checkpoints.
+    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected or ())
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded
-    stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    setattr(stand_in, "_weight_conversions", conversions)  # noqa: B010 its class does not declare it
     place = next(module.get_decoder().layers[-1].parameters()).device
     why, fix = "config.json and the weights must say the same", "download the checkpoint again, or use another drafter"
     with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError, why):

@@ -1,8 +1,8 @@
-"""What an encoder-decoder's generation configuration forces and forbids, as transformers' `generate` does.
+"""Forces and forbids tokens as an encoder-decoder's generation configuration asks, like transformers' `generate`.
 
 Translation and summarisation models are trained for it: the first token of the output may be a language code, the last
 one the end of the text, and some ids never occur. transformers' own processors do the work, at every draft token, with
-the text that leads to it. What belongs to a request (temperature, filters, lengths) is said by `SamplingParams`. Beams
+the text that leads to it. `SamplingParams` gives the parameters of a request (temperature, filters, lengths). Beams
 are another call (`LLM.beam_search`); a warning says so.
 """
 
@@ -12,13 +12,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
+from transformers import LogitsProcessor
 
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.errors import TargetError, UnsupportedModelError
 
 log = logging.getLogger("slipstream")
 
-_REFUSED: dict[str, Any] = {
+_REFUSED: dict[str, object] = {
     "sequence_bias": None, "guidance_scale": 1, "exponential_decay_length_penalty": None, "watermarking_config": None,
     "stop_strings": None, "remove_invalid_values": False, "token_healing": False,
 }  # fmt: skip
@@ -65,7 +66,7 @@ class OutputRules:
                     fix=f"set model.generation_config.{name} = None, or decode without beams",
                 )
 
-    def of(self, seq: Sequence) -> list[Any]:
+    def of(self, seq: Sequence) -> list[LogitsProcessor]:
         """The processors of one text, in transformers' order; empty where nothing is forced or forbidden.
 
         A text that must have a form, or may not end yet, is not ended by force at its limit. Raises TargetError if its

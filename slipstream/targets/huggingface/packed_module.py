@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from slipstream.backends.torch.rows_apart import spoilt
+from slipstream.backends.torch.rows_apart import may_spoil
 from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
 from slipstream.checkpoints.module_shape import ModuleShape
 from slipstream.core.target import Runtime, Slice
@@ -35,7 +35,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
     kind: str
     device: torch.device
 
-    def _packed(self, batch: Batch, apart: bool = False, cross: CrossAttention | None = None) -> PackedPass:
+    def _pack(self, batch: Batch, apart: bool = False, cross: CrossAttention | None = None) -> PackedPass:
         """The pass over a batch, whose slots are reserved. Masks compare the positions of the batch with slots."""
         places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
         scattered: list[int] = []
@@ -50,7 +50,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
 
 
 @contextmanager
-def attending(*configs: Any) -> Iterator[None]:
+def attend_packed(*configs: PreTrainedConfig) -> Iterator[None]:
     """Models with these configurations use the packed attention in this block, and theirs after it: they may be someone
     else's, too."""
     before = {id(config): (config, config._attn_implementation) for config in configs}
@@ -104,7 +104,7 @@ class PackedModule(PackedLayers):
             through = partial(self._through, batch, hidden, wanted, (first, last), layers is not None)
             logits, seen = through()
             # In a dense pass, even rows of different sequences meet in attention.
-            if spoilt(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
+            if may_spoil(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
                 logits, seen = through(apart=True)
             stream = seen.get(last)
             if layers is not None and -1 not in taps and last not in taps:
@@ -125,9 +125,9 @@ class PackedModule(PackedLayers):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of `span`."""
         only = self.parts.only(*span, hidden) if sliced else nullcontext()
-        one = self._packed(batch, apart, self._cross(batch))
+        one = self._pack(batch, apart, self._cross(batch))
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
-        with self.parts.hidden_states(taps) as seen, only, self._attending(), running(one), self._few_rows.fast():
+        with self.parts.collect_states(taps) as seen, only, self._attend(), running(one), self._few_rows.fast():
             given = self._inputs(one)
             if "logits_to_keep" in self._takes:
                 given["logits_to_keep"] = select
@@ -136,7 +136,7 @@ class PackedModule(PackedLayers):
         logits: Tensor = out.logits[0].to(self.device)  # [R, V], or [M, V]
         logits = logits if "logits_to_keep" in self._takes else logits[select]
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        if lost := one.lost():
+        if lost := one.find_lost():
             logits[[i for i, row in enumerate(batch.select) if row in lost]] = torch.nan
             for states in seen.values():
                 states[list(lost)] = torch.nan
@@ -145,12 +145,12 @@ class PackedModule(PackedLayers):
     def _cross(self, batch: Batch) -> CrossAttention | None:
         return None
 
-    def _inputs(self, one: PackedPass) -> dict[str, Any]:
+    def _inputs(self, one: PackedPass) -> dict[str, object]:
         return {
             "input_ids": one.tokens[None],
             self._cache_name: self._cache,
             "position_ids": one.positions[None],  # [1, M]
         }
 
-    def _attending(self) -> AbstractContextManager[None]:
-        return attending(self.parts.module.config, self.parts.config, self.parts.cache_config)
+    def _attend(self) -> AbstractContextManager[None]:
+        return attend_packed(self.parts.module.config, self.parts.config, self.parts.cache_config)

@@ -124,7 +124,7 @@ def model_of_blocks(weight: Blocks, x: np.ndarray, bias: np.ndarray) -> np.ndarr
     scales = weight.scales.floats(group, columns)
     for g, low in enumerate(range(0, columns, group)):
         integers, unit = rounded(x[:, low : low + group].astype(np.float32), 127)
-        sums = integers @ weight.integers[:, low : low + group].astype(np.int64).T
+        sums = integers @ weight.numbers[:, low : low + group].astype(np.int64).T
         part = (sums.astype(np.float32) * scales[:, g]).astype(np.float32)
         total = fused(part, unit, total)
         if weight.minima is not None:

@@ -20,8 +20,9 @@ from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import LoadSettings
-from slipstream.checkpoints.weight_blocks import READERS, Blocks, Scales, format_holding, stacked
+from slipstream.checkpoints.weight_blocks import READERS, Blocks, Scales, format_holding, stack
 from slipstream.checkpoints.weights import load_weights
+from slipstream.errors import CheckpointError
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
 from tests.backends.native.products import ROWS, Product, model_of_blocks
 from tests.checkpoints.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
@@ -89,10 +90,13 @@ def random_blocks(seed: int, form: Format, outs: int, columns: int) -> Blocks:
 
     def scales() -> Scales:
         values = rng.standard_normal((outs, columns // form.span)).astype(np.float16)
+        if form.powers:  # the three smallest ones, and, not in the same sum, because `fused` rounds twice, usual ones
+            values = rng.integers(0, 3, values.shape).astype(np.uint8)
+            values[::2] += 120
         factors = rng.integers(-128, 128, (outs, columns // form.group)).astype(np.int8)
         return Scales(values, factors if form.span > form.group else None)
 
-    return Blocks(form.bits, form.group, integers, scales(), scales() if form.minima else None)
+    return Blocks(form.bits, form.group, integers, scales(), scales() if form.minima else None, form.table)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.span], ids=lambda form: form.name)
@@ -112,11 +116,33 @@ def test_a_product_equals_the_model_of_its_blocks_bit_for_bit(form: Format, outs
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("Q4_0", 5), ("Q4_1", 5), ("Q5_1", 9), ("Q8_0", 8.5), ("Q4_K", 4.625), ("Q5_K", 8.625), ("Q6_K", 8.5625)],
+    [
+        ("Q4_0", 5),
+        ("Q4_1", 5),
+        ("Q5_1", 9),
+        ("Q8_0", 8.5),
+        ("Q4_K", 4.625),
+        ("Q5_K", 8.625),
+        ("Q6_K", 8.5625),
+        ("IQ4_NL", 4.5),
+        ("IQ4_XS", 4.3125),
+        ("MXFP4", 4.25),
+    ],
 )
 def test_bits_of_a_weight_in_memory(name: str, bits: float) -> None:
     matrix = Product(READERS[name](random_bytes(name, 64, 512 // SIZES[name][0]))).matrix[0]
     assert 8 * matrix["out_bytes"] / matrix["columns"] == bits
+
+
+def test_a_power_of_2_that_float16_lacks_is_refused_only_where_a_matrix_has_blocks_of_another_type() -> None:
+    part, other = (READERS[name](random_bytes(name, 2, 8, 0, 0.1)) for name in ("MXFP4", "Q8_0"))
+    part.scales.values[0, 3] = 200
+    joined = format_holding([part, other])
+    assert part.divide(format_holding([part])).scales.values[0, 3] == 200
+    with pytest.raises(CheckpointError, match="float16"):
+        part.divide(joined)
+    part.integers[0, 96:128] = [0, 8] * 16  # 0 and -0
+    assert np.array_equal(part.divide(joined).floats(), part.floats())
 
 
 STACKS = [*itertools.combinations_with_replacement(READERS, 2), ("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q4_1", "Q8_0")]
@@ -125,7 +151,7 @@ STACKS = [*itertools.combinations_with_replacement(READERS, 2), ("Q4_K", "Q4_K",
 @pytest.mark.parametrize("names", STACKS, ids="-".join)
 def test_matrices_of_two_kinds_are_one_matrix_of_the_same_weights(names: tuple[str, ...]) -> None:
     parts = [READERS[name](random_bytes(name, 32, 512 // SIZES[name][0], i, 0.1)) for i, name in enumerate(names)]
-    joined, columns = stacked([part.divided(format_holding(parts)) for part in parts]), np.arange(0, 512, 37)
+    joined, columns = stack([part.divide(format_holding(parts)) for part in parts]), np.arange(0, 512, 37)
     assert np.array_equal(joined.floats(), np.concatenate([part.floats() for part in parts]))
     output, want = Product(joined)(np.eye(512, dtype=np.float32)[columns]), joined.floats()[:, columns].T
     assert np.allclose(output, want, rtol=1e-6, atol=1e-6 * np.abs(want).max())

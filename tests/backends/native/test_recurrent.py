@@ -70,7 +70,7 @@ class Layer:
             self.skip = weight("skip", self.heads)
         for name in ("taps", "heads", "groups", "key", "value", "channels", "kept", "gate"):
             part[name] = getattr(self, name)
-        part["kind"], part["eps"] = KINDS[self.kind], 1e-5
+        part["kind"], part["eps"], part["step_scale"] = KINDS[self.kind], 1e-5, 1
         self.part = part
         described = Recurrence(
             kind=self.kind, taps=self.taps, heads=self.heads, groups=self.groups, key=self.key, value=self.value
@@ -196,13 +196,39 @@ def test_a_text_that_begins_with_a_snapshot_goes_on_bitwise_as_the_one_that_it_w
     assert layer.states.longest(keys) == 0
 
 
-def test_a_text_leaves_a_snapshot_where_an_earlier_one_parted_from_it() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_takes_snapshots_where_texts_part_and_at_its_end(kind: str) -> None:
+    layer = Layer(kind)
+    text = layer.inputs(140)
+    expected = layer.plain(text)
+    layer.states.begin(0, None, 32)
+    layer.run([(0, 0, text[:129], 129)])
+    keys = [b"a", b"b", b"c", b"d"]
+    layer.states.keep(0, keys)
+    assert [layer.states.longest(keys[:count]) for count in (1, 3, 4)] == [1, 1, 4]
+    for seq_id, (key, past) in enumerate([(b"a", 32), (b"d", 128)], 1):
+        layer.states.begin(seq_id, key)
+        assert np.array_equal(layer.run([(seq_id, past, text[past:], 1)])[0], expected[past:])
+
+
+def test_snapshots_make_way_for_states_and_never_exceed_their_share() -> None:
     layer = Layer("delta")
-    text = layer.inputs(90)
-    layer.states.begin(0, None, parted=32)
-    layer.run([(0, 0, text, 90)])
-    layer.states.keep(0, [b"first", b"second"])
-    assert [layer.states.longest(keys) for keys in ([b"first", b"other"], [b"first", b"second"])] == [1, 1]
+    snapshot, each = layer.states.snapshot_bytes, layer.states.bytes_each
+    layer.states = NativeStates(layer.states.layers, room=2 * each + snapshot, beside=3 * snapshot)
+    text = layer.inputs(64)
+    for seq_id in range(4):
+        layer.run([(seq_id, 0, text, 64)])
+        layer.states.keep(seq_id, [bytes([seq_id, block]) for block in range(2)])
+        layer.states.release(seq_id)
+        assert layer.states.nbytes <= min(3 * snapshot, layer.states.room)
+    assert layer.states.missing([7, 8]) == 0
+    assert layer.states.missing([7, 8, 9]) == 1
+    layer.run([(7, 0, text, 64), (8, 0, text, 64)])
+    assert layer.states.nbytes <= layer.states.room
+    with pytest.raises(TargetError, match="no memory for the states of sequence 9"):
+        layer.run([(9, 0, text, 64)])
+    layer.states.release(7)
+    layer.run([(9, 0, text, 64)])
 
 
 def test_a_fork_goes_on_by_itself_and_one_that_comes_too_late_is_refused() -> None:

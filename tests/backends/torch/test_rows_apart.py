@@ -18,7 +18,7 @@ from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.spying import spied
 from tests.targets.huggingface.architectures import VOCAB, random_model
-from tests.targets.overflow import assert_spoils_only_what_sees_it
+from tests.targets.reference import assert_spoils_only_what_sees_it
 from tests.tiny_checkpoints import random_llama
 
 SPOILT = 7

@@ -34,8 +34,7 @@ from tests.targets.huggingface.encoder_decoders import (
     WrongSiblings,
     random_encoder_decoder,
 )
-from tests.targets.overflow import assert_spoils_only_what_sees_it
-from tests.targets.reference import CLOSE, Wide, assert_close
+from tests.targets.reference import CLOSE, Wide, assert_close, assert_spoils_only_what_sees_it
 from tests.tiny_checkpoints import random_llama
 
 

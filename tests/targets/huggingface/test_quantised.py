@@ -13,9 +13,8 @@ from benchmarks.architectures.support import EXTERNAL, FAILS, TESTED, quantisati
 from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.targets.huggingface import kinds
-from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.huggingface.architectures import VOCAB, behind, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
-from tests.targets.huggingface.rounding_linear import behind
 from tests.tiny_checkpoints import random_llama
 
 PROMPTS = [[5, 9, 33, 7, 9, 33], [7, 8, 9, 10]]

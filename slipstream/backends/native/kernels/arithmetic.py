@@ -109,7 +109,7 @@ def layer_norm(x, weight, bias, eps, out):
 
 @kernel()
 def is_finite(x):
-    """Whether all values of a row are finite."""
+    """Return whether all values of a row are finite."""
     return max_abs(x) < np.inf
 
 
@@ -195,7 +195,7 @@ def activate(kind, x, out):
 
 @kernel(fastmath=EXACT)
 def gate(kind, limit, x, out):
-    """activation(gate) * up of a row [gate, up]: [2 I] -> [I] (Shazeer, 2002.05202). SWIGLU: that of gpt-oss."""
+    """activation(gate) * up of a row [gate, up]: [2 I] -> [I] (Shazeer, 2002.05202). SWIGLU: as in gpt-oss."""
     inner = out.shape[0]
     if kind == SWIGLU:
         for i in range(inner):
@@ -291,7 +291,7 @@ class Picks(NamedTuple):
     noise: np.ndarray  # float64 [K, B, V]
     rates: np.ndarray  # float64 [B, C]; B = 0: all K steps run
     least: np.ndarray  # float64 [B, K]
-    confidence: np.ndarray  # float64 [K, B], receives that of each step that ran
+    confidence: np.ndarray  # float64 [K, B], receives the confidence of each step that ran
     reach: np.ndarray  # float64 [B], receives the products of rates
 
 

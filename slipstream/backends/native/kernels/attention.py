@@ -117,8 +117,8 @@ def _window_start(job, rows, r):
 
 @kernel()
 def _sees(job, rows, r, j):
-    """Whether row r sees the j-th row of its sequence in this pass. The window is in positions, because the nodes of a
-    tree have more slots than positions."""
+    """Return whether row r sees the j-th row of its sequence in this pass. The window is in positions, because the
+    nodes of a tree have more slots than positions."""
     at = rows[r]
     if j < job.hidden_stride and carray(pointer(job.hidden + job.hidden_stride * r), (j + 1,), np.bool_)[j]:
         return False
@@ -130,7 +130,7 @@ def _sees(job, rows, r, j):
 
 @kernel()
 def _all_seen(job, rows, r):
-    """Whether row r sees every row of its sequence up to its own, or more."""
+    """Return whether row r sees every row of its sequence up to its own, or more."""
     at = rows[r]
     return job.hidden_stride == 0 and job.causal == 0 and (job.window == 0 or at.position - at.past < job.window)
 
@@ -272,9 +272,10 @@ def _weighted_sum(job, group, scores, mixed, low, high):
         for i in range(wide):
             out[i] = output[i]
         if job.gate:
-            gates = floats(job.gate + 4 * (job.stride * active[first + j // heads] + number), wide)
+            first_gate = number // job.gate_each
+            gates = floats(job.gate + 4 * (job.stride * active[first + j // heads] + first_gate), wide)
             for i in range(wide):
-                out[i] *= sigmoid(gates[i])
+                out[i] *= sigmoid(gates[i // job.gate_each])
 
 
 # --- units of work ---------------------------------------------------------------------------------------------------

@@ -13,10 +13,13 @@ A group of columns within a span is
     weights  8 bits: [columns / 4, PANEL, 4]
              4 bits: [columns / 8, PANEL, 4]  a byte holds two columns, i in its lower half and i + 4 in its upper half
 
-so a weight is scale * integer + minimum, as in the blocks of GGUF files: nothing is rounded again. Activations have 8
-bits and a scale for each group. In *wide* formats (8-bit weights on x86 without byte dot products) they are stored in
-16 bits and multiplied in pairs: columns 0 and 2 of each four, then 1 and 3. The products of a group are summed as
-integers, exactly; groups are added in order, so a row of the result is bitwise the same alone and among other rows.
+so a weight is scale * integer + minimum, as in the blocks of GGUF files: nothing is rounded again. In formats with a
+table, 4 bits stand for a number of it. Where scales are powers of 2, a byte has the exponent.
+
+Activations have 8 bits and a scale for each group. In *wide* formats (weights of 8 bits or with a table, on x86 without
+byte dot products) they are stored in 16 bits and multiplied in pairs: columns 0 and 2 of each four, then 1 and 3. The
+products of a group are summed as integers, exactly; groups are added in order, so a row of the result is bitwise the
+same alone and among other rows.
 """
 
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ from numba.core import cgutils
 from slipstream.backends.native.kernels import processor, tiles
 from slipstream.backends.native.kernels.formats import FLOAT16, Format
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, generated
+from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, emit
 
 
 def _scales(b: Builder, values: ir.Value, factors: ir.Value, fmt: Format) -> ir.Value:
@@ -37,11 +40,42 @@ def _scales(b: Builder, values: ir.Value, factors: ir.Value, fmt: Format) -> ir.
     return b.fmul(values, b.sitofp(b.load_vector(factors, BYTE, PANEL, 1), FLOATS))
 
 
+def _powers(b: Builder, pointer: ir.Value) -> ir.Value:
+    """PANEL powers of 2 as float32; value e is 2^(e - 128). The two smallest ones have no exponent in float32."""
+
+    def each(value: int) -> ir.Constant:
+        return ir.Constant(INTS, [value] * PANEL)
+
+    value = b.zext(b.load_vector(pointer, BYTE, PANEL, 1), INTS)
+    small, usual = b.shl(each(1 << 21), value), b.shl(b.sub(value, each(1)), each(23))
+    return b.bitcast(b.select(b.icmp_unsigned("<", value, each(2)), small, usual), FLOATS)
+
+
+def _numbers(b: Builder, nibbles: ir.Value, table: tuple[int, ...]) -> ir.Value:
+    """The numbers of a table that bytes stand for, as weights of 8 bits are stored."""
+    count, name = processor.lookup()
+    kind = ir.VectorType(BYTE, count)
+    near = ir.Constant(kind, [(x + processor.byte_offset()) % 256 for x in table] * (count // 16))
+    found = [b.call_builtin(name, kind, near, b.bitcast(part, kind)) for part in b.split(nibbles, count // 4)]
+    return b.join([b.bitcast(part, ir.VectorType(INT, count // 4)) for part in found])
+
+
 def _quads(b: Builder, pointer: ir.Value, fmt: Format) -> Iterator[ir.Value]:
     """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats."""
     whole = b.load_vector(pointer, INT, PANEL, 4)
     if fmt.bits == 8 and not fmt.wide:
         yield whole
+        return
+    if fmt.table:
+        low, upper, lower = (ir.Constant(INTS, [x] * PANEL) for x in (0x0F0F0F0F, 0xFF00FF00, 0x00FF00FF))
+        for shift in (0, 4):
+            whole = b.load_vector(pointer, INT, PANEL, 4)
+            numbers = _numbers(b, b.and_(b.lshr(whole, ir.Constant(INTS, [shift] * PANEL)), low), fmt.table)
+            if not fmt.wide:
+                yield numbers
+                continue
+            yield b.bitcast(b.and_(numbers, lower), SHORTS)
+            yield b.bitcast(b.lshr(b.and_(numbers, upper), ir.Constant(INTS, [8] * PANEL)), SHORTS)
         return
     kind, low, shift = (SHORTS, 0xFF, 8) if fmt.wide else (INTS, 0x0F0F0F0F, 4)
     mask, shifts = (ir.Constant(kind, [value] * kind.count) for value in (low, shift))
@@ -59,7 +93,8 @@ def _add_narrow(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value
     name = "llvm.x86.ssse3.pmadd.ub.sw.128" if lanes == 4 else "llvm.x86.avx2.pmadd.ub.sw"
     small, shorts = ir.VectorType(BYTE, 4 * lanes), ir.VectorType(SHORTS.element, 2 * lanes)
     parts = zip(b.split(weights, lanes), b.split(number, lanes), strict=True)
-    return b.add(total, b.join([b.built_in(name, shorts, b.bitcast(w, small), b.bitcast(n, small)) for w, n in parts]))
+    sums = [b.call_builtin(name, shorts, b.bitcast(w, small), b.bitcast(n, small)) for w, n in parts]
+    return b.add(total, b.join(sums))
 
 
 def _settle(b: Builder, sums: list[ir.Value]) -> None:
@@ -75,7 +110,7 @@ def _settle(b: Builder, sums: list[ir.Value]) -> None:
         b.store(b.join(parts[r * count // len(sums) : (r + 1) * count // len(sums)]), total)
 
 
-@generated(10)
+@emit(10)
 def block_tile(b: Builder, fmt: Format) -> None:
     """See `tiles.matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
     float32 [groups, rows], quads [groups, rows, group / 4] (wide formats: pairs [groups, rows, group / 2]). A unit is
@@ -87,7 +122,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
     panel_bytes = b.mul(b.udiv(columns, WORD(span)), WORD(fmt.span_bytes))
     steps, words = fmt.group // 4, fmt.group * (1 + fmt.wide) // 4
     # 16 bits hold at most 8 sums of two products of 15 and 127
-    narrow = fmt.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
+    narrow = not fmt.offset and not processor.has_byte_dots() and not processor.is_arm()
     kind = SHORTS if narrow else INTS
     add = _add_narrow if narrow else tiles.add_pairs if fmt.wide else tiles.add_quads
     zero = ir.Constant(FLOATS, [0.0] * PANEL)
@@ -110,7 +145,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
             near = b.gep(numbers, [b.mul(at, WORD(words))])
             for r in range(count):
                 begin = ir.Constant(kind, [0] * kind.count)
-                if fmt.bits == 8:
+                if fmt.offset:
                     begin = b.spread(b.load(b.gep(first, [b.add(at, WORD(r))]), align=4))
                 b.store(begin, sums[r])
             for step in range(0, steps, 8 // fmt.bits):
@@ -134,15 +169,17 @@ def block_tile(b: Builder, fmt: Format) -> None:
                 if scale is not None:
                     part = b.fmul(part, scale)
                 unit = b.spread(b.load(b.gep(units, [b.add(at, WORD(r))]), align=4))
-                total = b.fused(part, unit, b.load(totals[r]))
+                total = b.multiply_add(part, unit, b.load(totals[r]))
                 if minimum is not None:
                     sum_of = b.spread(b.load(b.gep(wholes, [b.add(at, WORD(r))]), align=4))
-                    total = b.fused(minimum, sum_of, total)
+                    total = b.multiply_add(minimum, sum_of, total)
                 b.store(total, totals[r])
 
         with cgutils.for_range(b, b.udiv(columns, WORD(span))) as outer:
             block = b.gep(start, [b.mul(outer.index, WORD(fmt.span_bytes))])
-            scale = b.as_floats(block, FLOAT16, PANEL) if fmt.span else None
+            scale = None
+            if fmt.span:
+                scale = _powers(b, block) if fmt.powers else b.as_floats(block, FLOAT16, PANEL)
             minimum = b.as_floats(b.gep(block, [WORD(2 * PANEL)]), FLOAT16, PANEL) if fmt.minima else None
             block = b.gep(block, [WORD(fmt.heading)])
             with cgutils.for_range(b, WORD(fmt.groups)) as inner:
@@ -156,7 +193,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
     tiles.by_rows(b, fmt, rows, outs, group, odd=False)
 
 
-@generated(5)
+@emit(5)
 def round_groups(b: Builder, group: int, width: int) -> None:
     """Round a row to integers in [-127, 127], 127 at the largest absolute value of each group, and write it as row r of
     the `count` rows of a tile, in `width` bits; see `block_tile`. Generated explicitly: loops over columns that are not
@@ -174,13 +211,13 @@ def round_groups(b: Builder, group: int, width: int) -> None:
     with cgutils.for_range(b, b.udiv(columns, WORD(group))) as loop:
         values = b.load_vector(b.gep(x, [b.mul(loop.index, WORD(4 * group))]), FLOAT, group, 4)
         bits = b.and_(b.bitcast(values, integers), ir.Constant(integers, [0x7FFFFFFF] * group))
-        top = b.bitcast(b.built_in(f"llvm.vector.reduce.smax.v{group}i32", INT, bits), FLOAT)  # NaN if there is one
+        top = b.bitcast(b.call_builtin(f"llvm.vector.reduce.smax.v{group}i32", INT, bits), FLOAT)  # NaN if there is one
         least = FLOAT(1e-30)
         factor = b.fdiv(FLOAT(127), b.select(b.fcmp_ordered(">", top, least), top, least))
         half = ir.Constant(floats, [0.5] * group)
-        scaled = b.fused(values, b.spread(factor, group), half)
-        whole = b.fptosi(b.built_in(f"llvm.floor.v{group}f32", floats, scaled), integers)
-        total = b.built_in(f"llvm.vector.reduce.add.v{group}i32", INT, whole)
+        scaled = b.multiply_add(values, b.spread(factor, group), half)
+        whole = b.fptosi(b.call_builtin(f"llvm.floor.v{group}f32", floats, scaled), integers)
+        total = b.call_builtin(f"llvm.vector.reduce.add.v{group}i32", INT, whole)
         unit, at = b.fdiv(top, FLOAT(127)), b.add(b.mul(loop.index, count), r)
         b.store(unit, b.gep(units, [at]), align=4)
         b.store(b.mul(total, INT(-processor.byte_offset())), b.gep(firsts, [at]), align=4)

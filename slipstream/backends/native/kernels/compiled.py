@@ -58,7 +58,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _usable(path: Path) -> bool:
-    """Whether this user can write files there and nobody else can: machine code is loaded from this folder."""
+    """Return whether this user can write files there and nobody else can: machine code is loaded from this folder."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if hasattr(os, "getuid") and (path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o022):

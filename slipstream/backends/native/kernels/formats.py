@@ -15,13 +15,18 @@ class Format(WeightFormat):
 
     @property
     def wide(self) -> bool:
-        """Whether the activations of a group are stored in 16 bits, see `block_tiles`."""
-        return self.group > 0 and self.bits == 8 and processor.adds_pairs()
+        """Return whether the activations of a group are stored in 16 bits, see `block_tiles`."""
+        return self.group > 0 and self.offset and processor.adds_pairs()
+
+    @property
+    def offset(self) -> bool:
+        """Return whether the numbers of weights are signed: tiles multiply with them + `processor.byte_offset()`."""
+        return self.bits == 8 or len(self.table) > 0
 
     @property
     def heading(self) -> int:
         """Bytes of the scales and minima of PANEL outputs and a span of columns."""
-        return 2 * PANEL * (1 + self.minima) if self.span else 0
+        return (2 - self.powers) * PANEL * (1 + self.minima) if self.span else 0
 
     @property
     def group_heading(self) -> int:

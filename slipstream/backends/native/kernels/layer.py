@@ -7,22 +7,24 @@ import numpy as np
 from numba import carray, types
 
 from slipstream.backends.native.kernels import matrices, memory, recurrent
-from slipstream.backends.native.kernels.arithmetic import activate, exp, maximum, rms_norm, sigmoid
+from slipstream.backends.native.kernels.arithmetic import activate, rms_norm
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
 from slipstream.backends.native.kernels.memory import address_of, floats, half, integers, pointer, shorts, small, where
+from slipstream.backends.native.kernels.mlp import DOWN, MOST_PAIRS, UP, expert_of, inner, mixture, outer
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
-from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, PLAIN, copy, matrix_at
+from slipstream.backends.native.kernels.products import ALIGN, copy
 from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
+_NUMBERS = np.array([fmt.table or range(16) for fmt in FORMATS], np.int8)
+"""What integers of 4 bits stand for, by format."""
+_POWERS = np.array([fmt.powers for fmt in FORMATS])
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
-UP, DOWN, _ONE = NOTHING, np.int64(1), np.float32(1)
-_LEFT_OUT = np.float32(-3e38)
-"""Rank of an expert outside of the best groups: it is chosen if all others are."""
+_ONE = np.float32(1)
 
 
 @kernel()
@@ -34,12 +36,6 @@ def padded(n):
 def layer_of(model, number):
     """LAYER record of a model."""
     return carray(pointer(model.layers), (model.count,), LAYER)[number]
-
-
-@kernel()
-def expert_of(model, number, part):
-    """MATRIX record of an expert; part: UP or DOWN."""
-    return matrix_at(model.experts, 2 * number + part)
 
 
 @kernel()
@@ -63,11 +59,12 @@ def _widest(model):
     for number in range(model.count):
         layer = layer_of(model, number)
         inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
-        for matrix in (layer.qkv, layer.per_head, layer.gates, layer.o, *inner, model.side_projection):
+        outer = (layer.qkv, layer.per_head, layer.gates, layer.o, layer.beside, layer.beside_o)
+        for matrix in (*outer, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
-        size, queries = max(size, layer.size), max(queries, layer.o.width)
-        projected = max(projected, layer.qkv.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
+        size, queries = max(size, layer.size), max(queries, layer.o.width + layer.beside_o.width)
+        projected = max(projected, layer.qkv.outs, layer.beside.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
         projected = max(projected, layer.recurrent.channels + layer.per_head.outs)
         projected = max(projected, layer.recurrent.gate + layer.gates.outs)
         scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
@@ -86,9 +83,10 @@ def room(board, model, rows, arena, columns, bytes):
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
-    widest, row_bytes, wide, size, queries, projected, least = _widest(model)
+    widest, row_bytes, inner_width, size, queries, projected, least = _widest(model)
     widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
-    stride, wide_stride = padded(model.width), padded(max(wide, model.most_experts))
+    stride, wide_stride = padded(model.width), padded(max(inner_width, model.most_experts))
+    pairs = min(count * model.experts_per_token, max(count, MOST_PAIRS))
     qkv_stride, mixed_stride = padded(max(projected, model.width)), padded(queries)
     slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
     scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(size, slots), least)
@@ -99,22 +97,26 @@ def room(board, model, rows, arena, columns, bytes):
     x = base + 2 * board.size * scratch
     qkv = x + 4 * count * stride
     mixed = qkv + 4 * count * qkv_stride
-    inner = mixed + 4 * count * mixed_stride
-    packed = inner + 4 * count * wide_stride
-    side = packed + (count * row_bytes + 63) // 64 * 64
+    wide = mixed + 4 * count * mixed_stride
+    chosen = wide + 4 * max(count, pairs) * wide_stride
+    packed = chosen + 4 * pairs * stride
+    alone = packed + (max(count, pairs) * row_bytes + 63) // 64 * 64
+    side = alone + (min(count, pairs) * row_bytes + 63) // 64 * 64
     end = side + 4 * count * model.side_projection.outs
     space = board.room
     space.side, space.side_stride = side, model.side_projection.outs
     space.x, space.stride, space.qkv, space.qkv_stride = x, stride, qkv, qkv_stride
-    space.mixed, space.mixed_stride, space.wide, space.wide_stride = mixed, mixed_stride, inner, wide_stride
-    space.packed, space.bytes = packed, end - address_of(arena)
+    space.mixed, space.mixed_stride, space.wide, space.wide_stride = mixed, mixed_stride, wide, wide_stride
+    space.packed, space.alone, space.chosen, space.pairs = packed, alone, chosen, pairs
+    space.bytes = end - address_of(arena)
     return space
 
 
 @kernel()
 def _add_block_row(table, token, out):
     """out += the row of one token, of weights in blocks; see `block_tiles`."""
-    heading, per, scale_bytes = 2 * PANEL * (1 + table.minima), table.span // table.group, 0
+    powers = _POWERS[table.format]
+    heading, per, scale_bytes = (2 - powers) * PANEL * (1 + table.minima), table.span // table.group, 0
     if table.span > table.group:
         scale_bytes = PANEL * (1 + table.minima)
     block = scale_bytes + PANEL * table.group * table.bits // 8
@@ -122,7 +124,12 @@ def _add_block_row(table, token, out):
     panel = table.values + token // PANEL * (count // per * (heading + per * block))
     for g in range(count):
         span = panel + g // per * (heading + per * block)
-        here, scale, minimum = span + heading + g % per * block, half(span + 2 * lane), np.float32(0)
+        here, minimum = span + heading + g % per * block, np.float32(0)
+        if powers:
+            exponent = np.int64(np.uint8(small(span + lane, 1)[0])) - 128
+            scale = np.float32(np.int64((exponent + 1023) << 52).view(np.float64))
+        else:
+            scale = half(span + 2 * lane)
         if table.minima:
             minimum = half(span + 2 * PANEL + 2 * lane)
         if scale_bytes:
@@ -131,9 +138,8 @@ def _add_block_row(table, token, out):
         for c in range(table.group):
             number = np.int32(0)
             if table.bits == 4:
-                number = np.int32(
-                    small(here + scale_bytes + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0] >> (c % 8 // 4 * 4) & 15
-                )
+                byte = small(here + scale_bytes + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0]
+                number = np.int32(_NUMBERS[table.format, byte >> (c % 8 // 4 * 4) & 15])
             else:
                 number = np.int32(small(here + scale_bytes + c // 4 * 4 * PANEL + 4 * lane + c % 4, 1)[0] ^ _FLIPPED)
             out[g * table.group + c] += np.float32(number) * scale + minimum
@@ -181,151 +187,17 @@ def embed(table, tokens, x, stride, add):
 
 
 @kernel()
-def _weigh(model, row):
-    """Turn the scores of experts into weights: by the sigmoid, or by the softmax over all."""
-    count = row.shape[0]
-    if model.sigmoid_experts:
-        for e in range(count):
-            row[e] = sigmoid(row[e])
-        return
-    top, total = maximum(row, count), np.float32(0)
-    for e in range(count):
-        row[e] = exp(row[e] - top)
-        total += row[e]
-    for e in range(count):
-        row[e] /= total
-
-
-@kernel()
-def _leave_groups_out(model, ranks):
-    """Give the experts outside of the best groups the lowest rank. A group is as good as its two best experts."""
-    each = ranks.shape[0] // model.groups
-    worth = np.empty(model.groups, np.float32)
-    for g in range(model.groups):
-        first, second = np.float32(-np.inf), np.float32(-np.inf)
-        for e in range(g * each, (g + 1) * each):
-            if ranks[e] > first:
-                first, second = ranks[e], first
-            elif ranks[e] > second:
-                second = ranks[e]
-        worth[g] = first + second
-    for _ in range(model.groups - model.top_groups):
-        worst = -1
-        for g in range(model.groups):
-            if worth[g] != np.inf and (worst < 0 or worth[g] <= worth[worst]):
-                worst = g
-        if worst >= 0:
-            worth[worst] = np.inf
-            ranks[worst * each : (worst + 1) * each] = _LEFT_OUT
-
-
-@kernel()
-def _choose(model, layer, scores, stride, count, chosen, shares):
-    """Choose the `experts_per_token` best experts of each row by their scores [count, experts]; shares receives their
-    weights. They are distinct, even if scores are NaN: `_mixture` has room for each row once."""
-    most = model.experts_per_token
-    ranks = np.empty(layer.experts, np.float32)
-    for r in range(count):
-        row = floats(scores + 4 * stride * r, layer.experts)
-        _weigh(model, row)
-        copy(row, ranks)
-        if layer.correction:
-            correction = floats(layer.correction, layer.experts)
-            for e in range(layer.experts):
-                ranks[e] += correction[e]
-        if model.groups > model.top_groups:
-            _leave_groups_out(model, ranks)
-        taken = np.float32(0)
-        for k in range(most):
-            best = -1
-            for e in range(layer.experts):
-                if ranks[e] != -np.inf and (best < 0 or ranks[e] > ranks[best]):
-                    best = e
-            chosen[r, k], shares[r, k] = best, row[best]
-            taken += row[best]
-            ranks[best] = -np.inf
-        for k in range(most):
-            if model.normed_experts:
-                shares[r, k] /= taken
-            shares[r, k] *= model.experts_scale
-
-
-@kernel()
-def _inner(board, model, layer, up, count, gather):
-    """The first product of an MLP for `count` rows of the residual stream: the first, or those of `gather` if not 0."""
-    room = board.room
-    matrices.transformed(
-        board, model, up, room.x, room.stride, count, NORM if layer.mlp_norm else PLAIN, layer.mlp_norm,
-        layer.mlp_norm_bias, gather, room.wide, room.wide_stride, NOTHING,
-    )  # fmt: skip
-
-
-@kernel()
-def _outer(board, model, down, count, y, stride, add):
-    """y = the second product of an MLP."""
-    room = board.room
-    matrices.transformed(
-        board, model, down, room.wide, room.wide_stride, count, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
-        NOTHING, y, stride, add,
-    )  # fmt: skip
-
-
-@kernel()
-def _add_expert_of_all(board, model, layer, count, sums):
-    """sums += the output of the shared expert, times the sigmoid of its score if it has one."""
-    room = board.room
-    shares = np.ones(count, np.float32)
-    if layer.shared_gate:
-        _inner(board, model, layer, layer.shared_router, count, NOTHING)
-        for r in range(count):
-            shares[r] = sigmoid(floats(room.wide + 4 * room.wide_stride * r, 1)[0])
-    _inner(board, model, layer, layer.up, count, NOTHING)
-    _outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
-    for r in range(count):
-        out = floats(room.qkv + 4 * room.qkv_stride * r, model.width)
-        for j in range(model.width):
-            sums[r, j] += shares[r] * out[j]
-
-
-@kernel()
-def _mixture(board, model, layer, count, room, sums):
-    """sums = the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the
-    layer's second norm of x; each row adds its experts in the order of their numbers."""
-    most = model.experts_per_token
-    chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
-    _inner(board, model, layer, layer.router, count, NOTHING)
-    _choose(model, layer, room.wide, room.wide_stride, count, chosen, shares)
-    chosen_by, places = np.empty(count, np.int64), np.empty(count, np.int64)
-    sums[:] = 0
-    for e in range(layer.experts):
-        count_here = NOTHING
-        for r in range(count):
-            for k in range(most):
-                if chosen[r, k] == e:
-                    chosen_by[count_here], places[count_here] = r, k
-                    count_here += 1
-        if count_here == 0:
-            continue
-        up, down = expert_of(model, layer.first_expert + e, UP), expert_of(model, layer.first_expert + e, DOWN)
-        _inner(board, model, layer, up, count_here, address_of(chosen_by))
-        _outer(board, model, down, count_here, room.qkv, room.qkv_stride, NOTHING)
-        for i in range(count_here):
-            share, out = shares[chosen_by[i], places[i]], floats(room.qkv + 4 * room.qkv_stride * i, model.width)
-            for j in range(model.width):
-                sums[chosen_by[i], j] += share * out[j]
-    if layer.up.outs > 0:
-        _add_expert_of_all(board, model, layer, count, sums)
-
-
-@kernel()
 def _add_attention(board, model, layer, count):
-    """x += the output product of attention."""
-    room = board.room
-    if layer.out_norm == 0 and model.residual_scale == 1:
+    """x += the output product of attention, or of a recurrence, or of both."""
+    room, scale = board.room, model.residual_scale * layer.out_scale
+    if layer.beside_o.outs > 0:
+        mixed = room.mixed + 4 * layer.o.width
+        matrices.linear(board, layer.beside_o, mixed, room.mixed_stride, count, room.x, room.stride, ADD)
+    if layer.out_norm == 0 and scale == 1:
         matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.x, room.stride, ADD)
         return
     matrices.linear(board, layer.o, room.mixed, room.mixed_stride, count, room.qkv, room.qkv_stride, NOTHING)
-    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, model.residual_scale, _ONE)
+    matrices.merge(board, model, layer.out_norm, room.qkv, room.qkv_stride, count, scale, _ONE)
 
 
 @kernel()
@@ -340,14 +212,14 @@ def _add_mlp(board, model, layer, count, factor):
     room, scale = board.room, model.residual_scale
     if layer.experts > 0:
         sums = np.empty((count, model.width), np.float32)
-        _mixture(board, model, layer, count, room, sums)
+        mixture(board, model, layer, count, sums)
         _merge_array(board, model, layer.mlp_out_norm, sums, scale, factor)
         return
-    _inner(board, model, layer, layer.up, count, NOTHING)
+    inner(board, model, layer, layer.up, layer.mlp_norm, count)
     if layer.mlp_out_norm == 0 and scale == 1 and factor == 1:
-        _outer(board, model, layer.down, count, room.x, room.stride, ADD)
+        outer(board, model, layer.down, count, room.x, room.stride, ADD)
         return
-    _outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
+    outer(board, model, layer.down, count, room.qkv, room.qkv_stride, NOTHING)
     matrices.merge(board, model, layer.mlp_out_norm, room.qkv, room.qkv_stride, count, scale, factor)
 
 
@@ -410,43 +282,53 @@ def one_layer(
     cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
     active, room = integers(active_rows, active_count), board.room
     layer, count = layer_of(model, number), rows.count
-    for product in range(3 if layer.per_head.outs else 1):  # in order: one's padding is overwritten by the next
+    recurs, beside = layer.recurrent.kind != ATTENTION, layer.beside.outs > 0
+    mixes = layer.qkv.outs > 0
+    products = 3 if layer.per_head.outs else 1 if mixes else 0
+    for product in range(products):  # in order: one's padding is overwritten by the next
         matrix, place = layer.qkv, room.qkv
         if product == 1:
             matrix, place = layer.per_head, room.qkv + 4 * layer.recurrent.channels
         elif product == 2:
             matrix, place = layer.gates, room.qkv + 4 * layer.recurrent.gate
         matrices.transformed(
-            board, model, matrix, given, given_stride, count, mode, norm, norm_bias, NOTHING, place, room.qkv_stride,
+            board, model, matrix, given, given_stride, count, mode, norm, norm_bias, place, room.qkv_stride, NOTHING,
+        )  # fmt: skip
+    if recurs:
+        matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
+    if beside:
+        matrices.transformed(
+            board, model, layer.beside, given, given_stride, count, mode, norm, norm_bias, room.qkv, room.qkv_stride,
             NOTHING,
         )  # fmt: skip
-    attention = layer.recurrent.kind == ATTENTION
-    if attention:
+    attends = beside or (mixes and not recurs)
+    if attends:
         matrices.write_kv(board, model, layer, cache, rows, room.qkv, room.qkv_stride)
-    else:
-        matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
     if active_count == 0:
         return
     for a in range(active_count):
         if active[a] > a:
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
-            if not attention:
+            if recurs:
                 row = floats(room.mixed + 4 * room.mixed_stride * active[a], layer.o.width)
                 copy(row, floats(room.mixed + 4 * room.mixed_stride * a, layer.o.width))
-    if attention:
+    if attends:
         starts = np.empty(active_count + 1, np.int64)
         bundles, longest = matrices.group_rows(rows, active, layer.heads // layer.kv_heads, starts)
         matrices.attend(
-            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride, room.mixed,
-            room.mixed_stride,
+            board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
+            room.mixed + (4 * layer.o.width if beside else 0), room.mixed_stride,
         )  # fmt: skip
     if layer.parallel:
-        _inner(board, model, layer, layer.up, active_count, NOTHING)
+        inner(board, model, layer, layer.up, layer.mlp_norm, active_count)
         _add_attention(board, model, layer, active_count)
-        _outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
+        outer(board, model, layer.down, active_count, room.x, room.stride, ADD)
         return
-    _add_attention(board, model, layer, active_count)
+    if mixes:
+        _add_attention(board, model, layer, active_count)
+    if layer.up.outs == 0 and layer.experts == 0:
+        return
     if model.side_width > 0:
         _add_mlp(board, model, layer, active_count, _ONE)
         _add_side(board, model, layer, number, active, active_count)

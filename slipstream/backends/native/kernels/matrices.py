@@ -6,10 +6,10 @@ from numba import carray, types
 from slipstream.backends.native.kernels import attention, products, records, recurrent
 from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
-from slipstream.backends.native.kernels.memory import address_of, integers, pointer, where
+from slipstream.backends.native.kernels.memory import address_of, floats, integers, pointer, where
 from slipstream.backends.native.kernels.pool import share
 from slipstream.backends.native.kernels.processor import PANEL, lanes
-from slipstream.backends.native.kernels.products import ALIGN, BAND, PLAIN, tiles_of
+from slipstream.backends.native.kernels.products import ALIGN, BAND, NORM, PLAIN, matrix_at, tiles_of
 from slipstream.backends.native.kernels.records import BOARD, NOTHING
 
 MIN_SHARED_BYTES = 1 << 15
@@ -31,7 +31,7 @@ MIN_SPLIT_SLOTS = 512
 """From this number of slots on, the context is split among threads if there are too few heads for all threads."""
 
 
-_ONE, _NONE = np.float32(1), np.float32(0)
+_ONE, _NONE, _SINGLE = np.float32(1), np.float32(0), np.int64(1)
 
 
 @kernel()
@@ -48,22 +48,73 @@ def attention_scratch(size, width):
 
 
 @kernel()
-def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, scale, cap):
-    """Prepare rows as `board.prepare` says, and multiply them. scale, cap: of the outputs, if not 1 and 0."""
-    preparation, job, packed = board.prepare, board.product, board.room.packed
-    preparation.matrix, preparation.inputs, preparation.stride = where(matrix), inputs, stride
-    preparation.rows, preparation.packed = rows, packed
-    tiles = tiles_of(rows, matrix.most_rows)
-    share(board, records.PREPARED, tiles, rows * matrix.columns > MIN_SHARED_NUMBERS)
-    bands, outputs = max(1, min(tiles, rows // BAND)), ALIGN
-    if matrix.outs < 4 * ALIGN * board.threads and rows > 2:
+def _prepare(board, matrix, sections, count, most, rows, packed):
+    """Prepare rows for products as `board.prepare` says. See `_multiply_sections`."""
+    job = board.prepare
+    job.sections, job.pieces, job.packed = sections, tiles_of(most, matrix.most_rows), packed
+    share(board, records.PREPARED, count * job.pieces, rows * matrix.columns > MIN_SHARED_NUMBERS)
+
+
+@kernel()
+def _multiply_sections(board, matrix, sections, count, most, rows, y, y_stride, add, scale, cap):
+    """Prepare the rows of SECTIONs as `board.prepare` says, and multiply them.
+
+    matrix      of one of them; the others have the same shape and format
+    sections    their address; count: how many
+    most, rows  the rows of the largest one, and of all
+    scale, cap  of the outputs, if not 1 and 0
+    """
+    job, packed = board.product, board.room.packed
+    _prepare(board, matrix, sections, count, most, rows, packed)
+    bands, outputs, outs = 1, ALIGN, count * matrix.outs
+    if count == 1:
+        bands = max(1, min(tiles_of(most, matrix.most_rows), most // BAND))
+    if outs < 4 * ALIGN * board.threads and most > 2:
         outputs = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
-    elif matrix.outs * bands < 16 * ALIGN * board.threads and (matrix.group > 0 or NARROW):
+    elif outs * bands < 16 * ALIGN * board.threads and (matrix.group > 0 or NARROW):
         outputs = 2 * PANEL  # threads end at about the same time; a tile has at most two panels anyway
-    job.matrix, job.packed, job.rows, job.scale, job.cap = where(matrix), packed, rows, scale, cap
+    job.sections, job.packed, job.scale, job.cap = sections, packed, scale, cap
     job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, bands
-    units = (matrix.outs + outputs - 1) // outputs * bands
-    share(board, records.PRODUCTS, units, matrix.outs * matrix.out_bytes > MIN_SHARED_BYTES)
+    job.pieces = (matrix.outs + outputs - 1) // outputs * bands
+    share(board, records.PRODUCTS, count * job.pieces, outs * matrix.out_bytes > MIN_SHARED_BYTES)
+
+
+@kernel()
+def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, scale, cap):
+    """Multiply all rows by one matrix."""
+    board.prepare.inputs, board.prepare.stride, whole = inputs, stride, board.whole
+    whole.matrix, whole.first, whole.rows = where(matrix), NOTHING, rows
+    _multiply_sections(board, matrix, where(whole), _SINGLE, rows, rows, y, y_stride, add, scale, cap)
+    if matrix.factors:
+        factors = floats(matrix.factors, matrix.outs)
+        for r in range(rows):
+            out = floats(y + 4 * y_stride * r, matrix.outs)
+            for i in range(matrix.outs):
+                out[i] *= factors[i]
+
+
+@kernel()
+def pack_alone(board, model, matrix, rows, norm, bias, sections):
+    """Pack the first rows of the residual stream, normalised, for the matrices of experts: each as a tile of its own,
+    in `board.room.alone`. sections: SECTION [>= rows], scratch."""
+    job, room = board.prepare, board.room
+    for r in range(rows):
+        sections[r].matrix, sections[r].first, sections[r].rows = where(matrix), r, 1
+    job.model, job.mode, job.weight, job.bias, job.gather = where(model), NORM if norm else PLAIN, norm, bias, NOTHING
+    job.inputs, job.stride = room.x, room.stride
+    _prepare(board, matrix, address_of(sections), rows, _SINGLE, rows, room.alone)
+
+
+@kernel()
+def multiply_sections(board, model, sections, count, inputs, stride, mode, gather, y, y_stride):
+    """y = rows of the first `count` SECTIONs times their matrices, which have the same shape and format. mode, gather:
+    see `products.prepare`."""
+    job, most, rows = board.prepare, 0, 0
+    for g in range(count):
+        most, rows = max(most, sections[g].rows), rows + sections[g].rows
+    job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, NOTHING, NOTHING, gather
+    job.inputs, job.stride, matrix = inputs, stride, matrix_at(sections[0].matrix, 0)
+    _multiply_sections(board, matrix, address_of(sections), count, most, rows, y, y_stride, NOTHING, _ONE, _NONE)
 
 
 @kernel()
@@ -75,10 +126,10 @@ def linear(board, matrix, inputs, stride, rows, y, y_stride, add):
 
 
 @kernel()
-def transformed(board, model, matrix, inputs, stride, rows, mode, norm, bias, gather, y, y_stride, add):
+def transformed(board, model, matrix, inputs, stride, rows, mode, norm, bias, y, y_stride, add):
     """`linear` of rows that are transformed first: see `products.prepare`."""
     job = board.prepare
-    job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, norm, bias, gather
+    job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, norm, bias, NOTHING
     _multiply(board, matrix, inputs, stride, rows, y, y_stride, add, _ONE, _NONE)
 
 
@@ -96,7 +147,7 @@ def merge(board, model, norm, y, y_stride, rows, scale, factor):
     """Add rows at y to the residual stream: see `products.merge`."""
     job, room = board.merge, board.room
     job.x, job.stride, job.y, job.y_stride = room.x, room.stride, y, y_stride
-    job.width, job.rows, job.each, job.norm, job.scale, job.eps = model.width, rows, 8, norm, scale, model.eps
+    job.width, job.rows, job.each, job.norm, job.scale, job.eps = model.width, rows, 8, norm, scale, model.out_eps
     job.factor = factor
     share(board, records.MERGED, (rows + 7) // 8, rows * model.width > MIN_SHARED_NUMBERS)
 
@@ -143,7 +194,7 @@ def attend(board, layer, cache, rows, active, starts, bundles, longest, q, strid
     job.window, job.causal, job.scale = layer.window, layer.causal, layer.scale
     job.cap, job.sinks, job.gate = layer.cap, layer.sinks, NOTHING
     if layer.gate:  # after queries, keys and values
-        job.gate = q + 4 * (layer.heads + 2 * layer.kv_heads * layer.writes) * layer.size
+        job.gate, job.gate_each = q + 4 * (layer.heads + 2 * layer.kv_heads * layer.writes) * layer.size, layer.gate
     job.width = (longest + cache.slots - 1) // cache.slots * cache.slots
     job.scores, job.mix = cache.scores, cache.mix
     groups = bundles * layer.kv_heads * parts_of(layer.heads, layer.kv_heads)

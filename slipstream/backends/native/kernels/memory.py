@@ -20,8 +20,8 @@ _WORD, _BYTE, _HALF = ir.IntType(64), ir.IntType(8), ir.HalfType()
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: a function that writes LLVM code, as a function that kernels call. It gets the builder and the values
-    of the arguments, and returns the value of the result, or None if there is none. No types: those of the caller."""
+    """Decorate a function that writes LLVM code, so that kernels can call it. It gets the builder and the values of the
+    arguments, and returns the value of the result, or None if there is none. Without types it takes the caller's."""
 
     def decorate(generate: Callable[..., Any]) -> Any:
         @wraps(generate)  # Numba reads the names of the arguments

@@ -1,7 +1,7 @@
 """Whole passes: a decoder over packed rows, and several of its steps in one call; a draft of an EAGLE head (see
-`heads.eagle_head`), the context of a DFlash head (see `heads.dflash_head`; its blocks are passes of a decoder), and the
-logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the number of rows changes, as it
-does in nearly every step of speculation. Rows are batch-invariant.
+`heads.eagle_head`) or an MTP layer, the context of a DFlash head (see `heads.dflash_head`; its blocks are passes of a
+decoder), and the logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the number of
+rows changes, as it does in nearly every step of speculation. Rows are batch-invariant.
 
 R rows, d width, V vocabulary (of the draft), K steps or heads, B sequences; W width of the target's states, T taps.
 """
@@ -53,7 +53,7 @@ def _forward(
     (nothing was done), or -n: n bytes of arena are needed.
     """
     board, model, cache, rows = boards[0], models[0], caches[0], packed[0]
-    board.threads = threads
+    board.threads, board.experts_read = threads, 0
     count = rows.count
     space = room(board, model, rows, arena, NOTHING, NOTHING)
     if space.bytes > arena.shape[0]:
@@ -64,6 +64,10 @@ def _forward(
         if model.embedding_scale != 1:
             for r in range(count):
                 _scale(floats(space.x + 4 * space.stride * r, model.width), model.embedding_scale)
+        if model.embed_norm:
+            for r in range(count):
+                row = floats(space.x + 4 * space.stride * r, model.width)
+                rms_norm(row, floats(model.embed_norm, model.width), model.eps, row)
         if model.positions.count > 0:
             positions, at = np.empty(count, np.int64), rows_at(rows.at, count)
             for r in range(count):
@@ -157,7 +161,7 @@ def _product(board, matrix, x, y):
 
 
 @kernel()
-def _fused(board, head, taps):
+def _fuse(board, head, taps):
     """Concatenated taps [R, T * W] -> input features of EAGLE-3 or DFlash [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.decoder.eps
     for r in range(x.shape[0]):
@@ -178,15 +182,19 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
     model, count = head.decoder, rows.count
     space = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
     width, layers, first_version = model.width, model.count, head.feature_norm == 0
+    plain = first_version and head.input_norms == 0
     side = np.empty((count, 2 * width if not first_version else head.fc.width), np.float32)
     embedded = np.empty((count, width), np.float32)
     if not embed(model.embed, tokens, address_of(embedded), width, NOTHING):
         return NO_SUCH_TOKEN
     for r in range(count):
         right, x = side[r, width:], floats(space.x + 4 * space.stride * r, width)
-        if first_version:
+        if plain:
             copy(embedded[r], side[r, :width])
             copy(feature[r], right)
+        elif first_version:
+            rms_norm(embedded[r], floats(head.input_norms, width), model.eps, side[r, :width])
+            rms_norm(feature[r], floats(head.input_norms + 4 * width, width), model.eps, right)
         else:
             rms_norm(embedded[r], floats(layer_of(model, NOTHING).norm, width), model.eps, side[r, :width])
             rms_norm(feature[r, :width], floats(head.feature_norm, width), model.eps, right)
@@ -198,7 +206,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
         layer = layer_of(model, number)
         given, stride, mode = side_at, side.shape[1], PLAIN
         if first_version or number > 0:
-            given, stride, mode = space.x, space.stride, PLAIN if number == 0 else NORM
+            given, stride, mode = space.x, space.stride, PLAIN if plain and number == 0 else NORM
         active = wanted if number == layers - 1 else everyone
         run_layer(board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, active)
     state, asked = FINE, wanted.shape[0]
@@ -211,7 +219,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
         else:
             copy(x, after[a])
     if asked > 0:
-        mode = PLAIN if first_version else NORM
+        mode = PLAIN if plain or model.norm == 0 else NORM
         logits_of(board, model, space.x, space.stride, asked, mode, NOTHING, address_of(logits), logits.shape[1])
     return state
 
@@ -229,7 +237,7 @@ def draft_eagle(
     wanted         int64 [A], increasing; if K > 0, the last row of each sequence: A = B
     picks          `Picks`: how tokens are picked, and whether the call ends before K
     drawn          [K, B] receives the draft ids; K = 0: one pass, nothing is drawn
-    after          [A, d] receives the next features of the wanted rows, those of the last step
+    after          [A, d] receives the next features of the wanted rows in the last step
     logits, probs  [K or 1, A, padded V] and float64 [K, B, V]: see `decode`
     Returns the same as `forward`; NOT_FINITE if any step returned it.
     """
@@ -240,7 +248,7 @@ def draft_eagle(
     if space.bytes > arena.shape[0]:
         return -space.bytes
     if not from_head and head.feature_norm != 0:
-        feature = _fused(boards[0], head, features)
+        feature = _fuse(boards[0], head, features)
     for j in range(max(steps, 1)):
         if j > 0:
             ids = integers(head.ids, head.id_count)
@@ -270,7 +278,7 @@ def read_context(boards, heads, caches, packed, taps, arena, threads):
     space = room(board, head.decoder, rows, arena, head.fc.columns, head.fc.row_bytes)
     if space.bytes > arena.shape[0]:
         return -space.bytes
-    x, nobody, model, norm = _fused(board, head, taps), np.empty(0, np.int64), head.decoder, head.feature_norm
+    x, nobody, model, norm = _fuse(board, head, taps), np.empty(0, np.int64), head.decoder, head.feature_norm
     for number in range(model.count):
         run_layer(
             board, model, caches[0], rows, number, address_of(x), x.shape[1], NORM, norm, NOTHING, nobody

@@ -24,10 +24,10 @@ def has(feature: str) -> bool:
     ("+avx2,+fma,...") names the features of another processor for which Numba compiles."""
     chosen = config.CPU_FEATURES  # type: ignore[attr-defined]
     features = get_host_cpu_features() if chosen is None else chosen
-    return f"+{feature}" in features.split(",") or (is_arm() and feature in _ARM_CODE and _implied(feature, features))
+    return f"+{feature}" in features.split(",") or (is_arm() and feature in _ARM_CODE and _implies(feature, features))
 
 
-def _implied(feature: str, features: str) -> bool:
+def _implies(feature: str, features: str) -> bool:
     """Return True if the name of the Arm processor for which Numba compiles implies a feature. On Linux LLVM lists few
     features of Arm and derives the others from that name. The code that it generates shows them."""
     binding.initialize_native_target()
@@ -56,25 +56,34 @@ def registers() -> int:
 
 
 def has_byte_dots() -> bool:
-    """Whether one instruction adds four products of 8-bit integers to a 32-bit sum: AVX-512 VNNI, AVX-VNNI, or the dot
-    products of Arm."""
+    """Return whether one instruction adds four products of 8-bit integers to a 32-bit sum: AVX-512 VNNI, AVX-VNNI, or
+    the dot products of Arm."""
     if is_arm():
         return has("dotprod")
     return (lanes() == 16 and has("avx512vnni")) or has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
 
 
 def adds_pairs() -> bool:
-    """Whether products of 8-bit integers are added in pairs: x86 before AVX-512 and without byte dot products."""
+    """Return whether products of 8-bit integers are added in pairs: on x86 without AVX-512 and byte dot products."""
     return registers() == 16 and not has_byte_dots()
 
 
+def lookup() -> tuple[int, str]:
+    """Return bytes of a vector, and LLVM's name of the instruction that replaces each, below 16, by a table's."""
+    if is_arm():
+        return 16, "llvm.aarch64.neon.tbl1.v16i8"
+    if lanes() == 16 and has("avx512bw"):
+        return 64, "llvm.x86.avx512.pshuf.b.512"
+    return (32, "llvm.x86.avx2.pshuf.b") if lanes() > 4 else (16, "llvm.x86.ssse3.pshuf.b.128")
+
+
 def has_bfloat16_dots() -> bool:
-    """Whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
+    """Return whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
     return not is_arm() and lanes() == 16 and has("avx512bf16")
 
 
 def converts_half() -> bool:
-    """Whether an instruction converts float16 to float32 (F16C on x86; every 64-bit Arm has one)."""
+    """Return whether an instruction converts float16 to float32 (F16C on x86; every 64-bit Arm has one)."""
     return is_arm() or has("f16c") or has("avx512f")
 
 

@@ -10,7 +10,7 @@ from slipstream.backends.native.kernels.compiled import EXACT, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FORMATS, INT8_PAIRS, INT8_QUADS_TWICE
 from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, small, words
 from slipstream.backends.native.kernels.processor import byte_offset
-from slipstream.backends.native.kernels.records import MATRIX, MODEL
+from slipstream.backends.native.kernels.records import MATRIX, MODEL, SECTION
 from slipstream.backends.native.kernels.vectors import locator
 
 ALIGN = 64
@@ -19,8 +19,8 @@ ALIGN = 64
 BAND = 48
 """Maximum rows of a unit of work."""
 
-PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal argument would have its own type
-"""How a row is transformed first."""
+PLAIN, NORM, GATE, ACTIVATE, PACKED = map(np.int64, range(5))  # typed: each literal argument would have its own type
+"""How a row is transformed first. PACKED: it is packed already, as a tile of its own."""
 
 _PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(fmt) for fmt in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
 _round_16, _round_32, _round_64 = (locator(round_groups, group, 8) for group in (16, 32, 64))
@@ -40,6 +40,12 @@ def copy(x, out):
 def matrix_at(address, number):
     """MATRIX record `number` of those at an address."""
     return carray(pointer(address), (number + 1,), MATRIX)[number]
+
+
+@kernel()
+def section_at(address, number):
+    """SECTION record `number` of those at an address."""
+    return carray(pointer(address), (number + 1,), SECTION)[number]
 
 
 @kernel()
@@ -135,25 +141,48 @@ def _transform(job, row, out):
 
 
 @kernel()
-def prepare(job, tile, thread):
-    """Unit of work: transform the rows of one tile and pack them.
+def _interleave(job, matrix, first, count):
+    """Join rows that are packed alone to a tile: whole words of all rows in turn, then activations by groups."""
+    bytes, group = matrix.row_bytes, max(matrix.group, 1)
+    numbers, groups = bytes // 4, matrix.columns // group
+    if matrix.group:
+        numbers = 3 * groups  # see `block_tiles.block_tile`
+    each = (bytes // 4 - numbers) // groups
+    chosen, out = integers(job.gather, first + count), words(job.packed + first * bytes, count * bytes // 4)
+    for r in range(count):
+        row = words(job.inputs + bytes * chosen[first + r], bytes // 4)
+        for i in range(numbers):
+            out[i * count + r] = row[i]
+        for g in range(groups if matrix.group else 0):
+            copy(row[numbers + g * each :], out[count * numbers + (g * count + r) * each :][:each])
+
+
+@kernel()
+def prepare(job, unit, thread):
+    """Unit of work: transform the rows of one tile of a section and pack them.
 
     inputs: float32, rows `stride` apart; gather: int64 [rows], which of them, or 0 for all in order. The tile is
     written to packed + first * row_bytes, in the layout of `tiles.matrix_tile` for the format.
     """
-    scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(job.matrix, 0)
+    section, tile = section_at(job.sections, unit // job.pieces), unit % job.pieces
+    scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(section.matrix, 0)
+    if tile >= tiles_of(section.rows, matrix.most_rows):
+        return
     width, columns, fmt = matrix.width, matrix.columns, matrix.format
     buffer = floats(scratch, columns)
     narrow, bytes = words(scratch + 4 * columns, columns), small(scratch + 8 * columns, 2 * columns)
-    first = first_of(tile, job.rows, matrix.most_rows)
-    count = first_of(tile + 1, job.rows, matrix.most_rows) - first
+    first = section.first + first_of(tile, section.rows, matrix.most_rows)
+    count = section.first + first_of(tile + 1, section.rows, matrix.most_rows) - first
+    if job.mode == PACKED:
+        _interleave(job, matrix, first, count)
+        return
     base = job.packed + first * matrix.row_bytes
     straight = count == 1 and fmt < _PAIRS  # the row itself is packed
     read = 2 * width if job.mode == GATE else width
     for r in range(count):
         number = first + r
         if job.gather:
-            number = integers(job.gather, job.rows)[number]
+            number = integers(job.gather, number + 1)[number]
         row = floats(job.inputs + 4 * job.stride * number, read)
         if straight:
             out = floats(base, width)
@@ -201,17 +230,18 @@ def _finish(job, logits):
 
 @kernel()
 def product(job, unit, thread):
-    """Unit of work: `share` outputs of a band of the packed rows; see `tiles.matrix_tile`."""
-    matrix = matrix_at(job.matrix, 0)
-    tiles = tiles_of(job.rows, matrix.most_rows)
-    band, block = unit % job.bands, unit // job.bands
+    """Unit of work: `share` outputs of a band of a section's packed rows; see `tiles.matrix_tile`."""
+    section, piece = section_at(job.sections, unit // job.pieces), unit % job.pieces
+    matrix = matrix_at(section.matrix, 0)
+    tiles = tiles_of(section.rows, matrix.most_rows)
+    band, block = piece % job.bands, piece // job.bands
     low = block * job.share
     high = min(low + job.share, matrix.outs)
     for o in range(low, high, ALIGN):  # the weights of so few outputs stay in cache while all rows use them
         outs = min(ALIGN, high - o)
         for tile in range(band * tiles // job.bands, (band + 1) * tiles // job.bands):
-            first = first_of(tile, job.rows, matrix.most_rows)
-            count = first_of(tile + 1, job.rows, matrix.most_rows) - first
+            first = section.first + first_of(tile, section.rows, matrix.most_rows)
+            count = section.first + first_of(tile + 1, section.rows, matrix.most_rows) - first
             x, y = job.packed + first * matrix.row_bytes, job.y + 4 * (first * job.stride + o)
             weights, scales, bias = matrix.weights + o * matrix.out_bytes, matrix.scales + 4 * o, matrix.bias + 4 * o
             call(matrix.tile, (weights, scales, bias, x, y, matrix.columns, outs, count, job.stride, job.add))

@@ -31,6 +31,7 @@ MATRIX = _record(
     group=_I,  # columns that share a scale of activations; 0: all
     out_bytes=_I,  # of the weights of one output
     row_bytes=_I,  # of one packed row
+    factors=_I,  # float32 [outs], of the outputs; 0: none
 )
 """A linear layer [out, in]."""
 
@@ -60,7 +61,9 @@ MODEL = _record(
     top_groups=_I,
     experts_scale=_F,  # of the weights of the chosen experts
     eps=_F,
+    out_eps=_F,  # of the norms of outputs
     limit=_F,  # of SWIGLU
+    embed_norm=_I,  # float32 [d], ones: embeddings are normalised; 0: none
     embedding_scale=_F,
     residual_scale=_F,
     logits_scale=_F,
@@ -86,6 +89,7 @@ RECURRENT = _record(
     conv_bias=_I,  # float32 [channels]
     rate=_I,  # float32 [heads]: negative, how fast a state decays
     step_bias=_I,  # float32 [heads]
+    step_scale=_F,  # of beta
     skip=_I,  # float32 [heads]: how much of v is added to the output
     norm=_I,  # float32 [norm_width], of the outputs
     norm_width=_I,
@@ -105,7 +109,7 @@ LAYER = _record(
     kv_heads=_I,
     size=_I,
     kv=_I,  # the layer of the cache that is read
-    writes=_I,  # whether keys and values are computed and written; else those of an earlier layer are read
+    writes=_I,  # whether keys and values are computed and written; else an earlier layer's are read
     norm=_I,  # 0: none
     norm_bias=_I,
     out_norm=_I,  # of attention's output; 0: none
@@ -122,13 +126,18 @@ LAYER = _record(
     rotated=_I,  # how many dimensions of a head are rotated
     growth=_I,  # 1 + the number of the table of factors of queries; 0: none
     sinks=_I,  # float32 [H]; 0: none
-    gate=_I,  # whether attention's output is multiplied by the sigmoid of the last rows of `qkv`
+    gate=_I,  # attention's output is multiplied by the sigmoid of the last rows of `qkv`, each for so many outputs
     parallel=_I,  # whether the MLP reads the same x as attention
     window=_I,  # a row sees positions that are nearer than this; 0: all
-    causal=_I,  # whether no row sees a later one, whatever the rows of the pass say
+    causal=_I,  # no row sees a later row, even if the rows of the pass allow it
     scale=_F,  # of scores
     cap=_F,  # of scores; 0: none
     correction=_I,  # float32 [experts]; 0: none
+    router_norm=_I,  # of the router's input
+    experts_norm=_I,  # of the experts' input
+    experts_out_norm=_I,  # of the sum of their outputs; 0: none
+    shared_out_norm=_I,  # of the shared expert's output; 0: none
+    expert_scales=_I,  # float32 [experts], multiply the weights of chosen experts; 0: none
     factor=_F,  # multiplies the output
     side_gate=MATRIX,
     side_out=MATRIX,
@@ -139,10 +148,13 @@ LAYER = _record(
     per_head=MATRIX,  # rows of a recurrent layer's first product that are stored in other formats than `qkv`
     gates=MATRIX,
     o=MATRIX,
+    out_scale=_F,  # of the outputs of `o`
+    beside=MATRIX,  # `qkv` and `o` of attention beside a recurrence
+    beside_o=MATRIX,
     up=MATRIX,  # gate and up, stacked, if the MLP is gated
     down=MATRIX,
     router=MATRIX,
-    experts=_I,  # number of experts; 0: the MLP is `up` and `down`, which else are those of a shared expert
+    experts=_I,  # number of experts; 0: the MLP is `up` and `down`, otherwise these are a shared expert's
     first_expert=_I,  # index of the first one in `MODEL.experts`
     recurrent=RECURRENT,
 )
@@ -183,11 +195,13 @@ STATE = _record(
     settled=_I,  # and rows of this pass
     first=_I,  # row
     count=_I,  # of rows
-    snapshot=_I,  # receives the state as of so many tokens; 0: none
-    tails=_I,  # receives the inputs of the last taps - 1 of them
-    snapshot_at=_I,
+    snapshots=_I,  # SNAPSHOT [snapshot_count]
+    snapshot_count=_I,
 )
 """What a sequence has in recurrent layers: see `recurrent`."""
+
+SNAPSHOT = _record(at=_I, cells=_I, tails=_I)
+"""cells receives the state after `at` tokens, tails the inputs of the last taps - 1 of them."""
 
 ROWS = _record(
     at=_I,  # ROW [count]
@@ -201,14 +215,22 @@ ROWS = _record(
 
 # --- the work of threads: one record for each kind -------------------------------------------------------------------
 
-PREPARE = _record(
-    model=_I, matrix=_I, inputs=_I, stride=_I, gather=_I, rows=_I, mode=_I, weight=_I, bias=_I, packed=_I, scratch=_I,
-    scratch_bytes=_I,
-)  # fmt: skip
-"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. model, matrix: addresses."""
+SECTION = _record(
+    matrix=_I,  # address
+    first=_I,
+    rows=_I,
+)
+"""Neighbouring rows that are multiplied by the same matrix: all rows of a pass, or those that chose an expert."""
 
-PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
-"""Packed rows times a matrix: see `products.product`."""
+PREPARE = _record(
+    model=_I, sections=_I, pieces=_I, inputs=_I, stride=_I, gather=_I, mode=_I, weight=_I, bias=_I, packed=_I,
+    scratch=_I, scratch_bytes=_I,
+)  # fmt: skip
+"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. sections: address of SECTIONs, each
+of which has `pieces` units of work."""
+
+PRODUCT = _record(sections=_I, pieces=_I, packed=_I, y=_I, stride=_I, add=_I, share=_I, bands=_I, scale=_F, cap=_F)
+"""Packed rows times the matrices of their SECTIONs: see `products.product`."""
 
 MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, norm=_I, scale=_F, factor=_F, eps=_F)
 """Outputs to normalise and to add to the residual stream: see `products.merge`."""
@@ -222,8 +244,8 @@ WRITE_KV = _record(
 ATTEND = _record(
     q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
     hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, causal=_I, out=_I,
-    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I, sinks=_I, gate=_I, scale=_F,
-    cap=_F,
+    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I, sinks=_I, gate=_I,
+    gate_each=_I, scale=_F, cap=_F,
 )  # fmt: skip
 """Attention: see `attention`."""
 
@@ -255,6 +277,9 @@ ROOM = _record(
     wide=_I,  # inside the MLP, before its activation function
     wide_stride=_I,
     packed=_I,  # rows packed for a product
+    alone=_I,  # the input of a mixture, each row packed as a tile of its own
+    chosen=_I,  # outputs of experts, [pairs, stride]
+    pairs=_I,  # most pairs of a row and an expert that are computed at a time
     side=_I,  # embeddings of all rows for all layers, `side_stride` apart
     side_stride=_I,
     bytes=_I,
@@ -270,8 +295,10 @@ BOARD = _record(
     address=_I,  # of this record
     run=_I,  # addresses of `matrices.run_unit`
     run_layer=_I,  # and `layer.one_layer`
+    experts_read=_I,  # by a pass, all layers together
     prepare=PREPARE,
     product=PRODUCT,
+    whole=SECTION,  # all rows of a product with one matrix
     merge=MERGE,
     write_kv=WRITE_KV,
     attend=ATTEND,
@@ -285,18 +312,19 @@ BOARD = _record(
 
 EAGLE = _record(
     decoder=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
-    fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
+    fc=MATRIX,  # EAGLE-1, MTP: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
     taps=_I,
     target_width=_I,
     tap_norms=_I,  # float32 [T, W]
     joint_norm=_I,  # float32 [T * W]
-    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1
+    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1 and MTP
+    input_norms=_I,  # float32 [2, d]: norms of embedding and feature before fc, in MTP; else 0
     ids=_I,  # int64: target id of each draft id
     id_count=_I,
     normed_start=_I,  # whether the residual stream begins with the normed feature
     normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE or DFlash head: see `passes`."""
+"""An EAGLE or DFlash head, or an MTP layer: see `passes`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state

@@ -24,7 +24,7 @@ from slipstream.backends.native.kernels.arithmetic import rms_norm, silu
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import EXACT, kernel
 from slipstream.backends.native.kernels.memory import address_of, floats, integers, pointer
-from slipstream.backends.native.kernels.records import CONVOLUTION, DELTA, RECURRENT, STATE
+from slipstream.backends.native.kernels.records import CONVOLUTION, DELTA, RECURRENT, SNAPSHOT, STATE
 from slipstream.backends.native.kernels.tiles import sum_of_squares
 
 SAME_LENGTH = np.float32(1e-6)
@@ -35,6 +35,12 @@ SAME_LENGTH = np.float32(1e-6)
 def states_at(address, count):
     """STATE [count] at an address."""
     return carray(pointer(address), (count,), STATE)
+
+
+@kernel()
+def snapshot_of(state, number):
+    """SNAPSHOT record of a sequence."""
+    return carray(pointer(state.snapshots), (state.snapshot_count,), SNAPSHOT)[number]
 
 
 @kernel()
@@ -75,7 +81,7 @@ def _convolve(job, part, state, token, first, out):
 
 
 @kernel(fastmath=EXACT)
-def _activated(job, part, state, token, first, out):
+def _activate(job, part, state, token, first, out):
     """`_convolve`, then SiLU."""
     _convolve(job, part, state, token, first, out)
     for i in range(out.shape[0]):
@@ -102,7 +108,8 @@ def _decay_and_step(part, inputs, head):
     rate, bias = floats(part.rate, part.heads)[head], floats(part.step_bias, part.heads)[head]
     if part.kind == DELTA:
         step = np.float64(1) / (np.float64(1) + math.exp(-np.float64(raw[head])))
-        return np.float32(math.exp(rate * _softplus(np.float64(raw[part.heads + head] + bias)))), np.float32(step)
+        decay = math.exp(rate * _softplus(np.float64(raw[part.heads + head] + bias)))
+        return np.float32(decay), np.float32(step * part.step_scale)
     step = _softplus(np.float64(raw[head] + bias))
     return np.float32(math.exp(rate * step)), np.float32(step)
 
@@ -137,7 +144,7 @@ def _apply(part, cells, q, k, v, decay, step, change, out):
 @kernel()
 def recur(job, unit, thread):
     """Unit of work: one head of one sequence. Afterwards the state holds `state.commit` tokens, and `state.settled` of
-    this pass; `state.snapshot` holds the state after `state.snapshot_at` tokens."""
+    this pass; each of its snapshots holds the state after `at` tokens."""
     part = _part(job)
     sequence, head = unit // part.heads, unit % part.heads
     state, size = states_at(job.states, sequence + 1)[sequence], part.key * part.value
@@ -156,9 +163,9 @@ def recur(job, unit, thread):
                 copy[i] = cells[i]
             cells = copy
         inputs = _inputs(job, part, state, token)
-        _activated(job, part, state, token, group * part.key, q)
-        _activated(job, part, state, token, (part.groups + group) * part.key, k)
-        _activated(job, part, state, token, 2 * part.groups * part.key + head * part.value, v)
+        _activate(job, part, state, token, group * part.key, q)
+        _activate(job, part, state, token, (part.groups + group) * part.key, k)
+        _activate(job, part, state, token, 2 * part.groups * part.key + head * part.value, v)
         if part.kind == DELTA:
             _to_length(q, np.float32(1) / np.sqrt(np.float32(part.key)))
             _to_length(k, np.float32(1))
@@ -171,10 +178,12 @@ def recur(job, unit, thread):
             weight = floats(part.skip, part.heads)[head]
             for j in range(part.value):
                 out[j] += weight * v[j]
-        if token + 1 == state.snapshot_at:
-            kept = floats(state.snapshot + place, size)
-            for i in range(size):
-                kept[i] = cells[i]
+        for number in range(state.snapshot_count):
+            snapshot = snapshot_of(state, number)
+            if token + 1 == snapshot.at:
+                kept = floats(snapshot.cells + place, size)
+                for i in range(size):
+                    kept[i] = cells[i]
 
 
 @kernel(fastmath=EXACT)
@@ -225,10 +234,12 @@ def remember(job, unit, thread):
     """Unit of work: one sequence. The inputs that a later pass may need go to the ring, and the inputs before the
     snapshot, which its convolution reads, to the snapshot."""
     part, state = _part(job), states_at(job.states, unit + 1)[unit]
-    for j in range(part.taps - 1 if state.snapshot else 0):
-        token = state.snapshot_at - part.taps + 1 + j
-        if token >= 0:
-            _keep(job, part, state, token, state.tails + 4 * (part.tail_before + j * part.kept))
+    for number in range(state.snapshot_count):
+        snapshot = snapshot_of(state, number)
+        for j in range(part.taps - 1):
+            token = snapshot.at - part.taps + 1 + j
+            if token >= 0:
+                _keep(job, part, state, token, snapshot.tails + 4 * (part.tail_before + j * part.kept))
     for token in range(max(state.past, state.commit + state.settled - part.taps + 1), state.past + state.count):
         place = job.ring * part.kept_before + token % job.ring * part.kept
         _keep(job, part, state, token, state.ring + 4 * place)
@@ -243,4 +254,4 @@ def advance(states, count, lag):
         integers(state.committed, 1)[0] = state.commit + state.settled
         state.past += state.count
         state.commit = max(state.commit + state.settled, state.past - lag)
-        state.settled, state.first, state.count, state.snapshot, state.snapshot_at = 0, b, 1, 0, -1
+        state.settled, state.first, state.count, state.snapshot_count = 0, b, 1, 0

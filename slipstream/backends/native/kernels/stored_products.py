@@ -17,7 +17,7 @@ from slipstream.backends.native.kernels.formats import BFLOAT16, FLOAT32, Format
 from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
 from slipstream.backends.native.kernels.products import first_of, tiles_of
 from slipstream.backends.native.kernels.records import STORED_PRODUCT
-from slipstream.backends.native.kernels.vectors import FLOAT, INT, WORD, Builder, generated, locator
+from slipstream.backends.native.kernels.vectors import FLOAT, INT, WORD, Builder, emit, locator
 
 LANES = processor.lanes()
 OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
@@ -25,10 +25,10 @@ OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
-@generated(9)
+@emit(9)
 def stored_tile(b: Builder, fmt: Format) -> None:
     """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
-    ahead (bytes from w on to what is fetched meanwhile)."""
+    ahead (distance in bytes from w to the prefetched weights)."""
     w, bias, x, y = map(b.bytes_at, b.function.args[:4])
     columns, outs, rows, stride, ahead = b.function.args[4:]
     row_bytes, weight_bytes = b.mul(columns, WORD(4)), b.mul(columns, WORD(fmt.bytes))
@@ -51,17 +51,17 @@ def stored_tile(b: Builder, fmt: Format) -> None:
             for place in weights:
                 here = b.gep(place, [b.mul(i, WORD(fmt.bytes))])
                 near.append(b.as_floats(here, fmt, LANES))
-                b.built_in("llvm.prefetch.p0i8", ir.VoidType(), b.gep(here, [ahead]), INT(0), INT(2), INT(1))
+                b.call_builtin("llvm.prefetch.p0i8", ir.VoidType(), b.gep(here, [ahead]), INT(0), INT(2), INT(1))
             for r in range(count):
                 numbers = b.load_vector(b.gep(inputs[r], [at]), FLOAT, LANES, 4)
                 for o in range(wide):
-                    b.store(b.fused(numbers, near[o], b.load(sums[r, o])), sums[r, o])
+                    b.store(b.multiply_add(numbers, near[o], b.load(sums[r, o])), sums[r, o])
         with cgutils.for_range_slice(b, whole, columns, WORD(1), inc=True) as (i, _):
             at = b.mul(i, WORD(4))
             for r, o in each:
                 weight = b.as_floats(b.gep(weights[o], [b.mul(i, WORD(fmt.bytes))]), fmt, 1)
                 number = b.load(b.place_at(inputs[r], at, FLOAT), align=4)
-                b.store(b.fused(number, b.extract_element(weight, INT(0)), b.load(rest[r, o])), rest[r, o])
+                b.store(b.multiply_add(number, b.extract_element(weight, INT(0)), b.load(rest[r, o])), rest[r, o])
         for r, o in each:
             total = b.fadd(b.sum_of(b.load(sums[r, o])), b.load(rest[r, o]))
             place = cgutils.alloca_once_value(b, total)

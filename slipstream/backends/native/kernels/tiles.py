@@ -10,7 +10,7 @@ A *tile* is up to `most_rows` rows of activations times a multiple of PANEL outp
     quad      int8                               [out / PANEL, in / 4, PANEL, 4]     four columns a step
 
 so that one load gets the weights of PANEL outputs for one step. The activations of a tile are interleaved,
-[in / step, rows], so that one address is enough for all rows; `block_tiles` has those with groups.
+[in / step, rows], so that one address is enough for all rows; tiles with groups are in `block_tiles`.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,13 @@ def _weights(b: Builder, pointer: ir.Value, fmt: Format) -> ir.Value:
 def _add(b: Builder, fmt: Format, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
     """total + weights * number; number: 32 bits in every lane, of `step` activations."""
     if fmt.step == 1:
-        return b.fused(number, weights, total)
+        return b.multiply_add(number, weights, total)
     if fmt is INT8_PAIRS:
         return add_pairs(b, total, weights, number)
     if fmt is BFLOAT16_PAIRS:
         pairs = ir.VectorType(BFloat(), 2 * PANEL)
         dot = "llvm.x86.avx512bf16.dpbf16ps.512"
-        return b.built_in(dot, FLOATS, total, b.bitcast(weights, pairs), b.bitcast(number, pairs))
+        return b.call_builtin(dot, FLOATS, total, b.bitcast(weights, pairs), b.bitcast(number, pairs))
     return add_quads(b, total, weights, number)
 
 
@@ -72,7 +72,7 @@ def add_quads(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) 
         lanes = min(processor.lanes(), 16)
         name, vector = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", ir.VectorType(INT, lanes)
     parts = zip(b.split(total, lanes), b.split(weights, lanes), b.split(number, lanes), strict=True)
-    return b.join([b.built_in(name, t.type, t, b.bitcast(w, vector), b.bitcast(n, vector)) for t, w, n in parts])
+    return b.join([b.call_builtin(name, t.type, t, b.bitcast(w, vector), b.bitcast(n, vector)) for t, w, n in parts])
 
 
 def _add_quads_as_pairs(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
@@ -145,7 +145,7 @@ def store_sums(
         b.store(result, b.bitcast(out, FLOATS.as_pointer()), align=4)
 
 
-@vectors.generated(10)
+@vectors.emit(10)
 def matrix_tile(b: Builder, fmt: Format) -> None:
     """y[r * stride + o] = (add ? y[...] : 0) + bias[o] + sum over columns of x[r] * w[o], for r < rows and o < outs.
 
@@ -199,7 +199,7 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
                 total = b.sitofp(total, FLOATS)
             if fmt.passes == 2:  # the upper byte has weight 256
                 lower = b.sitofp(b.load(sums[1, r, p]), FLOATS)
-                total = b.fused(total, ir.Constant(FLOATS, [256.0] * PANEL), lower)
+                total = b.multiply_add(total, ir.Constant(FLOATS, [256.0] * PANEL), lower)
             if fmt.integer:
                 total = b.fmul(total, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
             totals[r, p] = total
@@ -214,7 +214,7 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
 # --- tiles of attention ----------------------------------------------------------------------------------------------
 
 
-@vectors.generated(10)
+@vectors.emit(10)
 def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
     """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
 
@@ -263,7 +263,7 @@ def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
 # --- sums in a fixed order -------------------------------------------------------------------------------------------
 
 
-@vectors.generated(2, FLOAT)
+@vectors.emit(2, FLOAT)
 def _total(b: Builder, squares: bool) -> None:
     """The sum of a row, or of its squares: PANEL partial sums in order, which are then added pairwise. Generated
     explicitly, so that the order is the same in all callers; loops that LLVM vectorises may differ from caller to

@@ -38,12 +38,12 @@ class BFloat(ir.types.Type):  # type: ignore[misc]
 class Builder(ir.IRBuilder):  # type: ignore[misc]
     """Writes the code of a function."""
 
-    def built_in(self, name: str, result: ir.Type, *given: ir.Value) -> ir.Value:
+    def call_builtin(self, name: str, result: ir.Type, *given: ir.Value) -> ir.Value:
         """The result of one of LLVM's functions."""
         kind = ir.FunctionType(result, [each.type for each in given])
         return self.call(cgutils.get_or_insert_function(self.module, kind, name), given)
 
-    def fused(self, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
+    def multiply_add(self, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
         """total + x * y, rounded once where the processor can."""
         return self.fadd(total, self.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
 
@@ -61,7 +61,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         """Have the memory `AHEAD` bytes after a pointer brought into the cache; where none is mapped, nothing happens.
         The processor looks ahead by itself, but not as far: not even with one row (measured)."""
         place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # to read, into all caches
-        self.built_in("llvm.prefetch.p0", ir.VoidType(), place, *how)
+        self.call_builtin("llvm.prefetch.p0", ir.VoidType(), place, *how)
 
     def take(self, v: ir.Value, lanes: range | list[int]) -> ir.Value:
         places = ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes))
@@ -102,7 +102,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.bitcast(self.shl(upper, ir.Constant(wide, [16] * count)), ir.VectorType(FLOAT, count))
 
 
-def generated(count: int, result: ir.Type | None = None) -> Callable[[Callable[..., None]], Callable[..., ir.Function]]:
+def emit(count: int, result: ir.Type | None = None) -> Callable[[Callable[..., None]], Callable[..., ir.Function]]:
     """Decorator: `write(b, *parameters)` writes a function of `count` 64-bit integers, `b.function.args`. It becomes
     `make(module, *parameters)`, which adds the function to a module, once for the same parameters."""
 

@@ -1,0 +1,43 @@
+"""Multimodal models of which our own decoder runs the text part: `text_config`, and the tensors that belong to it."""
+
+import re
+
+from slipstream.checkpoints.config_keys import ReadKeys
+from slipstream.checkpoints.config_values import object_of
+from slipstream.core.strict import JsonMapping
+
+WRAPPERS: dict[str, JsonMapping] = {
+    "gemma3": {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "gemma4": {"model_type": "gemma4_text"},
+    "gemma4_unified": {"model_type": "gemma4_unified_text"},
+    "mistral3": {"model_type": "mistral", "tie_word_embeddings": True},
+    "qwen2_vl": {"model_type": "qwen2_vl_text"},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text"},
+    "qwen3_vl": {"model_type": "qwen3_vl_text"},
+    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text"},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
+    "muse_glimmer": {"model_type": "muse_glimmer_text"},
+    "lfm2_vl": {"model_type": "lfm2"},
+}  # fmt: skip
+"""`model_type` of the whole model -> keys that its published `text_config` leaves out, with transformers' defaults. A
+`text_config` of any family that our decoder runs is read."""
+
+OTHER_PARTS = re.compile(
+    r"((vision|audio)_(tower|model|embedder|adapter|projection)|visual|embed_(vision|audio)|multi_modal_projector|patch_merger)\."
+)
+"""Beginnings of names of tensors that see pictures or hear sounds, after `model.` and the like."""
+
+_OF_BOTH = ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token")
+
+
+def text_part(config: ReadKeys) -> ReadKeys:
+    """Return the configuration of the text part of a multimodal model. Keys of the whole model win. Older files of
+    Qwen-VL have no `text_config`: they say everything in one object."""
+    usual, given = WRAPPERS[config["model_type"]], object_of(config, "text_config")
+    if not given:
+        config.update({**usual, **config, "model_type": usual["model_type"]})
+        return config
+    config["text_config"] = text = ReadKeys({**usual, **given})
+    text.update({key: config[key] for key in _OF_BOTH if config.get(key) is not None})
+    return text

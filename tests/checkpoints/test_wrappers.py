@@ -1,0 +1,161 @@
+"""Multimodal checkpoints: their text part runs on our own kernels, and is named what is left out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.weights import load_weights
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from tests.targets.reference import Wide
+from tests.tiny_checkpoints import config_of, rewrite
+from tests.tiny_families import FULL, SLIDING
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.25, "pad_token_id": None,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_WINDOWS = {"sliding_window": 6, "layer_types": [SLIDING, FULL] * 2}
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+_SIGLIP = _TOWER | {"image_size": 8, "model_type": "siglip_vision_model"}
+_PIXTRAL = _TOWER | {"image_size": 8, "head_dim": 8, "model_type": "pixtral"}
+_GEMMA4 = _TEXT | _WINDOWS | {"head_dim": 16, "global_head_dim": 32, "pad_token_id": 0}
+_QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+_QWEN3 = _QWEN | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+_SECTIONS = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+_QWEN3_TEXT = _TEXT | {"head_dim": 32, "rope_parameters": _SECTIONS}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "gemma3": lambda: config_of(
+        "Gemma3", text_config=_TEXT | _WINDOWS | {"head_dim": 32}, vision_config=_SIGLIP, mm_tokens_per_image=4
+    ),
+    "gemma4": lambda: config_of(
+        "Gemma4", text_config=_GEMMA4 | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96},
+        vision_config=_TOWER | {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
+    ),
+    "gemma4_unified": lambda: config_of(
+        "Gemma4Unified", text_config=_GEMMA4,
+        vision_config={"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
+    ),
+    "mistral3": lambda: config_of(
+        "Mistral3", vision_config=_PIXTRAL, tie_word_embeddings=False,
+        text_config=_TEXT | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+    ),
+    "mistral3 of Ministral 3": lambda: config_of(
+        "Mistral3", vision_config=_PIXTRAL, text_config=_TEXT | {"model_type": "ministral3", "head_dim": 16}
+    ),
+    "muse_glimmer": lambda: config_of(
+        "MuseGlimmer", text_config=_TEXT | _WINDOWS | {"head_dim": 32, "layer_types": [SLIDING] * 3 + [FULL]},
+        vision_config=_TOWER | {"pos_emb_height": 4, "pos_emb_width": 4}, out_hidden_size=64,
+        projector_hidden_size=16,
+    ),
+    "qwen2_5_vl": lambda: config_of(
+        "Qwen2_5_VL", vision_config=_QWEN | {"fullatt_block_indexes": [0]},
+        text_config=_TEXT | {"rope_parameters": {"type": "mrope", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+    ),
+    "qwen3_vl": lambda: config_of("Qwen3VL", text_config=_QWEN3_TEXT, vision_config=_QWEN3),
+    "lfm2_vl": lambda: config_of(
+        "Lfm2Vl", vision_config=_TOWER | {"model_type": "siglip2_vision_model", "num_patches": 16},
+        projector_hidden_size=16, text_config=_TEXT | {"layer_types": ["conv", FULL] * 2, "model_type": "lfm2"},
+    ),
+    "qwen3_vl_moe": lambda: config_of("Qwen3VLMoe", text_config=_QWEN3_TEXT | _EXPERTS, vision_config=_QWEN3),
+}  # fmt: skip
+PROMPT = [(i * i * 7 + i) % 91 + 3 for i in range(23)]
+
+
+def make(name: str, folder: Path) -> Any:
+    """Write a whole multimodal model, and return it."""
+    torch.manual_seed(5)
+    model = transformers.AutoModelForImageTextToText.from_config(WRAPPED[name](), attn_implementation="eager")
+    model.save_pretrained(folder)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_the_text_part_of_a_whole_multimodal_model_has_the_text_of_transformers(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make(name, tmp_path)
+    model.config.text_config._experts_implementation = "eager"
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    text = LLM(tmp_path, "ngram", executor="native", draft_tokens=4).generate([PROMPT], params)[0].token_ids
+    named = [message for message in caplog.messages if "left out" in message]
+    assert ["for pictures or sounds, which are left out: " in message for message in named] == [True], named
+    with torch.no_grad(), Wide():
+        logits = model(torch.tensor([PROMPT + text])).logits[0, len(PROMPT) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+    assert (logits.max(1).values - chosen).max() < 1e-4 * logits.abs().max()
+    assert LLM(model.float(), executor="native").generate([PROMPT], params)[0].token_ids == text
+
+
+def same_weights(folder: Path, before: dict[str, torch.Tensor]) -> None:
+    now = load_weights(folder, DecoderConfig.load(folder))
+    assert now.keys() == before.keys()
+    assert all(torch.equal(now[name], values) for name, values in before.items())
+
+
+def test_a_published_gemma_3_leaves_out_what_its_architecture_has_by_default(tmp_path: Path) -> None:
+    """As google/gemma-3-4b-it does."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    whole = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106], "mm_tokens_per_image": 256}
+    config, theirs = DecoderConfig.from_dict(whole), transformers.Gemma3Config(**whole).text_config
+    assert (config.vocab_size, config.heads, config.kv_heads) == (theirs.vocab_size, 8, 4)
+    assert (config.head_dim, config.tie_embeddings, config.eos_ids) == (theirs.head_dim, True, (1, 106))
+    assert [layer.window for layer in config.described[4:7]] == [1024, None, 1024]
+    assert [rope["rope_theta"] for rope in config.ropes] == [1e4, 1e6]
+
+
+def test_older_files_of_qwen_say_everything_in_one_object(tmp_path: Path) -> None:
+    make("qwen2_5_vl", tmp_path)
+    before = dict(load_weights(tmp_path, DecoderConfig.load(tmp_path)))
+    inner = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    old = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 1e6, "rope_parameters": None}
+    rewrite(tmp_path, text_config=None, **{**inner, **old, "model_type": "qwen2_5_vl"})
+    same_weights(tmp_path, before)
+    assert DecoderConfig.load(tmp_path).rope_parameters == {"rope_type": "default", "type": "mrope", "rope_theta": 1e6}
+
+
+def test_published_experts_of_qwen_are_stored_transposed(tmp_path: Path) -> None:
+    make("qwen3_vl_moe", tmp_path)
+    before = dict(load_weights(tmp_path, DecoderConfig.load(tmp_path)))
+
+    def transpose(state: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in state if ".experts." in name]:
+            state[name] = state[name].transpose(1, 2).contiguous()
+
+    rewrite(tmp_path, transpose)
+    same_weights(tmp_path, before)
+
+
+def test_parts_for_pictures_are_unknown_tensors_of_a_model_for_texts(tmp_path: Path) -> None:
+    make("mistral3", tmp_path)
+    inner = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    rewrite(tmp_path, text_config=None, vision_config=None, **inner)
+    with pytest.raises(CheckpointError, match=r"does not account for: multi_modal_projector\.linear_1"):
+        load_weights(tmp_path, DecoderConfig.load(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("whole", "error", "says"),
+    [
+        ({"text_config": {"model_type": "mamba9"}}, UnsupportedModelError, "architecture 'mamba9'"),
+        ({"text_config": {}}, ConfigError, "has no hidden_size"),
+        ({"text_config": 7}, ConfigError, "text_config is 7, expected an object"),
+        ({"text_config": {"model_type": None}}, ConfigError, "has no model_type"),
+        ({"model_type": "llava9", "text_config": {}}, UnsupportedModelError, "architecture 'llava9'"),
+    ],
+)
+def test_a_text_part_that_cannot_be_run_is_refused_by_name(
+    whole: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        DecoderConfig.from_dict({"model_type": "mistral3"} | whole)
