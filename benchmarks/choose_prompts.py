@@ -65,7 +65,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def untracked(folder: Path) -> bool:
-    """Whether git would not track files of this folder, which need not exist."""
+    """Return whether git would not track files of this folder, which need not exist."""
     folder = folder.resolve()
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
     git = lambda *a: subprocess.run(["git", "-C", str(there), *a], capture_output=True)  # noqa: E731

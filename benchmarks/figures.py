@@ -39,7 +39,7 @@ class Figure:
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> Figure:
-        """What a row of `judge` is shown by."""
+        """Describes how a row of `judge` is shown."""
         return Figure(row["figure"], row["reach"], "", "", row["at_most"], row["share"])
 
     @property

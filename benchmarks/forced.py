@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures(results: dict[str, Any]) -> list[tuple[str, float, float, bool]]:
-    """What must be reached: name, bound, measured, whether it is an upper bound."""
+    """Return the bars: name, bound, measured, whether it is an upper bound."""
     rows, cells = [], results["cells"]
     for bits, least in LEAST.items():
         gains = [cell["gain"]["value"] for key, cell in cells.items() if key.startswith(f"{bits} bits")]

@@ -28,7 +28,7 @@ def noise(results: dict[str, Any]) -> list[str]:
 
 
 def run_of(source: dict[str, Any]) -> str:
-    """What was run, when and where."""
+    """Describe the run: what, when and where."""
     return (
         f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
         f"{source['commit']}"

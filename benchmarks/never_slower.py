@@ -135,7 +135,7 @@ def upper(cell: dict[str, Any]) -> float:
 
 
 def figures(results: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """What must be reached: name, bound, measured."""
+    """Return the bars: name, bound, measured."""
     cells = gains(results)
     if not cells:
         return []

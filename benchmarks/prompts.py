@@ -64,7 +64,7 @@ def choice(folder: Path) -> dict[str, Any] | None:
     """How the prompts of a folder were chosen (see `benchmarks.choose_prompts`), with the digest of that file; None if
     nothing says so.
 
-    Raises SystemExit if the prompts are not the ones that were chosen.
+    Raises SystemExit if the prompts differ from the chosen ones.
     """
     file = folder / "choice.json"
     if not file.exists():

@@ -16,7 +16,7 @@ ROWS_PAST, ROWS_REPEATS = 256, 200
 
 @dataclass
 class Session:
-    """What has been measured so far.
+    """Holds the measurements so far.
 
     contenders, kinds  the contenders, and the workers that run them.
     models   (worker, model) -> arguments of the worker's `load`; None: those of `contenders.loads`.

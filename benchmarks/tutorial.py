@@ -62,18 +62,18 @@ EXTRAS = {"gguf": ("llama_cpp", "make gguf")}
 
 
 def snippets(text: str) -> list[tuple[str, str]]:
-    """Python snippets of the tutorial and what it says that they print."""
+    """Return the tutorial's Python snippets, with the output that it shows."""
     return [(code, shown_output(output)) for code, output in SNIPPET.findall(text)]
 
 
 def shown_output(block: str) -> str:
-    """What is in the fence of an output block."""
+    """Return the text in the fence of an output block."""
     match = re.search(r"```text\n(.*?)```", block, re.DOTALL)
     return match.group(1) if match else ""
 
 
 def run_snippet(code: str) -> str:
-    """What it prints."""
+    """Run a snippet, and return its output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(code, {"__name__": "snippet"})

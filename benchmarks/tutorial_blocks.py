@@ -12,7 +12,7 @@ from slipstream.cli.table_forms import render_markdown as table, render_markdown
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.measure import plots
 from slipstream.measure.estimates import explain_doubt
-from slipstream.measure.tables import Estimate, Plot, counted, interval, percent, times
+from slipstream.measure.tables import Estimate, Plot, interval, percent, spell, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -43,7 +43,7 @@ def prices(kit: Kit) -> str:
     plot = Plot(
         "prices", "Cost of a target pass by the number of tokens it verifies",
         "Embedded target, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
-        "; ".join(f"{counted(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
+        "; ".join(f"{spell(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
         draw,
     )  # fmt: skip
     at = counts.index(8)
@@ -164,7 +164,7 @@ def tune(kit: Kit) -> str:
 
 
 def printed(kit: Kit, command: str) -> str:
-    """A command and what it prints."""
+    """A command and its output."""
     return block(fence(command), fence(kit.run(command, fails=True), "text"))
 
 

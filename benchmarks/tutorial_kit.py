@@ -1,4 +1,4 @@
-"""What the blocks of the tutorial are made with: commands run as shown, results as markdown, plots as files."""
+"""Tools for the blocks of the tutorial: commands run as shown, results as markdown, plots as files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Kit:
     sources: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, command: str, fails: bool = False) -> str:
-        """What a `slipstream` or `python -m` command prints. Raises CalledProcessError unless it ends well; with
-        `fails`, exit code 1 (a check that did not hold) is an answer too."""
+        """Return the output of a `slipstream` or `python -m` command. Raises CalledProcessError unless it ends well;
+        with `fails`, exit code 1 (a check that did not hold) is an answer too."""
         words = shlex.split(command)
         words = ["-m", "slipstream.cli.main", *words[1:]] if words[0] == "slipstream" else words[1:]
         place = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
@@ -49,7 +49,7 @@ class Kit:
         return output
 
     def lab(self, command: str) -> tuple[Result, Section]:
-        """The result file that a command writes with --out, and what a page says of it."""
+        """Return the result file that a command writes with --out, and its section."""
         self.run(command, fails=True)
         result = read(self.folder / shlex.split(command)[-1])
         self.sources.append(result.provenance)
@@ -76,7 +76,7 @@ def named(section: Section, name: str) -> Plot:
 
 
 def warnings(result: Result) -> str:
-    """What the run says against itself, in italics."""
+    """Write the warnings of a run, in italics."""
     return "*Of this run: " + " ".join(map(remark, result.warnings)) + "*" if result.warnings else ""
 
 

@@ -45,7 +45,7 @@ from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
 from slipstream.settings import AUTO
-from slipstream.targets.describe import describe, loaded
+from slipstream.targets.describe import adopt, describe
 from slipstream.targets.described import Described, check_memory
 from slipstream.tokens.text import Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.tokens.tokenizer import Tokenizer
@@ -166,7 +166,7 @@ class LLM:
         # A model with code of its own says how large it is once it is loaded.
         with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
             check_memory(described, load.kv_tokens, *plan.loads)
-        self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
+        self.target: Target = adopt(target, load, progress) if described is None else described.load(progress)
         opened = None if described is None else described.checkpoint
         self.tokenizer: Tokenizer | None = tokenizer
         if tokenizer is None and opened is not None:

@@ -83,7 +83,7 @@ def test_one_entry_is_enough_for_a_family_of_parts_that_exist(tmp_path: Path, mo
     code = "\n".join(
         (
             "from slipstream.checkpoints.config_values import count_of, layer_kinds, positive, rope_parameters",
-            "from slipstream.checkpoints.families.family import Family, common, described",
+            "from slipstream.checkpoints.families.family import Family, common, describe",
             entry,
         )
     )

@@ -1,4 +1,4 @@
-"""Writes the beginning of docs/support.md, what works with what, from what the code declares: `make support`."""
+"""Writes the beginning of docs/support.md, the tables of features, from declarations in the code: `make support`."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _layers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """The model, in memory. Raises whatever transformers raises."""
+    """Make the model in memory. Raises the errors of transformers."""
     import transformers
 
     torch.manual_seed(seed)

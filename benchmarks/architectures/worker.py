@@ -100,7 +100,7 @@ def varied(model_type: str, model: Any) -> tuple[Any, list[list[int]], str]:
 
 
 def expected(model: Any, **more: Any) -> list[list[int]]:
-    """What `generate` writes for each prompt, alone."""
+    """Return the text of `generate` for each prompt, alone."""
     texts = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
@@ -120,7 +120,7 @@ def kind_of(target: Target) -> str:
 
 
 def difference(target: Target, texts: Seq[list[int]]) -> str:
-    """What the first run with another text wrote; empty if there is none, or nothing to compare with."""
+    """Return the text of the first run that differs; empty if there is none, or nothing to compare with."""
     recorded = {tuple(prompt): text for prompt, text in zip(PROMPTS, texts, strict=False)}
     for batch in (1, len(PROMPTS)) if recorded else ():
         llm = LLM(target, draft_tokens=4, max_batch=batch)

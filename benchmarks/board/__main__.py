@@ -143,7 +143,7 @@ def prompts() -> list[list[int]]:
 
 
 def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, Any]:
-    """What one cell says."""
+    """Write one cell."""
     check = CHECKS[cell.check]
     asked = [ids[-check.context :] for ids in prompts()]
     sides.of(engine, cell.method, check).drafted = None
@@ -165,7 +165,7 @@ def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, 
 
 
 def records() -> dict[str, Any]:
-    """What the board holds so far, by cell."""
+    """Read the board so far, by cell."""
     return json.loads(RECORDS.read_text()) if RECORDS.exists() else {"cells": {}}
 
 

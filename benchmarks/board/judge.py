@@ -1,4 +1,4 @@
-"""Whether two sets of texts are of one distribution, and whether greedy texts are the same."""
+"""Judges whether two sets of texts are of one distribution, and whether greedy texts are the same."""
 
 from __future__ import annotations
 

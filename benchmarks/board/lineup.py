@@ -1,4 +1,4 @@
-"""What the board asks of whom: engines, their ways of speculating, and the cells."""
+"""Lists the cells of the board: engines and their ways of speculating."""
 
 from __future__ import annotations
 

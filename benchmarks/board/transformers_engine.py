@@ -36,10 +36,9 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
         options["prompt_lookup_num_tokens"] = DRAFT_TOKENS
     elif method == "early exit":
         options["assistant_early_exit"] = EARLY_EXIT
-    if method == "universal":  # refused for equal tokenizers: the draft model's has one more token, which nothing uses
+    if method == "universal":  # refused for pairs of one vocabulary
         for name, folder in (("tokenizer", target), ("assistant_tokenizer", draft)):
             options[name] = AutoTokenizer.from_pretrained(folder)
-        options["assistant_tokenizer"].add_tokens(["<|unused|>"])
     return {}
 
 

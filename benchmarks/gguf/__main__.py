@@ -157,7 +157,7 @@ def main(words: Seq[str] | None = None) -> int:
 
 
 def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
-    """What was reached of `bars`; without a rival that is in order, nothing is said."""
+    """Compare the figures with `bars`; without a rival that is in order, nothing is said."""
     best = min(one["perplexity"] for one in run.facts.values())
     rows = []
     for bar in bars(model):

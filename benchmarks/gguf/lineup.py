@@ -1,4 +1,4 @@
-"""Who is compared on GGUF files, and what must be reached."""
+"""Lists the systems compared on GGUF files, and the bars."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sides(model: str) -> dict[str, Side]:
 
 
 def bars(model: str) -> list[Bar]:
-    """What must be reached."""
+    """A figure that must be reached."""
     ik, llamacpp = ((f"{who} Q8_0", f"{who} Q4_K_M") for who in (IK, LLAMACPP))
     if model == "smollm2":
         top = f"{SLIPSTREAM} Q4_1"

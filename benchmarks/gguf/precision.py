@@ -150,7 +150,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def compared(results: Mapping[str, Any]) -> str:
-    """What each format does to the loss of the held-out texts, and how its weights are stored."""
+    """Tabulate the loss of the held-out texts by format, and how its weights are stored."""
     base, said = results["rows"][0], []
     for row in results["rows"][1:]:
         losses, base_losses = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))

@@ -115,7 +115,7 @@ def request(
     name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = (),
     chain: int = 16, least: float = 0.75,
 ) -> dict[str, Any]:  # fmt: skip
-    """As that of `slipstream_worker`. drafted: by the draft model that was loaded, else by lookup, also in the
+    """See `slipstream_worker`. drafted: by the draft model that was loaded, else by lookup, also in the
     prediction, if there is one. chain, least: most draft tokens of a draft model, and the probability below which it
     drafts no further (llama.cpp's `--draft-max` and `--draft-p-min`)."""
     model, started = models[name], time.perf_counter()
@@ -141,7 +141,7 @@ def request(
 
 
 def lookup(text: list[int], most: int) -> list[int]:
-    """What followed the last earlier occurrence of the longest n-gram at the end, of `NGRAMS` tokens."""
+    """Return the text after the last earlier occurrence of the longest n-gram at the end, of `NGRAMS` tokens."""
     whole = np.asarray(text)
     for length in NGRAMS:
         if most < 1 or len(text) <= length:
@@ -155,7 +155,7 @@ def lookup(text: list[int], most: int) -> list[int]:
 
 
 def loss(name: str, ids: list[int]) -> dict[str, Any]:
-    """As that of `slipstream_worker`."""
+    """See `slipstream_worker`."""
     models[name].clear()
     logits = models[name].decode(ids, 0, every=True)[:-1].astype(np.float64)
     top = logits.max(-1, keepdims=True)

@@ -70,7 +70,7 @@ def loss(name: str, ids: list[int]) -> dict[str, Any]:
 
 
 def rows(name: str, count: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds of a pass over so many rows of one text, after 64 tokens."""
+    """Milliseconds of a pass over `rows` rows of one text, after 64 tokens."""
     target = models[name].target
     seq, times = Sequence(list(range(10, 74))), []
     target.run([seq], Draft.empty(1))

@@ -1,4 +1,4 @@
-"""Who is compared on targets that transformers runs, and what must be reached."""
+"""Lists the systems compared on targets that transformers runs, and the bars."""
 
 from __future__ import annotations
 

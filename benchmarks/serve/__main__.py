@@ -110,9 +110,9 @@ def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, s
 
 
 def probed(places: dict[str, Endpoint], pair: Pair) -> dict[str, Any]:
-    """What `probes` and `host_work` measure."""
+    """Run `probes` and `host_work`."""
     texts = texts_of_prompts()
-    known = {name: places[name].resolved() for name in ("auto", "off")}
+    known = {name: places[name].resolve() for name in ("auto", "off")}
     probed: dict[str, Any] = {"first": asyncio.run(probes.first_texts(known["auto"], texts, 12, 0))}
     for name, place in known.items():
         probed[f"gaps, {name}"] = asyncio.run(probes.gaps(place, texts, 6, 0))

@@ -1,4 +1,4 @@
-"""The table: each figure, what it must reach, and what it is computed from."""
+"""The table: each figure, its bar, and its inputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def arms_of(result: Mapping[str, Any] | None) -> Arms:
 
 
 def faster(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> Estimate:
-    """Tokens a second of `top` over those of `bottom`, by pairs of passes. Raises KeyError if one was not measured."""
+    """Ratio of tokens a second, `top` over `bottom`, by pairs of passes. Raises KeyError if one was not measured."""
     above, below = (seconds_per_token(arms[key]) for key in (bottom, top))
     many = min(len(above), len(below))
     return estimate_ratio(above[:many], below[:many])
@@ -147,7 +147,7 @@ def _best_fixed(arms: Arms, streams: int) -> Row:
 
 
 def _over(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> list[float]:
-    """Time a token of one arm over that of another, for each pass of both."""
+    """Ratio of the times per token of two arms, for each pass of both."""
     pairs = zip(seconds_per_token(arms[top]), seconds_per_token(arms[bottom]), strict=False)
     return [above / below for above, below in pairs]
 

@@ -1,4 +1,4 @@
-"""What is measured: groups of servers and arms. The arms of a group interleave."""
+"""Lists the groups of servers and arms that are measured. The arms of a group interleave."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Group:
 
 
 def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requests:
-    """Greedy requests for exactly so many tokens. distinct: each with a first line of its own."""
+    """Make greedy requests for exactly `tokens` tokens. distinct: each with a first line of its own."""
     chosen = TrafficPrompts(select_entries(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
     def request(number: int, i: int) -> TrafficRequest:
@@ -179,7 +179,7 @@ def long_texts(place: Endpoint, predicted: bool) -> Requests:
         if not predicted:
             return TrafficRequest(COMPLETIONS, body(opening))
         if opening not in known:
-            answer = place.resolved().complete(opening, LONG, 0.0, 0, 0, {"ignore_eos": True, "logprobs": None})
+            answer = place.resolve().complete(opening, LONG, 0.0, 0, 0, {"ignore_eos": True, "logprobs": None})
             lines = answer.text.split("\n")
             known[opening] = "\n".join(
                 line + "  # changed" if n % CHANGED == CHANGED // 2 else line for n, line in enumerate(lines)

@@ -1,4 +1,5 @@
-"""What a load does not show: the first text after a known prefix, and gaps of a running stream while a prompt arrives.
+"""Measures latencies that a load does not show: the first text after a known prefix, and gaps of a running stream while
+a prompt arrives.
 
 Prompts here are token ids, so that their lengths are exact. Each returns plain lists of numbers.
 """
@@ -25,7 +26,8 @@ ARRIVALS = 3
 
 
 def ids(rng: random.Random, texts: Seq[Seq[int]], count: int) -> list[int]:
-    """Token ids of so many tokens: real texts in random order, after a few random ids, so that no cache has them."""
+    """Make token ids of a given number: real texts in random order, after a few random ids, so that no cache has
+    them."""
     ids = [rng.randrange(1, 4000) for _ in range(8)]
     while len(ids) < count:
         ids += rng.choice(texts)

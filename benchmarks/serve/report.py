@@ -40,7 +40,7 @@ def _group(name: str) -> Any:
         share = source.get("neighbours")
         machine = source["machine"]
         lines = [f"## {name}", "", *noise({"provenance": source}), ""]
-        arms = result.measured(TrafficData).arms
+        arms = result.read_data(TrafficData).arms
         for section in (tabulate_throughput(arms), tabulate_latencies(arms)):
             lines += [f"{section.title}. {section.note}", "", table(section), ""]
         other = "" if share is None else f"; {100 * share:.0f} % of the machine's time went to other work"

@@ -1,4 +1,4 @@
-"""Servers as processes of their own: Slipstream's in several settings, and those of other systems."""
+"""Starts servers as processes: Slipstream's in several settings, and other systems."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def vllm(choice: DrafterChoice, arguments: Mapping[str, Any]) -> Served:
 
 
 def vllm_by_hand(pair: Pair) -> Served:
-    """vLLM's own command. Its environment variables are those of `peers/vllm_peer.py`."""
+    """vLLM's own command. It has the environment variables of `peers/vllm_peer.py`."""
     return Served(
         [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target),
          "--served-model-name", "embedded", "--dtype", "float32", "--max-model-len", str(CONTEXT),

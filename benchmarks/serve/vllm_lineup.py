@@ -69,7 +69,8 @@ def speed_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
 
 
 def cost_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
-    """What the plug-in costs text that cannot be drafted (sampled at a high temperature); what the launcher costs."""
+    """Measures the cost of the plug-in for text that cannot be drafted (sampled at a high temperature), and of the
+    launcher."""
     arms: list[TrafficArm] = []
     for streams in LOADS:
         asked = prompts("varied", TOKENS, temperature=1.5, seed=7)

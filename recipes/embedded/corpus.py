@@ -111,7 +111,7 @@ def strip_header(text: str) -> str:
 
 
 def wanted(path: str) -> bool:
-    """Whether a path inside a package looks like hand-written, first-party, non-test code."""
+    """Return whether a path inside a package looks like hand-written, first-party, non-test code."""
     parts = path.split("/")
     return not (SKIPPED_PARTS.intersection(parts[:-1]) or SKIPPED_FILES.match(parts[-1]))
 

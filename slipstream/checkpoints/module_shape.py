@@ -108,8 +108,12 @@ class ModelShape:
         """Number of weights used for one token: of each mixture, only the experts that the router picks."""
         experts = self.experts
         idle = 1 - experts.per_token / experts.count if experts else 0.0
-        mixed = sum(math.prod(s) for name, s in self.shapes().items() if ".mlp.experts." in name)
-        return round(self.parameters - idle * mixed)
+        return round(self.parameters - idle * self.mixed_parameters)
+
+    @cached_property
+    def mixed_parameters(self) -> int:
+        """Number of weights of all experts of all mixtures, without shared experts."""
+        return sum(math.prod(shape) for name, shape in self.shapes().items() if ".mlp.experts." in name)
 
     @cached_property
     def step_parameters(self) -> int:

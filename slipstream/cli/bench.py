@@ -179,7 +179,7 @@ def bench_servers(
     files.check()
     config = TrafficConfig(rounds=bench.rounds, seconds=bench.seconds, timeout=load.timeout, seed=params.seed or 0)
     arms = line_up_servers({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
-    render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
+    render.line(f"bench: {render.spell(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
     _, code = run(
         files, "asking", count_requests(arms, config),
         lambda advance: measure_traffic(arms, config, asked.settings, files.out, advance),

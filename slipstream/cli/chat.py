@@ -158,7 +158,7 @@ class Session:
         spent = ", ".join(
             f"{phase} {seconds / self.total.total_seconds:.0%}" for phase, seconds in self.total.seconds.items()
         )
-        render.line(f"{render.counted(self.total.steps, 'step')}; time: {spent}")
+        render.line(f"{render.spell(self.total.steps, 'step')}; time: {spent}")
         if self.total.drafted_at:
             rates = " ".join(f"{rate:.0%}" for rate in self.total.position_rates)
             render.line(f"acceptance by position: {rates}")

@@ -123,7 +123,7 @@ def show(llm: LLM, job: Job) -> None:
         if finish == "interrupted":
             raise typer.Exit(130)
         texts.append(done.token_ids)
-        took = f"{render.counted(done.stats.tokens, 'token')} in {done.stats.total_seconds:.2f} s, {arm.name}"
+        took = f"{render.spell(done.stats.tokens, 'token')} in {done.stats.total_seconds:.2f} s, {arm.name}"
         if arm.against is not None:
             took += "; token-identical" if texts[0] == texts[1] else "; NOT token-identical, see below"
         console.print(f"[{took}]", style="dim")

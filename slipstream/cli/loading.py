@@ -114,7 +114,7 @@ def banner(llm: LLM, models: ModelOptions) -> str:
     drafter = f"{llm.drafter.name} drafter"
     if llm.drafter.name == "model":
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
-    length = render.counted(llm.most_draft_tokens, "draft token")
+    length = render.spell(llm.most_draft_tokens, "draft token")
     length = length if isinstance(llm.draft_tokens, int) else f"up to {length}"
     return f"speculative decoding: {drafter}, {length}, {llm.rule.name} rule, {models_text}, {name_backend(llm.target)}"
 
@@ -148,8 +148,8 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
 
     if isinstance(target, Described):
         return target
-    settings = LoadSettings.of(models.keywords)
-    return (None if models.drafter else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
+    settings, asked = LoadSettings.of(models.keywords), models.drafter or models.draft_model
+    return (None if asked else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
 
 
 def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from slipstream.core.stats import SpecStats
 from slipstream.errors import SlipstreamError, sentence
-from slipstream.measure.tables import count as count, counted as counted, percent as percent, size as size
+from slipstream.measure.tables import count as count, percent as percent, size as size, spell as spell
 
 if TYPE_CHECKING:
     from slipstream.targets.described import MemoryPlan
@@ -185,7 +185,7 @@ def status(what: str) -> Status:
 
 def summary(stats: SpecStats, rule: str, finish: str = "") -> str:
     """One line: number of tokens, speed, acceptance, rule and finish reason."""
-    parts = [counted(stats.tokens, "token")]
+    parts = [spell(stats.tokens, "token")]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
     if stats.proposed:
@@ -210,7 +210,7 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
 
 def _states(plan: MemoryPlan) -> str:
     kept = f"at most {size(plan.snapshots)} for later texts with the same beginning"
-    return f"{size(plan.states)} for {counted(plan.sequences, 'request')} at once; {kept}"
+    return f"{size(plan.states)} for {spell(plan.sequences, 'request')} at once; {kept}"
 
 
 def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
@@ -219,7 +219,7 @@ def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
     return [
         ("target", size(plan.weights)),
         *([("draft", size(plan.draft))] if plan.draft else []),
-        ("KV cache", f"{size(plan.kv)} for {counted(plan.kv_tokens, 'token')} of all requests"),
+        ("KV cache", f"{size(plan.kv)} for {spell(plan.kv_tokens, 'token')} of all requests"),
         *([("states", _states(plan))] if plan.per_sequence else []),
         (left, f"{size(abs(plan.headroom))} of {size(plan.available)}"),
     ]

@@ -64,7 +64,7 @@ def print_table(table: Table) -> None:
     """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
     setting, and the columns that do not fit below the others."""
     console = out()
-    for part in [table] if fits(table, console) else table.divided("setting"):
+    for part in [table] if fits(table, console) else table.divide("setting"):
         console.print(f"\n{part.title}\n", style="bold")
         for i, rows in enumerate(stack(part, console)):
             if i:

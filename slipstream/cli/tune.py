@@ -202,7 +202,7 @@ def tune_vllm(
     plain, tried = {"plain": servers.pop("plain")}, list_candidates(servers, models.draft_tokens is not None)
     config = TrafficConfig(rounds=passes.rounds, seconds=passes.seconds, timeout=load.timeout, seed=params.seed or 0)
     done: list[Result] = []
-    prompts = render.counted(len(asked.entries), "prompt")
+    prompts = render.spell(len(asked.entries), "prompt")
     render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")
 
     def compare(name: str, base: Mapping[str, str]) -> None:

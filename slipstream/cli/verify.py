@@ -137,7 +137,7 @@ def compare_servers(
     config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
-    render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
+    render.line(f"verify: {render.spell(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
     report(
         files, junit, "asking", count_requests(len(chosen), config),
         lambda advance: verify_served(served, reference, chosen, config, files.out, advance),

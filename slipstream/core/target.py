@@ -103,7 +103,7 @@ class MultiStep(Protocol[Rows]):
         """Decode `steps` tokens after each sequence, picked by `sampling` from the same logits that a run would return,
         bit for bit. KV is written for the pending tokens and for all new ones but the last.
 
-        exit  run the first so many layers only (see `EarlyExit`); then KV is written for the last new token, too.
+        exit  run this many of the first layers only (see `EarlyExit`); then KV is written for the last new token, too.
 
         Raises TargetError where logits or hidden states are not finite.
         """
@@ -264,6 +264,8 @@ class Capabilities:
     fork           beginning a sequence with what was computed for another.
     torch_threads  most threads that torch should use beside it (see `host.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
+    relative_cost  number of rows -> expected cost of a pass in units of a pass with one row, by the weights that it
+                   reads. It changes with what is learned. None: every pass reads the same weights.
     encoder        what reads the source of each text; None: texts continue their prompts.
     mask_token     id in whose places it predicts several tokens in one pass (PARD); None: it was not trained so.
     """
@@ -279,6 +281,7 @@ class Capabilities:
     fork: Fork | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
+    relative_cost: Callable[[int], float] | None = None
     encoder: Encoder | None = None
     mask_token: int | None = None
 

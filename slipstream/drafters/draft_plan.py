@@ -361,7 +361,7 @@ class DrafterFactory:
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""
         from slipstream.drafters.string_match import Writer
-        from slipstream.targets.describe import loaded
+        from slipstream.targets.describe import adopt
         from slipstream.targets.described import Described
         from slipstream.targets.pair_check import check_pair, width_fault
 
@@ -376,7 +376,7 @@ class DrafterFactory:
         if _is_target(draft):
             model: Target = draft  # the settings are for the models that are loaded here
         else:
-            model = files.load(self.progress) if files else loaded(draft, self.settings.of_draft(), self.progress)
+            model = files.load(self.progress) if files else adopt(draft, self.settings.of_draft(), self.progress)
         unknown = target_files is None or draft_files is None
         if unknown and (fault := width_fault(self.target.vocab_size, model.vocab_size)):
             raise fault

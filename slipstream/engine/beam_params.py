@@ -14,16 +14,16 @@ STEEPEST = 16.0
 
 @dataclass(frozen=True)
 class BeamParams(Strict):
-    """What a beam search may be asked for. Names and defaults are those of transformers' `generate`, where it has them.
+    """The parameters of a beam search. They have the names and defaults of transformers' `generate`, where it has them.
 
     beams           texts that run at a time (`num_beams`); at least 2.
     n               how many are returned, best first (`num_return_sequences`); at most `beams`.
     length_penalty  power of the length that log-probabilities are divided by, in [-16, 16]: above 0 favours long
                     texts, below 0 short ones.
-    early_stopping  True: the search ends as soon as `beams` texts are finished. False: when the best running text, as
-                    long as it is now, would score no better than the worst of these. "never": when none could at any
-                    length.
-    min_tokens      no stop id before so many output tokens (`min_new_tokens`).
+    early_stopping  True: the search ends as soon as `beams` texts are finished. False: when the best running text, at
+                    its present length, would score no better than the worst finished one. "never": when no running
+                    text could score better at any length.
+    min_tokens      no stop id before this many output tokens (`min_new_tokens`).
     max_tokens      most output tokens, at least 1 (`max_new_tokens`).
     ignore_eos      the model's EOS does not end a text.
     stop_token_ids  ids that end a text, besides the model's EOS.

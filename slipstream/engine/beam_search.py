@@ -34,8 +34,8 @@ class Search:
         self.prompt, self._most = first.tokens[: first.prompt], most
 
     def blocks(self, memory: Memory) -> int:
-        """Most blocks that it can hold at a time: those that the prompt fills, which all beams share, and the rest of
-        each of them. The last token of a text has no KV."""
+        """Return the most blocks that it can hold at a time: the full blocks of the prompt, which all beams share, and
+        each beam's own. The last token of a text has no KV."""
         shared = len(self.prompt) // memory.block
         whole = -(-(len(self.prompt) + self._most - 1) // memory.block)
         return shared + self.beams.params.beams * (whole - shared)
@@ -61,8 +61,8 @@ class BeamSearch:
         self._lock = lock or Turns()
 
     def run(self, searches: Seq[Search]) -> Generator[list[Search], None, None]:
-        """Run searches to their ends; yields those that ran after every step. Closing the iterator frees what they
-        hold. Raises TargetError for one that the whole KV cache is too small for, before any of them runs."""
+        """Run searches to their ends; yields the searches of each step. Closing the iterator frees their memory.
+        Raises TargetError before any of them runs if the KV cache is too small for one."""
         for search in searches:
             self._check_fits(search)
         waiting, running = deque(searches), list[Search]()
@@ -103,8 +103,8 @@ class BeamSearch:
                     self._continue(search, parents)
 
     def _continue(self, search: Search, parents: Seq[int]) -> None:
-        """Make the sequences those of the texts that run on. The first that continues a text takes over its sequence,
-        the others fork it; texts that nobody continues are freed."""
+        """Update the sequences to the texts that run on. The first beam that continues a text takes over its sequence,
+        the others fork it; texts without a continuation are freed."""
         for parent in set(range(len(search.seqs))) - set(parents):
             self._release(search, search.seqs[parent])
         taken = set[int]()

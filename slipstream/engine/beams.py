@@ -1,4 +1,4 @@
-"""Beam search: of all continuations of several texts, those with the greatest probability are kept.
+"""Beam search: keeps the most likely of all continuations of several texts.
 
     beams = Beams(BeamParams(beams=4), stop_ids, most=64)
     while not beams.done:
@@ -93,7 +93,7 @@ class Beams:
         return parents
 
     def best(self) -> list[Beam]:
-        """The best `n` of the finished texts; fewer only where a vocabulary is too small for so many texts."""
+        """Return the best `n` finished texts; fewer only where the vocabulary is too small for `n` texts."""
         return self.finished[: self.params.n]
 
     def _most_probable(self, logits: Tensor, no_stop: bool) -> tuple[list[float], list[int]]:
@@ -122,7 +122,7 @@ class Beams:
         del self.finished[self.params.beams :]
 
     def _is_final(self, length: int) -> bool:
-        """Whether the finished texts, as many as there may be, are those of the whole search."""
+        """Return whether a full list of finished texts is final: no running text may replace one."""
         how, penalty = self.params.early_stopping, self.params.length_penalty
         if how is True:
             return True

@@ -6,11 +6,11 @@
 
 All requests have one drafter, and before it the one that drafts what the form of a request forces. Each request has its
 own rule and most draft tokens, and keeps them from its first token to its last. What it decodes does not depend on the
-others: with greedy decoding and under the rule `coupled` its text is that of the request alone, and any other rule
-keeps its distribution.
+others: with greedy decoding and under the rule `coupled` its text is the same as alone, and any other rule keeps its
+distribution.
 
-A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of the prompts of
-those that are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
+A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of prompts that
+are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
 not fit, drafts are left out first. Then the youngest request is preempted: it loses its KV, waits, and is read again.
 
 A fault of the target in a step with several requests is traced by running each of them alone; the one that fails alone
@@ -34,7 +34,7 @@ from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import EngineStats
-from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
+from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fit_lengths, slots
 from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
@@ -55,10 +55,10 @@ ROWS_PER_TOKEN = 4
 class Request:
     """A sequence, and its most draft tokens a step.
 
-    chosen    whether the engine's `DraftLengths` choose how many there are; else as many as there may be.
+    chosen    whether the engine's `DraftLengths` choose the draft length; else it is always the longest.
     followed  whether it drafted in the last step; if not, the drafter catches up before it drafts.
     detached  whether it decodes without the drafter until it ends or is read again: a drafter that reads hidden states
-              needs those of all tokens.
+              needs them for all tokens.
     preempted  whether it ran before, and lost its KV for others.
     """
 
@@ -109,12 +109,12 @@ class Engine:
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.forced_tokens, self._forms = forced_tokens, Guard(FormDrafter(target.device), target)
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
-        self.stats = EngineStats()  # what is counted here; `EngineThread.stats` adds the rest
+        self.stats = EngineStats()  # counted here; `EngineThread.stats` adds the rest
         memory = target.capabilities.memory
         self._bounded = memory if memory is not None and memory.bounded else None
         self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)
         self._lock = lock or Turns()
-        self._requests: dict[int, Request] = {}  # those that wait or run
+        self._requests: dict[int, Request] = {}  # waiting and running
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in the order in which they joined
 
@@ -123,10 +123,10 @@ class Engine:
     def add(
         self, seq: Sequence, rule: Rule | None = None, draft_tokens: int | None = None, chosen: bool = True
     ) -> None:
-        """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine. chosen:
-        whether its draft lengths are chosen, if those of the engine are.
+        """Queue a request; it joins the batch as soon as there is room. None means the engine's own value. chosen:
+        whether its draft lengths are chosen, if the engine chooses lengths.
 
-        What a drafter remembers of earlier requests, and what chosen lengths learn from them, depends on their random
+        A drafter that remembers earlier requests, and chosen lengths that learn from them, depend on their random
         numbers. With the same seed, verification would decide on such a draft with the numbers that made it, and the
         text would not have the target's distribution. So each such request draws other numbers. Under `coupled` drafts
         do not matter.
@@ -176,11 +176,11 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Advance the batch by one step, or by several where nothing is drafted (see `core.plain`). Returns the
-        requests that ran; those with `finish` have left."""
+        requests that ran; requests with `finish` have left the batch."""
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            forced = self._forced(seqs)
+            forced = self._draft_forced(seqs)
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
                 budgets = self._fit_budgets(self._bounded, seqs, prompts, budgets)
@@ -195,7 +195,7 @@ class Engine:
                 timed = None
                 self._run_alone([*seqs, *prompts], budgets, fault)
             if timed is not None and self.lengths is not None:
-                self.lengths.learn(timed.ended(draft))
+                self.lengths.learn(timed.end(draft))
             for seq, budget in zip(seqs, budgets, strict=True):
                 self._request(seq).followed = budget.depth > 0
             self.stats.steps += 1
@@ -208,8 +208,8 @@ class Engine:
         return ran
 
     def decode(self, seqs: Seq[Sequence]) -> Generator[list[Sequence], None, None]:
-        """Add requests and run them to their ends; yields those that ran after every step. Raises what one of them
-        failed with. Closing the iterator aborts them."""
+        """Add requests and run them to their ends; yields the requests of each step. Raises the error of a failed
+        request. Closing the iterator aborts them."""
         try:
             for seq in seqs:
                 self.add(seq)
@@ -258,8 +258,8 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _forced(self, seqs: Seq[Sequence]) -> dict[int, Seq[int]]:
-        """Draft what the forms of these requests force, by the ids of those for which something is."""
+    def _draft_forced(self, seqs: Seq[Sequence]) -> dict[int, Seq[int]]:
+        """Draft the text that the forms of these requests force, by sequence id; requests without any are left out."""
         formed = [seq for seq in seqs if seq.constraint is not None]
         if not formed or not self.forced_tokens:
             return {}
@@ -272,7 +272,7 @@ class Engine:
         self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, Seq[int]]
     ) -> TimedStep | None:
         """Make the timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or
-        if no request may draft. Rows of forced tokens count as those of prompts, which are run anyway."""
+        if no request may draft. Rows of forced tokens count as prompt rows, which run anyway."""
         # The first step of a text that answers a source reads that, too.
         if any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
@@ -286,8 +286,9 @@ class Engine:
             [budgets[b].depth for b in decoding],
             sharing=len(seqs) + len(prompts),
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
-            prompt_rows=_prompt_rows(seqs, prompts) + _forced_rows(forced),
+            prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
+            context=_context([seqs[b] for b in decoding]),
         )
 
     def _choose_budgets(
@@ -305,7 +306,11 @@ class Engine:
         choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
         if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            each = self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts) + _forced_rows(forced))
+            rows, context = (
+                _prompt_rows(seqs, prompts) + _count_forced_rows(forced),
+                _context([seqs[b] for b in choosing]),
+            )
+            each = self.lengths.choose(ids, limits, rows, context)
             for b, chosen in zip(choosing, each, strict=True):
                 budgets[b] = chosen
         return budgets
@@ -313,9 +318,9 @@ class Engine:
     def _run_alone(self, seqs: Seq[Sequence], budgets: Seq[Budget], fault: Exception) -> None:
         """After a fault, run each request without the others, with the draft length that it had in that step: so it
         takes no block of a KV cache of fixed size that another one needs. Drafts of the failed step are lost, and so is
-        what the drafters know of these requests: whatever they drew last was not verified.
+        the drafters' state of these requests: their last draft tokens were not verified.
 
-        budgets: of those that gain tokens, which are first in `seqs`."""
+        budgets: of the requests that gain tokens, which are first in `seqs`."""
         for seq, each in zip(seqs, [*budgets, *[Budget(0)] * (len(seqs) - len(budgets))], strict=True):
             self.drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
@@ -335,8 +340,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Let requests join while there is room for them, for rows of their prompts in this step, and for their prompts
-        in a KV cache of fixed size. One that can take over what another one is reading waits for it, so that n answers
-        to a prompt read it once; it does not keep back those that came later."""
+        in a KV cache of fixed size. A request that can reuse a prompt that another one is reading waits for it, so that
+        n answers to a prompt read it once; later requests need not wait for this one."""
         if not self._waiting:
             return
         writes = [] if self._bounded is None else [slots(one, 1) for one in self._running]
@@ -360,14 +365,14 @@ class Engine:
             self._running.append(seq)
             request.detached = False
             if request.chosen and self.lengths is not None:
-                self.lengths.joined()
+                self.lengths.note_join()
             attached = self._is_attached(seq)  # a drafter without taps may draft after a pause, too
             self.prefixes.begin(seq, attached or (drafts and not request.detached), request.preempted)
             room -= seq.unread
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
-        """(requests that gain tokens in this step, requests that read a chunk of their prompt), each with those that
-        the drafter drafts for first, and requests of one kind next to each other. Others wait for rows."""
+        """Return (requests that gain tokens in this step, requests that read a chunk of their prompt). In each list,
+        requests with drafts come first, and requests of one kind are neighbours. Others wait for rows."""
         seqs = [seq for seq in self._running if seq.unread == 1]
         prompts: list[Sequence] = []
         room = self._prompt_room(len(seqs)) if len(seqs) < len(self._running) else 0
@@ -383,7 +388,7 @@ class Engine:
         return sorted(seqs, key=self._kind), sorted(prompts, key=self._kind)
 
     def _prompt_room(self, decoding: int) -> int:
-        """Rows that prompts may take in a step in which so many requests decode."""
+        """Return the rows that prompts may take in a step in which `decoding` requests decode."""
         if not decoding:
             return MOST_ROWS
         return self.prompt_rows or min(PROMPT_ROWS, max(FEW_PROMPT_ROWS, ROWS_PER_TOKEN * decoding))
@@ -394,9 +399,9 @@ class Engine:
         return not self._is_attached(seq), self._request(seq).chosen, seq.rule.name, seq.params.argmax_only
 
     def _is_attached(self, seq: Sequence) -> bool:
-        """Whether the drafter is shown a request in this step. While it rests it is not asked, and reads no hidden
-        states: then decoding is plain, and several steps may run in one call. Hidden states cannot be read afterwards.
-        So a drafter that needs them drafts only for requests that begin after the rest."""
+        """Return whether the drafter sees a request in this step. While drafting pauses, the drafter reads no hidden
+        states: decoding is plain, and several steps may run in one call. Hidden states cannot be read later. So a
+        drafter that needs them drafts only for requests that begin after the pause."""
         request = self._request(seq)
         if request.chosen and self.lengths is not None and self.lengths.resting:
             request.detached = request.detached or bool(self.drafter.traits.taps)
@@ -413,7 +418,7 @@ class Engine:
         by_id = {seq.id: each for seq, each in zip(seqs, chosen, strict=True)}
         while True:
             depths = [by_id[seq.id].depth for seq in seqs]
-            lengths = fitting_lengths(memory, seqs, depths, prompts, self.drafter.most_nodes)
+            lengths = fit_lengths(memory, seqs, depths, prompts, self.drafter.most_nodes)
             if lengths is None and len(self._running) == 1:
                 lengths = [0] * len(seqs)  # it fits alone (see `add`), unless others hold blocks: the target will say
             if lengths is not None:
@@ -449,15 +454,20 @@ NO_DRAFTER = NoDrafter()
 
 
 def _decodes(seq: Sequence) -> bool:
-    """Whether all of its prompt was read before this step."""
+    """Return whether all of its prompt was read before this step."""
     return seq.unread == 1 and seq.kv_len > 0
 
 
-def _forced_rows(forced: Mapping[int, Seq[int]]) -> int:
+def _context(seqs: Seq[Sequence]) -> int:
+    """Tokens of a text, on average."""
+    return sum(len(seq.tokens) for seq in seqs) // len(seqs)
+
+
+def _count_forced_rows(forced: Mapping[int, Seq[int]]) -> int:
     """Rows of a step that belong to requests with forced tokens."""
     return sum(1 + len(chain) for chain in forced.values())
 
 
 def _prompt_rows(seqs: Seq[Sequence], prompts: Seq[Sequence]) -> int:
-    """Rows of a step that belong to prompts: of those that end in it, and of chunks of the others."""
+    """Count the rows of a step that belong to prompts: prompts that end in it, and chunks of others."""
     return sum(seq.end - seq.kv_len for seq in (*seqs, *prompts) if not _decodes(seq))

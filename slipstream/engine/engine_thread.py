@@ -216,8 +216,8 @@ class EngineThread:
 
 
 def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:
-    """Tokens in a block of the KV cache, and its blocks; of a cache that grows, as many as so many requests of the full
-    context need. None where each sequence has a cache of its own."""
+    """Return the tokens in a block of the KV cache, and its blocks; for a cache that grows, the blocks that `max_batch`
+    requests of the full context need. None where each sequence has a cache of its own."""
     memory = target.capabilities.memory
     return None if memory is None else (memory.block, memory.capacity or max_batch * -(-target.context // memory.block))
 

@@ -1,4 +1,4 @@
-"""What goes to an engine thread and what comes back: plain values, which may cross a pipe between two processes.
+"""Messages to and from an engine thread: plain values, which may cross a pipe between two processes.
 `Streams` hands them to the coroutines of one event loop that wait for them."""
 
 import asyncio
@@ -18,7 +18,7 @@ class RequestSpec:
 
     ids     the prompt, checked.
     params  checked and resolved (see `RequestChecks`).
-    rule    name of the rule that verifies it; None: that of the model.
+    rule    name of the rule that verifies it; None: the model's default.
     prediction  tokens that the output is expected to hold (see `Sequence`).
     """
 
@@ -30,15 +30,15 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step added to a request.
+    """The tokens that one step added to a request.
 
     key         of the request, as it was given to `EngineThread.submit`.
     ids         new output tokens; drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one
                 entry for each.
     finish      "stop" or "length" in the last update, else None; `stop_cause` and `stats` come with it.
-    error       what ended the request; then there is nothing else.
+    error       the error that ended the request; then there is nothing else.
     started     when its first step began, in seconds of `time.monotonic`; ended: when this one ended.
-    cached      prompt tokens whose KV was that of an earlier request.
+    cached      prompt tokens whose KV an earlier request had computed.
     given       whether the ids are a text that was given to be scored (`Structured.tokens`), not output.
     """
 
@@ -59,7 +59,7 @@ class Update:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine holds and has counted.
+    """Counts of an engine.
 
     running, waiting  requests.
     kv_usage          share of the KV cache that requests hold, 0 to 1. Of a cache that grows: of the most that
@@ -159,7 +159,7 @@ class Streams:
             else:
                 unread.put_nowait(update)
         if self.dead is not None:
-            for key, unread in list(self._unread.items()):  # those that the engine did not know yet
+            for key, unread in list(self._unread.items()):  # not known to the engine yet
                 unread.put_nowait(Update(key, error=self.dead))
         self.heard(report)
 

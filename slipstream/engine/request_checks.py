@@ -79,7 +79,7 @@ class RequestChecks:
         return prompt if self.encoder is None else self.encoder.start
 
     def room(self, prompt: int) -> int:
-        """Most tokens of an output, after a prompt of so many."""
+        """Return the most output tokens after a prompt of `prompt` tokens."""
         return self.context - (prompt if self.encoder is None else len(self.encoder.start))
 
     def prediction(self, text: Prompt, name: str = "prediction") -> list[int]:
@@ -91,7 +91,7 @@ class RequestChecks:
         return self._encode(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
-        """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
+        """Apply the chat template to a conversation. names: other variables that it reads, such as `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         turns = _turns(messages)
@@ -143,23 +143,23 @@ class RequestChecks:
 
     def in_vocabulary(self, params: SamplingParams) -> None:
         """Raise ParameterError for ids that the target does not have. Needs no tokenizer."""
-        self._named(params.token_ids)
+        self._check_ids(params.token_ids)
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.vocab_size} ids")
 
     def beams(self, params: BeamParams) -> BeamParams:
         if not isinstance(params, BeamParams):
             raise not_params(params, "BeamParams")
-        self._named(params.stop_token_ids)
+        self._check_ids(params.stop_token_ids)
         return params
 
-    def _named(self, ids: Seq[int]) -> None:
+    def _check_ids(self, ids: Seq[int]) -> None:
         outside = next((token for token in ids if token >= self.vocab_size), None)
         if outside is not None:
             raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
 
 
-def predicted_text(field: object) -> str:
+def read_prediction(field: object) -> str:
     """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}; "" for
     None. Raises PromptError for any other value."""
     if field is None:
@@ -196,7 +196,7 @@ def takes_params(method: Callable[P, T]) -> Callable[P, T]:
     known = inspect.signature(method).parameters
 
     @wraps(method)
-    def called(*given: P.args, **named: P.kwargs) -> T:
+    def call(*given: P.args, **named: P.kwargs) -> T:
         for name in named.keys() - known.keys():
             meant = {"max_new_tokens": "max_tokens", "sampling_params": "params"}.get(name) or OTHER_NAMES.get(
                 name, name
@@ -209,7 +209,7 @@ def takes_params(method: Callable[P, T]) -> Callable[P, T]:
             raise ParameterError(f"{method.__name__} has no parameter {name!r}", fix=fix)
         return method(*given, **named)
 
-    return called
+    return call
 
 
 def not_params(given: object, wanted: str = "SamplingParams") -> ParameterError:

@@ -1,5 +1,4 @@
-"""What requests need of the target's KV cache, and `SharedPrefixes`: what they take over from texts with the same
-beginning, and leave to later ones."""
+"""Fits requests into the target's KV cache, and shares KV between texts with the same beginning (`SharedPrefixes`)."""
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 
@@ -35,19 +34,19 @@ def check_source(seq: Sequence, target: Target) -> None:
         )
 
 
-def fitting_lengths(
+def fit_lengths(
     memory: Memory,
     seqs: Seq[Sequence],
     wanted: Seq[int],
     prompts: Seq[Sequence],
     most_nodes: Callable[[int], int],
 ) -> list[int] | None:
-    """The draft lengths that are wanted, or shorter ones, so that a step fits into the KV cache; None if it does not
+    """Return the wanted draft lengths, or shorter ones, so that a step fits into the KV cache; None if it does not
     fit without any draft.
 
     prompts     sequences that read a chunk of their prompt in the same step.
-    most_nodes  most draft tokens that a sequence can have at a length. How many a tree has may depend on tokens that
-                were drawn; what is left out must not, so the most is reserved.
+    most_nodes  most draft tokens that a sequence can have at a length. The size of a tree may depend on tokens that
+                were drawn. To leave out nodes for that would bias the output, so room for the largest is reserved.
     """
     most = max(wanted, default=0)
     for limit in (most, most // 2, 0):
@@ -59,14 +58,14 @@ def fitting_lengths(
 
 
 def slots(seq: Sequence, drafted: int) -> tuple[int, int, int]:
-    """Those that a step writes for a sequence that drafts so many tokens: (id, first, last + 1)."""
+    """Return the slots that a step writes for a sequence that drafts `drafted` tokens: (id, first, last + 1)."""
     return seq.id, seq.kv_len, seq.end + drafted
 
 
 class SharedPrefixes:
     """memory: the KV cache; None where nothing is shared. drafter: of the engine.
 
-    queries  prompt tokens that were looked up; hits: those that were found.
+    queries  prompt tokens that were looked up; hits: prompt tokens that were found.
     """
 
     def __init__(self, memory: Memory | None, drafter: Guard):
@@ -97,8 +96,8 @@ class SharedPrefixes:
             self._drafter.keep(seq)
 
     def is_being_read(self, seq: Sequence, drafts: bool, reading: Iterable[Sequence]) -> bool:
-        """Whether one of these requests reads the next block of this prompt that is not kept yet. What a request has
-        read is kept when it has read all of its prompt."""
+        """Return whether one of these requests is reading the next block of this prompt that is not kept yet. Blocks
+        are kept when a request has read all of its prompt."""
         if self._memory is None or (drafts and self._drafter.reads_all):
             return False
         block = self._memory.block

@@ -12,10 +12,10 @@ from slipstream.core.sequence import Sequence
 class Step:
     """Describes a finished step. `lengths`, `nodes` and `accepted` have an entry for each request: the length that it
     was given, its draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of all else.
-    repeats: plain steps in this call. catching_up: whether a drafter read what it had not followed, such as a prompt:
-    that takes its time once, however long the drafts are. prompt_rows: rows of prompts in the forward, of requests that
-    are not among `ids`; read_rows: those that the drafter reads, all unless it is given. drawn: the most draft tokens
-    that a model drew for a request (see `Draft`)."""
+    repeats: plain steps in this call. catching_up: whether a drafter read text that it had not followed, such as a
+    prompt: that takes the same time for drafts of any length. prompt_rows: rows of prompts in the forward, of requests
+    that are not among `ids`; read_rows: prompt rows that the drafter reads, all unless it is given. drawn: the most
+    draft tokens that a model drew for a request (see `Draft`). context: mean tokens of a text before the step."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -28,6 +28,12 @@ class Step:
     prompt_rows: int = 0
     read_rows: int | None = None
     drawn: int = 0
+    context: int = 0
+
+    @property
+    def read(self) -> int:
+        """Rows of prompts that the drafter reads."""
+        return self.prompt_rows if self.read_rows is None else self.read_rows
 
 
 class TimedStep:
@@ -43,7 +49,7 @@ class TimedStep:
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
         self._seconds = dict(seqs[0].stats.seconds)
 
-    def ended(self, draft: Draft | None) -> Step:
+    def end(self, draft: Draft | None) -> Step:
         """Return the step, after it has run. draft: the draft that was verified; None after several plain steps."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):

@@ -132,13 +132,15 @@ class Output:
     (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
     the residual stream after the last layer that ran. All are valid until the next forward.
     `finite`: whether the executor has seen that no hidden state behind the logits is infinite or NaN.
-    `maxima`: id of the first maximum of each row of logits, if the executor has found it."""
+    `maxima`: id of the first maximum of each row of logits, if the executor has found it.
+    `experts_read`: number of experts that the pass read, all layers together; 0 if it is unknown."""
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
     hidden: Tensor | None = None
     finite: bool = False
     maxima: Seq[int] | None = None
+    experts_read: int = 0
 
 
 class Executor(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from slipstream.core.drafter import Drafter
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from slipstream.engine.request_checks import predicted_text
+from slipstream.engine.request_checks import read_prediction
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.integrations.row_drafts import Row, RowDrafts, RowRequest
 from slipstream.settings import one_of
@@ -250,7 +250,7 @@ def _read_predictions(kind: Any) -> None:
     @functools.wraps(plain)
     def to_sampling_params(self: Any, *args: object, **kwargs: object) -> object:
         try:
-            text = predicted_text((self.model_extra or {}).get(PREDICTION))
+            text = read_prediction((self.model_extra or {}).get(PREDICTION))
         except PromptError as fault:
             raise ValueError(str(fault)) from fault  # which vLLM answers with 400
         if text:

@@ -64,7 +64,7 @@ class Arm:
 
 
 def is_recreated(drafter: object) -> TypeGuard[str]:
-    """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
+    """Return whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
 
@@ -106,7 +106,7 @@ class Run:
     cells        [groups][passes].
     texts        prompt -> output ids of the untimed first pass.
     context      tokens of earlier text before each prompt were added up to this number; None: none were.
-    divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
+    divergences  (prompt, where its text differs from plain decoding's); only for greedy decoding.
     """
 
     arm: Arm
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether there is a complete pass, also of plain decoding."""
+        """Return whether there is a complete pass, also of plain decoding."""
         return self.rounds > 0 and (self.plain is None or self.plain.rounds > 0)
 
     def stats(self, groups: Seq[int] | None = None) -> SpecStats:
@@ -151,9 +151,9 @@ class Run:
         return estimates.estimate_mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
-        """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
-        their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the cause: nothing
-        was drafted, or nothing was accepted and yet it was faster."""
+        """Estimate the time per token of plain decoding over this arm's, paired by prompt and pass. Prompts are
+        weighted by their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the
+        cause: nothing was drafted, or nothing was accepted and yet it was faster."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
@@ -241,7 +241,7 @@ def race(
         for g in range(max(len(run.groups) for run in order)):
             for run in order:
                 if g < len(run.groups):
-                    _timed(run, g, seed + 1 + number)
+                    _time(run, g, seed + 1 + number)
                     advance()
         order = [*order[1:], order[0]]
         each_pass()
@@ -275,7 +275,7 @@ def decode(
         llm.max_batch = before
 
 
-def _timed(run: Run, g: int, seed: int) -> None:
+def _time(run: Run, g: int, seed: int) -> None:
     group = run.groups[g]
     done, spent = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
     stats = sum((c.stats for c in done), SpecStats())
@@ -286,7 +286,7 @@ def _timed(run: Run, g: int, seed: int) -> None:
 
 
 def _compare(run: Run, i: int, completion: Completion) -> None:
-    """Compares a greedy text with that of plain decoding, in every pass until the prompt's first difference."""
+    """Compare a greedy text with plain decoding's, in every pass until the prompt's first difference."""
     if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
         return
     stats, batch = completion.stats, run.arm.batch

@@ -1,6 +1,6 @@
 """`slipstream bench`: measures drafters against plain decoding in one interleaved run.
 
-Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals: `slipstream.measure.estimates`.
+`slipstream.core.stats` defines the terms. Speeds include prefill; intervals: `slipstream.measure.estimates`.
 """
 
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -24,8 +24,8 @@ from slipstream.measure.measured_steps import measure_steps, time_target
 from slipstream.measure.measurements import BenchArm, BenchData, Figures, Forecasted, NamedDivergence
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import QUIET, OtherProcesses, note_drafts, note_provenance
-from slipstream.measure.results import Result, recording
-from slipstream.measure.tables import counted
+from slipstream.measure.results import Result, record
+from slipstream.measure.tables import spell
 from slipstream.settings import AUTO
 from slipstream.theory.cost_curve import CostCurve
 
@@ -61,8 +61,8 @@ def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet,
 
 
 def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]]) -> dict[str, list[object]]:
-    """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
-    axis if a drafter is measured at several."""
+    """Return axis -> its values, for axes with several values. conditions: of all contenders. The draft length is an
+    axis if a drafter is measured at several lengths."""
     axes: dict[str, Seq[object]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
     for c in contenders:
         lengths: Seq[object] = [other.length for other in contenders if other.label == c.label]
@@ -115,7 +115,7 @@ def bench(
         ready = [run for run in runs if run.measured]
         return BenchData(prompts.as_dict(), [compute_arm(run, prompts, ready, costs) for run in ready])
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         runs += line_up_contenders(llm, contenders, prompts, config)
         if x and not all(c.adaptive for c in contenders):
             past = int(np.median([len(ids) for run in runs for ids in run.prompts]))
@@ -188,12 +188,12 @@ def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted
 
 
 def is_tree(stats: SpecStats) -> bool:
-    """Whether more draft tokens were verified than a chain of the same depth has."""
+    """Return whether more draft tokens were verified than a chain of the same depth has."""
     return stats.proposed > sum(stats.drafted_at.values())
 
 
 def judge_texts(run: Run) -> str:
-    """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    """Compare the texts with plain decoding's: "plain", "sampled" (not comparable), "identical", "near-tie" or
     "BUG"."""
     if run.plain is None:
         return "plain"
@@ -221,7 +221,7 @@ def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
             texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
             texts.append(
-                f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
+                f"{where}: the drafter failed {spell(stats.drafter_faults, 'time')}; plain decoding continued instead"
             )
         if stats is not None and run.plain is not None and not stats.proposed:
             texts.append(f"{where}: {REASONS[NO_DRAFTS]}")

@@ -130,13 +130,14 @@ def _loads_model(name: str) -> bool:
 
 
 def _another_tokenizer(choice: DrafterChoice) -> bool:
-    """Whether there is a draft model whose tokenizer is not the target's."""
+    """Return whether there is a draft model whose tokenizer is not the target's."""
     other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
     return other and any(map(_loads_model, choice.drafter.split(",")))
 
 
 def _parallel(choice: DrafterChoice) -> bool:
-    """Whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD, P-EAGLE)."""
+    """Return whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD,
+    P-EAGLE)."""
     from slipstream.heads.recognition import MASK_TOKENS
 
     keys = {"model": ("pard_token",), "dflash": ()}.get(choice.drafter, MASK_TOKENS)
@@ -168,6 +169,6 @@ def _none(choice: DrafterChoice, more: str) -> Settings:
 
 
 def _flags(values: Mapping[str, object]) -> str:
-    """As on a command line; objects as JSON."""
+    """Write values as on a command line; objects as JSON."""
     texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in values.items()}
     return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in texts.items())

@@ -69,14 +69,14 @@ class Counters:
     values: Mapping[str, float]
     models: tuple[str, ...] = ()
 
-    def restarted(self, before: Counters) -> bool:
+    def has_restarted(self, before: Counters) -> bool:
         """Return True if the server was restarted since `before`: its start time differs, or a counter fell."""
         fell = (self.values.get(key, 0.0) < n for key, n in before.values.items() if key not in NOW)
         return self.values.get("began") != before.values.get("began") or any(fell)
 
     def since(self, before: Counters) -> Counters:
         """By how much they have grown; since the restart, if there was one."""
-        return self if self.restarted(before) else self._with(before, sub)
+        return self if self.has_restarted(before) else self._with(before, sub)
 
     def __add__(self, later: Counters) -> Counters:
         return later._with(self, add)
@@ -86,17 +86,17 @@ class Counters:
         return replace(self, values=joined)
 
     def as_dict(self) -> JsonObject:
-        """Plain JSON values; None for what is not reported.
+        """Return plain JSON values; None for a figure that is not reported.
 
         accepted_at             share of the drafts whose token at position 1, 2, ... was accepted.
         acceptance_rate         accepted draft tokens over verified ones.
         mean_acceptance_length  tokens of a step in which tokens were drafted, the bonus token included.
-        tokens_per_step         output tokens over all steps: a step gives one token and those that it accepts.
+        tokens_per_step         output tokens over all steps: a step gives one token and the accepted draft tokens.
         """
         figures: JsonObject = {name: self.values.get(name) for name in NAMES}
         drafts, drafted, accepted, _, output, requests, *_ = figures.values()
         if accepted is None and drafts and None not in (output, requests):
-            # A request's first token is its prefill's, and each verification adds one to those that it accepts.
+            # Prefill gives a request's first token; each verification adds one to its accepted draft tokens.
             accepted = figures["accepted_tokens"] = max(0.0, output - drafts - requests)
         positions = sum(key.startswith("accepted_at ") for key in self.values)
         at = [self.values.get(f"accepted_at {i}", 0.0) for i in range(1, positions + 1)]
@@ -115,7 +115,7 @@ class Counters:
 
 
 def add_counters(parts: Iterable[Counters | None]) -> Counters | None:
-    """Those of several passes; None if one has none."""
+    """Add the counters of several passes; None if a pass has none."""
     every = list(parts)
     return reduce(add, every) if every and all(every) else None
 

@@ -26,8 +26,8 @@ from slipstream.measure.diagnosis import ACCEPTANCE, FINE, FIXES, LENGTH, NOTHIN
 from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.estimates import Estimate, t_quantile
 from slipstream.measure.provenance import note_conditions
-from slipstream.measure.results import Result, recording
-from slipstream.measure.tables import Section, Table, counted, interval, percent, remark, times, words
+from slipstream.measure.results import Result, record
+from slipstream.measure.tables import Section, Table, interval, percent, remark, spell, times, words
 from slipstream.measure.traffic_client import TrafficClient
 
 KIND = "tune-served"
@@ -66,8 +66,7 @@ class ServedForecast:
 
 @dataclass
 class ServedDiagnosis:
-    """cause, fix, reason, evidence: as in `Diagnosis`; reason: what was found, too. forecast: None where nothing is
-    known."""
+    """cause, fix, reason, evidence: as in `Diagnosis`; `reason` also says what was found. forecast: None if unknown."""
 
     cause: str = UNKNOWN
     fix: str = ""
@@ -97,7 +96,7 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
         return found("/metrics has no counters of vLLM, SGLang, llama-server or Slipstream", f"{fix}; {BEHIND}")
     server, running, output = SERVERS[counters["server"]], counters["running"] or 0, counters["output_tokens"]
     n, drafts = max(1, round(running)), counters["drafts"]
-    load = f"about {counted(n, 'request')} at once"
+    load = f"about {spell(n, 'request')} at once"
     compare = f"compare it with one that does not speculate: slipstream bench --serve A --serve B --concurrency {n}"
     for refused, reason, fix in (
         (output is None, f"the page has names of {server}, but counts no output tokens, as a router's does", BEHIND),
@@ -142,10 +141,10 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
         few = "use a drafter that drafts more often, or switch speculation off for such texts"
         return found(at_most, few, SELDOM) if share < 0.5 else found(at_most, FIXES[ACCEPTANCE], ACCEPTANCE)
     if 0 < k < longest and drafts >= ENOUGH and gains[k] >= FINE * gains[longest]:
-        why = f"if rows are free and a draft token costs {c:g} decode steps (--c; not measured), {counted(k, 'token')} "
+        why = f"if rows are free and a draft token costs {c:g} decode steps (--c; not measured), {spell(k, 'token')} "
         why += f"give {times(gains[k])}, {longest} give {times(gains[longest])}"
         setting = STARTED_WITH.get(counters["server"], "see its options").format(k=k)
-        return found(why, f"draft {counted(k, 'token')}: {setting}", LENGTH)
+        return found(why, f"draft {spell(k, 'token')}: {setting}", LENGTH)
     if SURE <= low <= most:
         return found(f"{against}; {at_most}", "", NOTHING)
     return found(f"{at_most}{f', and {against}' * bool(against)}; what a step takes without it is not known", compare)
@@ -154,7 +153,7 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
 def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
     """Estimate the speed-up over steps of the same server without drafts; None if the step times do not tell it.
 
-    parts: what the counters gained in each part of the time watched. By least squares, weighted by steps, the time of a
+    parts: gains of the counters in each part of the time watched. By least squares, weighted by steps, the time of a
     step is a quadratic function of its draft tokens (the quadratic term widens the interval where rows are not equally
     dear), beside requests and prompt tokens in a step, and how late it is, as texts grow. At no draft tokens it is the
     time of a step without drafts. It is not extrapolated from parts that all draft much.
@@ -210,14 +209,14 @@ def judge(samples: Seq[Counters], c: float) -> WatchedServer:
     now = {name: mean for name, mean in now.items() if name in whole.values}
     reported = replace(whole, values={**whole.values, **now}).as_dict()
     diagnosis = diagnose_served(reported, c, estimate_own_steps(parts))
-    if any(after.restarted(before) for before, after in pairwise(samples)):
+    if any(after.has_restarted(before) for before, after in pairwise(samples)):
         diagnosis.evidence.append("the server was restarted while it was watched")
     return WatchedServer(reported, diagnosis)
 
 
 def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = None) -> Result:
     """Diagnose a server by watching its counters for some seconds. Sends no request. Raises ServedError."""
-    result = Result(KIND, {"watch": seconds, "c": c}, note_conditions(None, servers=[place.described()["id"]]))
+    result = Result(KIND, {"watch": seconds, "c": c}, note_conditions(None, servers=[place.describe()["id"]]))
 
     async def read() -> list[Counters]:
         seen: list[Counters | None] = []
@@ -230,14 +229,14 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
         return [each for each in seen if each] if seen[0] else []
 
     seen = [WatchedServer()]
-    with recording(result, out, lambda: seen[-1]):
+    with record(result, out, lambda: seen[-1]):
         seen.append(judge(asyncio.run(read()), c))
     return result
 
 
 def make_section(result: Result) -> Section:
     report = Section("Does speculation pay on this server?", "Nothing was seen before the run ended.")
-    seen = result.measured(WatchedServer)
+    seen = result.read_data(WatchedServer)
     if seen.diagnosis:
         report.lead = write_lead(seen.diagnosis)
         report.tables += [tabulate_counters(seen.counters, result.settings["watch"])] if seen.counters else []

@@ -51,12 +51,12 @@ class Endpoint:
                 fix="as in http://localhost:8000/v1",
             )
 
-    def resolved(self) -> Endpoint:
+    def resolve(self) -> Endpoint:
         """The same with the name of its model."""
-        return self if self.model else replace(self, model=self.described()["id"])
+        return self if self.model else replace(self, model=self.describe()["id"])
 
-    def described(self) -> JsonObject:
-        """What the server says of its model."""
+    def describe(self) -> JsonObject:
+        """Return the server's description of its model."""
         answer = self._call("/models", None)
         listed = (answer.get("data") if isinstance(answer, dict) else None) or []
         matching = [each for each in listed if self.model in ("", each.get("id"))]

@@ -4,7 +4,7 @@ How an interval is made. The timings [prompts, passes] of two ways of decoding a
 both sides of a pair cancels. Each pass over all prompts gives one speed-up; prompts are crossed with passes, and both
 are replicates. On a logarithmic scale the variance has three parts:
 
-    passes    of the speed-ups of single passes, over their number: what a pass has in common, and noise of the cells.
+    passes    of the speed-ups of single passes, over their number: effects that a pass shares, and noise of the cells.
               Order effects are in it, because the order rotates from pass to pass.
     cells     the part of it that is noise of single cells
     prompts   of the gains of single prompts, over their number; it contains the noise of the cells, too

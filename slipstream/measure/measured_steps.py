@@ -1,8 +1,8 @@
-"""What a step of a target with a drafter costs and gives on a machine, from one interleaved run, and the predictions of
-the closed forms from it: those of `bench` beside its measurements, and those of `tune`.
+"""Measures what a step of a target with a drafter costs and gives on a machine, in one interleaved run, and predicts
+from it by the closed forms, for `bench` and `tune`.
 
 The acceptance rate at a position is taken over the steps that drafted to that position. How often a drafter drafts to a
-position is taken over the steps that *had room* for it: the last steps of a text do not, and `predict` shortens those.
+position is taken over the steps that *had room* for it. The last steps of a text have none; `predict` shortens them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tally:
 
     @staticmethod
     def of(stats: SpecStats, texts: int) -> Tally:
-        """As if every step but the first of each text had room for a full draft."""
+        """Count as if every step but the first of each text had room for a full draft."""
         room = max(1, stats.steps - texts)
         return Tally(Counter(dict.fromkeys(stats.drafted_at, room)), Counter(stats.drafted_at))
 

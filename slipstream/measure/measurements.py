@@ -14,9 +14,9 @@ class Divergence:
     """The first difference between two outputs.
 
     position  index of the first differing output token.
-    margin    logit of the target's most likely token there, minus that of the other text's token (minus the second
+    margin    logit of the target's most likely token there, minus the logit of the other text's token (minus the second
               largest logit if one text ended earlier).
-    noise     how much the logits of that position change with the other rows of the pass (largest |difference|).
+    noise     how much the logits at this position change with the other rows of the pass (largest |difference|).
     """
 
     position: int
@@ -25,7 +25,7 @@ class Divergence:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains the margin: each of the two logits may be off by the noise."""
+        """Return whether rounding explains the margin: each of the two logits may be off by the noise."""
         return self.margin <= 2 * self.noise
 
     def __str__(self) -> str:

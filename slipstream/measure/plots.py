@@ -1,5 +1,5 @@
 """Draw plots of results as SVG, for a file or for a page in its colours. One drawing serves every screen: it is about
-as wide as a phone, and a page scales it. Colours are those of Okabe and Ito (2008), distinguishable with any colour
+as wide as a phone, and a page scales it. The colours of Okabe and Ito (2008) are distinguishable with any colour
 vision; line styles and markers differ too.
 """
 

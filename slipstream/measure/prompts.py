@@ -22,7 +22,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonObject, parse_json
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.measure.provenance import text_digest
-from slipstream.measure.tables import counted
+from slipstream.measure.tables import spell
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -63,7 +63,7 @@ class PromptSet:
     @property
     def size(self) -> str:
         """ "6 prompts" """
-        return counted(len(self.prompts), "prompt")
+        return spell(len(self.prompts), "prompt")
 
     @property
     def ids(self) -> list[list[int]]:
@@ -139,8 +139,8 @@ def choose_prompts(
             long += min(len(entry.later), turns - 1) - len(follow)
             prompts += follow
     if long:
-        context = counted(llm.checks.longest + 1, "token")
-        warnings.append(f"{counted(long, 'prompt')} left out: too long for the context of {context}")
+        context = spell(llm.checks.longest + 1, "token")
+        warnings.append(f"{spell(long, 'prompt')} left out: too long for the context of {context}")
     if not prompts:
         raise PromptError(f"no prompt of {origin} fits into the target's context of {llm.checks.longest + 1} tokens")
     name = origin if is_built_in(origin) else Path(origin).name
@@ -169,7 +169,7 @@ def select_entries(
     if len(unique) < len(chosen):
         gone = len(chosen) - len(unique)
         warnings.append(
-            f"{gone} of {counted(len(chosen), 'prompt')} left out as repetitions: a drafter that learns could repeat "
+            f"{gone} of {spell(len(chosen), 'prompt')} left out as repetitions: a drafter that learns could repeat "
             "its earlier answer"
         )
     return take_in_turns(unique, count), warnings
@@ -227,8 +227,8 @@ def take_in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
 
 
 def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[int]:
-    """Token ids of a prompt, in the chat template if `template` asks for it. later: what the assistant and the user
-    said after it, in turns; without a template, as paragraphs."""
+    """Encode a prompt, in the chat template if `template` asks for it. later: further messages of the assistant and the
+    user, in turns; without a template, as paragraphs."""
     has = bool(getattr(llm.tokenizer, "chat_template", None))
     if template == "chat" or (template == "auto" and entry.request and has):
         roles = ("user", "assistant")

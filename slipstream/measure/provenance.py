@@ -47,8 +47,8 @@ def text_digest(*texts: str) -> str:
 
 
 def model(path: str | Path) -> dict[str, str | None]:
-    """Name and digest of a checkpoint. The name is the path within the repository, else that of the folder or file. A
-    hub id is returned as it is."""
+    """Return name and digest of a checkpoint. The name is the path within the repository, else the name of the folder
+    or file. A hub id is returned as it is."""
     file = Path(path).expanduser().resolve()
     if not file.exists():
         return {"name": str(path), "sha256": None}
@@ -82,14 +82,14 @@ class OtherProcesses:
         now = _ticks_elsewhere()
         if not now or not self._used:
             return None
-        # What a process used before the start counts for its parent once it has ended, so only sums may be compared.
+        # Ticks from before the start count for the parent once a process has ended, so only sums may be compared.
         seconds = max(0, sum(now.values()) - sum(self._used.values())) / os.sysconf("SC_CLK_TCK")
         return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 
 
 def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
-    """Clock ticks that each other process has used so far, with the children that it has waited for; at 0, those that
-    the host has taken from a virtual machine. Of init not its children: it waits for all orphans."""
+    """Read the clock ticks that each other process has used so far, with the children that it has waited for; at 0, the
+    ticks that the host has taken from a virtual machine. Init's children are left out: it waits for all orphans."""
     ticks, parents = dict[int, int](), dict[int, int]()
     for stat in proc.glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended

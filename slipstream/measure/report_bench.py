@@ -26,7 +26,7 @@ Series = list[tuple[str, list[BenchArm]]]
 
 
 def make_section(result: Result) -> Section:
-    arms = result.measured(BenchData).arms
+    arms = result.read_data(BenchData).arms
     report = Section("Drafters against plain decoding", write_lead(arms))
     if not arms:
         return report
@@ -44,7 +44,7 @@ def make_section(result: Result) -> Section:
         report.tables.append(tabulate_positions(fast))
     report.tables.append(tabulate_times(arms))
     if len(conditions) == 1:
-        report.tables = [part for table in report.tables for part in table.divided("setting")]
+        report.tables = [part for table in report.tables for part in table.divide("setting")]
     report.notes += [
         f"{name(arm)}, prompt {d.prompt}: the texts differ at {d}." for arm in fast for d in arm.divergences
     ]
@@ -188,7 +188,7 @@ def value(arm: BenchArm, axis: str) -> float | str:
     return at
 
 
-def dodged(xs: list[float], i: int, count: int) -> list[float]:
+def dodge(xs: list[float], i: int, count: int) -> list[float]:
     """The values shifted slightly, by a different amount for each of `count` series, so that intervals do not hide each
     other."""
     values = sorted(set(xs))
@@ -202,7 +202,7 @@ def plot_speed(series: Series, axis: str) -> Plot:
     def draw(axes: Axes) -> None:
         for i, (label, points) in enumerate(series):
             marker, colour, _ = plots.style_of(i)
-            xs = dodged([float(value(point, axis)) for point in points], i, len(series))
+            xs = dodge([float(value(point, axis)) for point in points], i, len(series))
             gains = [point.overall.speedup for point in points]
             who = f"{label}, " if len(series) > 1 else ""
             axes.errorbar(

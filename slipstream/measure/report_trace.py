@@ -18,7 +18,7 @@ BEFORE = 400
 
 
 def make_section(result: Result) -> Section:
-    data, settings = result.measured(TraceData), result.settings
+    data, settings = result.read_data(TraceData), result.settings
     report = Section("Trace of one generation", write_lead(settings, data.stats))
     if not data.tokens:
         return report

@@ -42,8 +42,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Raced:
-    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts are
-    those of plain decoding."""
+    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts
+    equal plain decoding's."""
 
     label: str
     contender: int
@@ -92,7 +92,7 @@ class TuneData:
 
 
 def make_section(result: Result) -> Section:
-    data = result.measured(TuneData)
+    data = result.read_data(TuneData)
     report = Section(
         "Which drafter and draft length?", "The run ended before any setting was confirmed, so nothing is chosen."
     )
@@ -184,14 +184,14 @@ def explain(row: Raced) -> str:
 def tabulate_causes(rows: list[Raced]) -> Table:
     """The predicted speed-ups without one cause, a column each."""
 
-    def remedied(cause: str) -> Column:
+    def make_column(cause: str) -> Column:
         return Column(cause, "x", cell=lambda row: row.diagnosis.counterfactuals.get(cause))
 
     causes = dict.fromkeys(cause for row in rows for cause in row.diagnosis.counterfactuals)
     columns = [
         words("setting", lambda row: row.setting),
         Column("as it is", "x", cell=lambda row: row.diagnosis.predicted),
-        *map(remedied, causes),
+        *map(make_column, causes),
     ]
     note = "Predicted from the parts measured beside plain decoding. Other columns: without that cause."
     return tabulate("What limits the speed-up", rows, columns, note)

@@ -87,7 +87,7 @@ class Result:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
         return head | to_json(self)
 
-    def measured(self, kind: type[T]) -> T:
+    def read_data(self, kind: type[T]) -> T:
         """The data as this class, also of a result that was read. Raises as `from_json`."""
         made: T = self.data if isinstance(self.data, kind) else from_json(kind, to_json(self.data))
         return made
@@ -130,20 +130,20 @@ def check_writable(path: str | Path, option: str = "--out") -> None:
 
 def read(path: str | Path) -> Result:
     """Loads a result file. Raises ResultError if it is not one of this version."""
-    return _checked(str(path), _loaded(path))
+    return _check(str(path), _load(path))
 
 
 def read_all(path: str | Path) -> list[Result]:
-    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
+    """Read the results of a file: one result, or several under "runs", as this project's benchmarks write. Raises as
     `read`."""
-    content = _loaded(path)
+    content = _load(path)
     runs = content.get("runs") if isinstance(content, dict) else None
     if not isinstance(runs, dict) or not runs:
-        return [_checked(str(path), content)]
-    return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
+        return [_check(str(path), content)]
+    return [_check(f"{path}, run {name!r},", run) for name, run in runs.items()]
 
 
-def _loaded(path: str | Path) -> object:
+def _load(path: str | Path) -> object:
     try:
         return parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
@@ -152,7 +152,7 @@ def _loaded(path: str | Path) -> object:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
 
 
-def _checked(path: str, content: object) -> Result:
+def _check(path: str, content: object) -> Result:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultError(
             f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"
@@ -172,7 +172,7 @@ def _checked(path: str, content: object) -> Result:
 
 
 @contextmanager
-def recording(result: Result, path: str | Path | None, collect: Callable[[], object]) -> Iterator[Callable[[], None]]:
+def record(result: Result, path: str | Path | None, collect: Callable[[], object]) -> Iterator[Callable[[], None]]:
     """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
     far.
 

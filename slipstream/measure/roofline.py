@@ -1,4 +1,4 @@
-"""Hardware, the time of a forward pass on it, predicted with a roofline model, and how many users it serves.
+"""Predicts the time of a forward pass on given hardware with a roofline model, and how many users it serves.
 
     seconds = matrix products + attention + exchanges between devices + overhead
     each of the first two: max(bytes / bandwidth, operations / peak)
@@ -129,7 +129,6 @@ class ModelSize(Strict):
     @staticmethod
     def of(config: ModelShape, name: str) -> ModelSize:
         experts = config.experts
-        mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
         return ModelSize(
             name=name,
             parameters=config.parameters,
@@ -140,7 +139,7 @@ class ModelSize(Strict):
             kv=config.kv_bytes(1),
             experts=experts.count if experts else 0,
             picked=experts.per_token if experts else 0,
-            mixtures=mixed,
+            mixtures=config.mixed_parameters,
         )
 
     @staticmethod
@@ -300,13 +299,13 @@ class Serving(Strict):
         only memory limits it); 0 if not even one sequence does."""
         key = "seconds" if speculative else "plain_seconds"
 
-        def served(batch: int) -> bool:
+        def serves(batch: int) -> bool:
             return self.fits(batch, speculative) and (bound is None or self.load(batch)[key] <= bound)
 
         low, high = 0, 1
-        while high <= MOST_ROWS and served(high):
+        while high <= MOST_ROWS and serves(high):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if served(middle) else (low, middle)
+            low, high = (middle, high) if serves(middle) else (low, middle)
         return low

@@ -20,7 +20,7 @@ from slipstream.measure.counters import SERVERS, Counters
 from slipstream.measure.diagnosis import ACCEPTANCE, NOTHING
 from slipstream.measure.diagnosis_served import COSTLY, OFF, PARTS, SELDOM, ServedDiagnosis, judge
 from slipstream.measure.endpoint import Endpoint
-from slipstream.measure.tables import counted
+from slipstream.measure.tables import spell
 from slipstream.measure.traffic_client import TrafficClient
 
 PAYS, COSTS, UNDECIDED = "speculation pays", "speculation does not pay", "whether speculation pays cannot be told"
@@ -35,7 +35,7 @@ Event = JsonObject
 
 @dataclass
 class PayWatch:
-    """Turns samples of counters into events. c: see `diagnose_served`. state: what was said last."""
+    """Turns samples of counters into events. c: see `diagnose_served`. state: the last verdict."""
 
     c: float
     state: str | None = None
@@ -45,7 +45,7 @@ class PayWatch:
 
     def add(self, sample: Counters | None) -> Event | None:
         """Add what the server reports now, None if nothing. Return the event that this is, if it is one."""
-        if sample is None or (self._samples and sample.restarted(self._samples[-1])):
+        if sample is None or (self._samples and sample.has_restarted(self._samples[-1])):
             said, self.state = self.state, LOST if sample is None else RESTARTED  # another setting may run from now on
             self._samples, self._last, self._known = [sample] if sample else [], None, []
             return None if said == self.state else {"event": self.state}
@@ -97,7 +97,7 @@ def line_of(event: Event) -> str:
     """Write an event for people."""
     said = f"{event['at']} {event['event']}"
     if "running" in event:
-        load = f"{counted(max(1, round(event['running'])), 'request')} at once"
+        load = f"{spell(max(1, round(event['running'])), 'request')} at once"
         said += f", with {load}, {event['tokens_per_step']:.2f} tokens a step: {event['reason']}"
     if "send" in event:
         return f'{said}. Send "speculative.n_max": {event["send"]["speculative.n_max"]}'

@@ -64,7 +64,7 @@ class Measured(Strict):
 
     @property
     def host(self) -> float:
-        """Host time of a speculative step beyond that of a plain step, in plain steps."""
+        """Host time that a speculative step takes beyond a plain step's, in plain steps."""
         return max(0.0, self.step_host - self.plain_host) / self.plain_step
 
     @property
@@ -74,7 +74,7 @@ class Measured(Strict):
 
     @property
     def checking(self) -> float:
-        """Target time of verifying a full draft over that of a plain step."""
+        """Target time of verifying a full draft over the target time of a plain step."""
         return self.costs(self.rows) / self.costs(self.batch)
 
     @property
@@ -111,7 +111,7 @@ class Measured(Strict):
         length = self.tokens / (1 + self.prediction(draft_tokens).steps)
         return length if self.tau is None else min(length, self.tau)
 
-    def expected(self, draft_tokens: int) -> float:
+    def expect(self, draft_tokens: int) -> float:
         """Predicted speed-up at a draft length, scaled so that it agrees with the measurement at the measured length.
         The closed form uses costs of passes of equal width. In decoding the widths vary and CPU caches are colder,
         which is assumed to cost the same share at every length.
@@ -128,7 +128,7 @@ class Measured(Strict):
         of the closed form and of `expected` counts: a closed form that is off by its measurement proves no length
         better."""
         gains = [
-            (k, min(self.prediction(k).speedup, self.expected(k)) if k < self.draft_tokens else self.expected(k))
+            (k, min(self.prediction(k).speedup, self.expect(k)) if k < self.draft_tokens else self.expect(k))
             for k in range(1, self.draft_tokens + 1)
         ]
         return max([(0, 1.0), *gains], key=lambda pair: pair[1])

@@ -36,7 +36,7 @@ class Column:
              digits), or "" for plain numbers.
     digits   after the point, of "ms" and plain numbers; significant ones of "g".
     words    cells are text and aligned left; numbers are aligned right.
-    cell     makes the cell of what a row stands for (see `tabulate`).
+    cell     makes the cell for the object of a row (see `tabulate`).
     """
 
     name: str
@@ -83,7 +83,7 @@ class Table:
             self, columns=[self.columns[i] for i in columns], rows=[[row[i] for i in columns] for row in self.rows]
         )
 
-    def divided(self, heading: str) -> list[Table]:
+    def divide(self, heading: str) -> list[Table]:
         """A table for each value of the column of that heading, with the value in its title instead; the last one has
         the note. Only this table if there is no such column."""
         headings = [column.heading for column in self.columns]
@@ -185,7 +185,7 @@ def count(n: float) -> str:
     return f"{n:.0f}"
 
 
-def counted(n: int, noun: str) -> str:
+def spell(n: int, noun: str) -> str:
     """(1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
     return f"{n:,} {noun}" + "s" * (n != 1)
 

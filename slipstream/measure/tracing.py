@@ -25,7 +25,7 @@ from slipstream.measure.configs import Contender
 from slipstream.measure.measured_steps import WrappedDrafter
 from slipstream.measure.measurements import RollingRate, TraceData, TracedStep, TracedToken, TriedToken
 from slipstream.measure.provenance import note_drafts, note_provenance
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.tokens.text import TextStream, decoder_of, token_text_of
 
 WINDOW = 10
@@ -57,9 +57,9 @@ class Recorder(WrappedDrafter):
         for place, (token, node) in enumerate(zip(run, nodes, strict=True)):
             row = probs[at + 1]
             tried = children.get(at, [])  # of siblings, those after the accepted one were not tried
-            lost = [_drafted(draft, n, row, who) for n in tried if n < node or node < 0]
+            lost = [_describe_token(draft, n, row, who) for n in tried if n < node or node < 0]
             own = TriedToken(token, "target", float(row[token]), None)
-            head = _drafted(draft, node, row, who) if node >= 0 else own
+            head = _describe_token(draft, node, row, who) if node >= 0 else own
             self.tokens.append(TracedToken(**vars(head), drafted=place < accepted, step=len(self.steps), place=place,
                                            rejected=lost))  # fmt: skip
             at = node
@@ -79,7 +79,7 @@ def compute_target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: i
     return distributions(logits, [before], draft).cpu()
 
 
-def _drafted(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> TriedToken:
+def _describe_token(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> TriedToken:
     token = draft.ids[node]
     return TriedToken(token, who[node], float(row[token]), None if draft.q is None else float(draft.q[node, token]))
 
@@ -137,7 +137,7 @@ def trace(
             finish=seq.finish,
         )
 
-    with recording(result, out, collect):
+    with record(result, out, collect):
         for _ in llm.decode([seq]):
             pass
     if seq.stats.drafter_faults:

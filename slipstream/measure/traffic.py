@@ -25,7 +25,7 @@ from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.estimates import FEWEST_PASSES
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.provenance import note_conditions, public_values
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.measure.traffic_client import Timed, TrafficClient, TrafficPrompts, TrafficRequest, read_stream
 from slipstream.measure.traffic_figures import TrafficPass, collect_warnings, compute_passes
 
@@ -40,7 +40,7 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Traffic(Strict):
-    """How requests come: so many in flight at all times, or at random with a rate (Poisson arrivals).
+    """How requests come: a fixed number in flight, or at random with a rate (Poisson arrivals).
 
     concurrency  requests in flight; None: `rate` says when they come.
     rate         requests a second, on average.
@@ -125,7 +125,7 @@ def measure_traffic(
 
     Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
     """
-    known = {place: place.described() for place in dict.fromkeys(arm.endpoint for arm in arms)}
+    known = {place: place.describe() for place in dict.fromkeys(arm.endpoint for arm in arms)}
     for arm in arms:
         arm.endpoint = replace(arm.endpoint, model=known[arm.endpoint]["id"])
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
@@ -139,13 +139,13 @@ def measure_traffic(
         result.warnings = collect_warnings(data.arms)
         return data
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         asyncio.run(measure(arms, config, save, advance))
     return result
 
 
 def compute_served_arm(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
-    """Compute the figures of an arm, with the index of the one that it is compared with."""
+    """Compute the figures of an arm, with the index of the arm that it is compared with."""
     base = arm.against
     return ServedArm(
         name=arm.name,
@@ -211,7 +211,7 @@ async def run_pass(
         assert traffic.concurrency is not None
         done = await _in_flight(asked, traffic.concurrency, ask)
     else:
-        done = await _arriving(asked, began + traffic.arrivals([seed, number + 1]), ask)
+        done = await _arrive(asked, began + traffic.arrivals([seed, number + 1]), ask)
     ended = max(each.ended for each in done)
     after = await client.counters()
     gained = after.since(before) if before and after else None
@@ -230,7 +230,7 @@ async def _in_flight(asked: Seq[TrafficRequest], many: int, ask: Ask) -> list[Ti
     return done
 
 
-async def _arriving(asked: Seq[TrafficRequest], due: np.ndarray, ask: Ask) -> list[Timed]:
+async def _arrive(asked: Seq[TrafficRequest], due: np.ndarray, ask: Ask) -> list[Timed]:
     async def later(request: TrafficRequest, at: float) -> Timed:
         await asyncio.sleep(at - asyncio.get_running_loop().time())
         return await ask(request, at)

@@ -59,7 +59,7 @@ class TrafficPrompts:
 
     @property
     def settings(self) -> JsonObject:
-        """For the result file."""
+        """Return the settings for the result file."""
         texts = text_digest(*(entry.text for entry in self.entries))
         names = ("tokens", "sampling", "template", "distinct")
         return {"prompts": texts} | {name: getattr(self, name) for name in names}
@@ -95,7 +95,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a request gave. Times are seconds from when it was due, so that waiting in the client counts.
+    """The answer to a request. Times are seconds from when it was due, so that waiting in the client counts.
 
     first    to the first text; None if there was none.
     rest     from the first text to the last; None if all of it came at once.
@@ -173,7 +173,7 @@ class TrafficClient:
                 timed.pieces.append((clock(), piece))
 
     async def counters(self) -> Counters | None:
-        """What the server reports at /metrics; None if it reports nothing there."""
+        """Read the counters of the server's /metrics; None if it has none."""
         import httpx
 
         root = re.sub(r"/v\d+/?$", "", self.endpoint.base_url)
@@ -185,7 +185,7 @@ class TrafficClient:
 
 
 def read_stream(timed: Timed) -> Answered:
-    """What the pieces of a stream say."""
+    """Read the pieces of a stream."""
     texts: list[float] = []
     usage: JsonMapping = {}
     fault, ended = timed.fault, False

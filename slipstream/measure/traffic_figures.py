@@ -7,8 +7,8 @@
     gap       between two pieces of text that follow each other, over all requests; a piece may hold several tokens
     whole     from when the request was due to its end
 
-Latencies are percentiles over the successful requests of all passes. Speeds have the 95 % interval over passes of
-`slipstream.measure.estimates`, ratios that of pairs of passes.
+Latencies are percentiles over the successful requests of all passes. Speeds have a 95 % interval over passes, ratios
+one over pairs of passes (`slipstream.measure.estimates`).
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from slipstream.measure.counters import Counters, add_counters
 from slipstream.measure.estimates import FEWEST_PASSES, explain_doubt
 from slipstream.measure.measurements import ServedArm, TrafficData
 from slipstream.measure.results import Result
-from slipstream.measure.tables import Column, Estimate, Section, Table, counted, ends, interval, tabulate, words
+from slipstream.measure.tables import Column, Estimate, Section, Table, ends, interval, spell, tabulate, words
 from slipstream.measure.traffic_client import Answered
 
 PERCENTILES = (50, 95, 99)
@@ -100,7 +100,7 @@ def estimate_speed(passes: Seq[TrafficPass]) -> Estimate | None:
 
 
 def compare_speeds(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate | None:
-    """Tokens a second over those of `base`, by pairs of passes."""
+    """Estimate the ratio of tokens a second to `base`, by pairs of passes."""
     pairs = list(zip(base, passes, strict=False))
     if not all(a.tokens and b.tokens for a, b in pairs):
         return None
@@ -109,7 +109,7 @@ def compare_speeds(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate
 
 
 def compute_percentiles(values: Seq[float | None]) -> dict[str, float] | None:
-    """{"p50", "p95", "p99", "mean", "max"} of those that are there; between two values on a line."""
+    """Compute {"p50", "p95", "p99", "mean", "max"} of the values that are not None, interpolated linearly."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -128,7 +128,7 @@ def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
         if arm.errors:
             listed = ", ".join(f"{count} x {fault}" for fault, count in arm.errors.items())
             said = f": {arm.said[:200]}" if arm.said else ""
-            texts.append(f"{where}: {counted(sum(arm.errors.values()), 'request')} failed ({listed}){said}")
+            texts.append(f"{where}: {spell(sum(arm.errors.values()), 'request')} failed ({listed}){said}")
         if not arm.counted:
             texts.append(f"{where}: the server gives no usage, so pieces of text were counted instead of tokens")
         if arm.late and arm.first and arm.late["p99"] > LATE * arm.first["p50"]:
@@ -143,7 +143,7 @@ def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
 
 
 def make_section(result: Result) -> Section:
-    arms = result.measured(TrafficData).arms
+    arms = result.read_data(TrafficData).arms
     report = Section("Servers under load" if _several(arms) else "A server under load", write_lead(arms))
     if arms:
         report.tables += [tabulate_throughput(arms), tabulate_latencies(arms)]

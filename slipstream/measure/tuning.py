@@ -29,7 +29,7 @@ from slipstream.measure.measured_steps import CountingArm, measure_steps, time_t
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import OtherProcesses, note_drafts, note_provenance
 from slipstream.measure.report_tune import Chosen, Configurations, Raced, Recorded, TuneData
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import Estimate
 from slipstream.theory.cost_curve import CostCurve
@@ -57,7 +57,7 @@ def list_candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
     tokens per level as the recorded one."""
     choices = [
-        Candidate(i, label, k, m.expected(k))
+        Candidate(i, label, k, m.expect(k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
         for k in range(1, m.draft_tokens + 1)
     ]
@@ -91,7 +91,7 @@ def count_steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config
 
 
 def _has_slope(contender: Contender) -> bool:
-    """Whether the cost of a draft grows with its length; that of a lookup drafter does not."""
+    """Return whether the cost of a draft grows with its length; a lookup drafter's does not."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
     return contender.draft_tokens > SHORT and not all(map(is_recreated, names))
 
@@ -120,7 +120,7 @@ def tune(
         result.warnings = [*prompts.warnings, *collect_warnings(work.raced, share), *work.doubts()]
         return work.data(share)
 
-    with recording(result, out, collect) as save:
+    with record(result, out, collect) as save:
         work.record(advance)
         save()
         work.confirm(advance, save)
@@ -167,7 +167,7 @@ class _Tuning:
     def data(self, neighbours: float | None) -> TuneData:
         """The data of the result so far. neighbours: as for `diagnose`."""
         recorded = [
-            Recorded(c.label, m, [m.expected(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
+            Recorded(c.label, m, [m.expect(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
         raced = []

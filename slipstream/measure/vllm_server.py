@@ -46,8 +46,8 @@ ENDING = 5.0
 
 
 class ServerProcess:
-    """name: in messages. command: of the process, where {port} stands for its port. environment: variables besides
-    those of this one. watch: told each line that it prints."""
+    """name: in messages. command: of the process, where {port} stands for its port. environment: variables to add to
+    this process's own. watch: called with each line that it prints."""
 
     def __init__(
         self, name: str, command: Seq[str], environment: Mapping[str, str], host: str = "127.0.0.1", port: int = 0,
@@ -105,7 +105,7 @@ class ServerProcess:
         raise ServedError(f"{self.name} did not answer within {seconds:g} seconds", why=f"it printed:\n{self.tail()}")
 
     def stop(self, seconds: float = ENDING) -> None:
-        """End it: as asked for, and after so many seconds at once."""
+        """Ask the process to end, and kill it if it still runs after `seconds`."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
@@ -147,7 +147,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 class VllmServer(Strict):
     """choice   target, drafter and draft length.
     arguments  further ones of `vllm serve`, by name: {"tensor_parallel_size": 2}. True: a flag without a value; members
-               of `speculative_config` are added to those of the choice.
+               of `speculative_config` are added to the choice's own.
     threads    of a CPU build; None: as vLLM chooses.
     """
 
@@ -203,8 +203,8 @@ class VllmServer(Strict):
 
 
 def find_interpreter(given: Path | None) -> Path:
-    """Python of vLLM's environment: the one that is given, or of `make vllm`, or this one. Raises LoadError if
-    there is none, or if Slipstream does not know the version of its vLLM."""
+    """Find the Python of vLLM's environment: `given`, or the one of `make vllm`, or this one. Raises LoadError if there
+    is none, or if Slipstream does not know the version of its vLLM."""
     environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python = given or (environment.absolute() if environment.exists() else Path(sys.executable))
     ask = "from importlib.metadata import distributions as d; print([x.version for x in d() if x.name in ('vllm', " \

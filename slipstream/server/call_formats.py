@@ -105,14 +105,14 @@ class ToolFormat:
     def calls(self, reply: Reply, before: str) -> Reading:
         """Read calls in a row, which `before` began."""
 
-        def begun() -> Reading:
+        def begin_list() -> Reading:
             if self.listed:
                 yield from reply.expect("[")
             if self.opening and before.strip() != self.opening:
                 yield from reply.expect(self.opening)
             return (yield from self.call(reply))
 
-        more = yield from reply.attempt(begun, before)
+        more = yield from reply.attempt(begin_list, before)
         between = self.separator or self.opening
         while more and between and (yield from reply.pass_over(between)):
             more = yield from reply.attempt(partial(self.call, reply), self.opening)

@@ -16,7 +16,7 @@ from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.strict import JsonObject
 from slipstream.core.structured import Structured
 from slipstream.engine.messages import RequestSpec, Update
-from slipstream.engine.request_checks import predicted_text
+from slipstream.engine.request_checks import read_prediction
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
 from slipstream.server.fields import SPECULATION, read_members
@@ -83,7 +83,7 @@ def make_generation(
     """Make the choices of a request, with its rule and its prediction. more: passed to `Generation`. Raises ApiError
     400."""
     try:
-        text = predicted_text(given.get("prediction"))
+        text = read_prediction(given.get("prediction"))
     except PromptError as fault:
         raise ApiError(400, str(fault), "prediction") from fault
     prediction = service.checks.prediction(text)

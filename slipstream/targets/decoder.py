@@ -33,6 +33,7 @@ from slipstream.settings import AUTO
 from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExits
 from slipstream.targets.huggingface.kinds import DECODER, Kind
+from slipstream.targets.target_costs import ExpertReads
 
 
 class Decoder:
@@ -41,7 +42,7 @@ class Decoder:
     chunk    most prompt tokens in one forward; longer prompts are prefilled in chunks, which bounds the memory of
              activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
-             embedding and the output head. None: `head_host` says what is lent.
+             embedding and the output head. None: `head_host` provides both.
     checkpoint   folder of the checkpoint, None for a model from memory.
 
     exits    its first layers alone (see `core.target.EarlyExit`).
@@ -64,6 +65,7 @@ class Decoder:
         self._runtime = replace(executor.runtime, checkpoint=checkpoint)
         self._head_host = head_host if weights is None else self._lends(weights)
         self.exits = EarlyExits(executor)
+        self._expert_reads = ExpertReads.of(self.config)
         self.capabilities = self.declare()
 
     def declare(self) -> Capabilities:
@@ -81,6 +83,7 @@ class Decoder:
             fork=executor.fork,
             torch_threads=executor.torch_threads,
             experts=config.routed,
+            relative_cost=self._expert_reads,
             mask_token=config.mask_token,
         )
 
@@ -144,7 +147,12 @@ class Decoder:
     def _forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
         if self.config.position == "learned":
             self._check_positions(batch.positions)
-        return self.exits.forward(batch, seqs, draft, taps) if self.exits.rows else self.executor.forward(batch, taps)
+        if self.exits.rows:
+            return self.exits.forward(batch, seqs, draft, taps)
+        out = self.executor.forward(batch, taps)
+        if self._expert_reads and out.experts_read:
+            self._expert_reads.learn(batch.splits[-1], out.experts_read)
+        return out
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):

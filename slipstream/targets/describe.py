@@ -78,10 +78,10 @@ def as_target(model: Model, progress: Progress | None = None, **settings: Unpack
     settings  fields of `LoadSettings`. progress: as in `Described.load`. Raises ParameterError for other objects, and
               for settings that are given with a `Target`: it is loaded already, and would ignore them.
     """
-    return loaded(model, LoadSettings.of(settings, "as_target"), progress)
+    return adopt(model, LoadSettings.of(settings, "as_target"), progress)
 
 
-def loaded(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
+def adopt(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
     """See `as_target`."""
     if isinstance(model, Target):
         settings.refuse(

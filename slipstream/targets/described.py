@@ -37,11 +37,11 @@ _UNREAD = re.compile(r".*(inv_freq|\.scale)$|verifier_|confidence_head|(d2t|t2d|
 
 @dataclass(frozen=True)
 class Described(ABC):
-    """A model in files, before its weights are read, and how it will be run. Each runner has one of its own.
+    """A model in files, before its weights are read, and how it will be run. Each runner has a subclass.
 
-    checkpoint  that is described.
-    settings  resolved: device and dtype are those of PyTorch.
-    runner    what runs it: a backend of our own decoder, or "transformers".
+    checkpoint  the described checkpoint.
+    settings  resolved: device and dtype are PyTorch objects.
+    runner    name of a backend of our own decoder, or "transformers".
     refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 
@@ -113,7 +113,7 @@ class Described(ABC):
         return None
 
     def usual_kv_tokens(self, requests: int) -> int | None:
-        """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
+        """Return the size, in tokens, of a KV cache for `requests` requests; None: not known before loading."""
         return self.settings.kv_tokens
 
     @abstractmethod
@@ -124,14 +124,13 @@ class Described(ABC):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a target, its draft and a KV cache of a fixed size will take, from files that need no loading: bytes, about.
+    """Estimates the bytes of a target, its draft and a KV cache of a fixed size, without loading weights.
 
     weights    of the target. draft: weights of the draft model or head; 0 without one.
-    per_token  KV cache of one token, that of the draft included.
+    per_token  KV cache of one token, with the draft's.
     kv_tokens  tokens for which the KV cache has room, all requests together.
     available  memory that is free now, on the device of the target.
-    per_sequence  states of recurrent layers of one sequence, those of the draft model included. sequences: how many
-               run at once.
+    per_sequence  states of recurrent layers of one sequence, with the draft model's. sequences: how many run at once.
     """
 
     weights: int
@@ -157,7 +156,7 @@ class MemoryPlan:
 
     @property
     def headroom(self) -> int:
-        """What stays free; negative: it does not fit."""
+        """Bytes that stay free; negative: it does not fit."""
         return self.available - self.weights - self.draft - self.kv - self.states - self.snapshots
 
     @property

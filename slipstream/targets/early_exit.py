@@ -57,9 +57,9 @@ class EarlyExits:
         return TargetOut(out.logits, out.taps, batch.splits)
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """Run all rows but those that are kept already. The logits are valid until the next run."""
+        """Run all rows that are not kept already. The logits are valid until the next run."""
         rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
-        known = [self._known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
+        known = [self._count_known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
         tokens, positions, splits = list[int](), list[int](), [0]
         for seq, text, n in zip(seqs, rows, known, strict=True):
             tokens += text[n:]
@@ -83,7 +83,7 @@ class EarlyExits:
         check_finite(out.logits, seqs, Draft.empty(len(seqs)))
         return out.logits
 
-    def _known(self, seq: Sequence, text: list[int], exit: int) -> int:
+    def _count_known(self, seq: Sequence, text: list[int], exit: int) -> int:
         """How many leading rows need not be run; the last row always runs, for its logits."""
         early = self.rows.get(seq.id)
         if early is None or early.exit != exit or early.past != seq.kv_len:

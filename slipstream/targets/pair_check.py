@@ -37,7 +37,7 @@ class PairReport:
     """The result of `check_pair`.
 
     common    number of ids that both models have.
-    ordinary, special  the ids of these that map to different tokens; special: in both models special tokens.
+    ordinary, special  common ids that map to different tokens; special: in both models special tokens.
     """
 
     target: Described
@@ -48,7 +48,7 @@ class PairReport:
 
     @property
     def compared(self) -> bool:
-        """Whether both models have a token map; if not, only sizes were compared."""
+        """Return whether both models have a token map; if not, only sizes were compared."""
         return self.target.token_map is not None and self.draft.token_map is not None
 
     @property
@@ -141,12 +141,12 @@ class PairReport:
 
 
 def check_pair(target: CheckpointName | Described, draft: CheckpointName | Described) -> PairReport:
-    """Whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or what `describe` said of
-    one. Weights are not loaded.
+    """Check whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or results of `describe`.
+    Weights are not loaded.
 
     Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no model in files.
     """
-    a, b = _described(target, "target"), _described(draft, "draft")
+    a, b = _describe(target, "target"), _describe(draft, "draft")
     if a.token_map is None or b.token_map is None:
         return PairReport(a, b, 0, (), ())
     tokens, draft_tokens = a.token_map.tokens, b.token_map.tokens
@@ -156,7 +156,7 @@ def check_pair(target: CheckpointName | Described, draft: CheckpointName | Descr
     return PairReport(a, b, len(ids), ordinary, tuple(each for each in differences if each.id in special))
 
 
-def _described(model: CheckpointName | Described, role: str) -> Described:
+def _describe(model: CheckpointName | Described, role: str) -> Described:
     if isinstance(model, CheckpointName):
         return describe(model, LoadSettings(role=role))
     if isinstance(model, Described):

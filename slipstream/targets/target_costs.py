@@ -1,6 +1,9 @@
 """Measure costs on this machine: of a target, of drafting for it, and of its early exits, which cost less than the
 whole model and agree with it now and then."""
 
+from __future__ import annotations
+
+import math
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -8,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from slipstream.checkpoints.module_shape import ModelShape
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams, check_integer
@@ -21,6 +25,46 @@ from slipstream.theory.closed_forms import best_gamma, speedup
 from slipstream.theory.cost_curve import CostCurve
 
 ROWS = (1, 2, 4, 8, 16, 32)
+PRIOR_ROWS, KEPT = 16.0, 0.98
+"""Weight of the prior of `ExpertReads`, in rows, and what is left of older passes after each."""
+
+
+class ExpertReads:
+    """Estimates the cost of a pass over n rows of a mixture, in units of a pass over one row, by the weights it reads.
+
+    A pass reads the union of the experts that its rows choose. If rows chose independently, n rows would choose
+    E * (1 - (1 - k / E)^n) of E experts. Rows of a text choose alike, so that n counts as 1 + `apart` * (n - 1) rows.
+    `apart` is 1 at first, and is learned from the number of experts that passes read. E > k.
+    """
+
+    def __init__(self, always: float, each: float, layers: int, experts: tuple[int, int]):
+        """always, each: numbers of weights outside of experts, and of an expert of all layers. layers: with experts."""
+        self._always, self._each, self._layers, (self._picked, self._count) = always, each, layers, experts
+        self._rows = self._apart = PRIOR_ROWS
+
+    @staticmethod
+    def of(config: ModelShape) -> ExpertReads | None:
+        """None where every pass reads the same weights, or where layers with experts are unknown."""
+        experts = config.experts
+        if experts is None or experts.per_token >= experts.count or not any(experts.layers):
+            return None
+        each = config.mixed_parameters / experts.count
+        always = config.step_parameters - experts.per_token * each
+        return ExpertReads(always, each, sum(experts.layers), (experts.per_token, experts.count))
+
+    def __call__(self, rows: int) -> float:
+        apart = self._apart / self._rows
+        union = self._count * (1 - (1 - self._picked / self._count) ** (1 + apart * max(0, rows - 1)))
+        return (self._always + self._each * union) / (self._always + self._each * self._picked)
+
+    def learn(self, rows: int, experts_read: int) -> None:
+        """Learn from a pass. experts_read: all layers together. Longer passes are prompts, which read nearly all."""
+        if not 1 < rows <= ROWS[-1]:
+            return
+        union = min(experts_read / self._layers, self._count - 0.5)
+        counted = math.log1p(-union / self._count) / math.log1p(-self._picked / self._count)
+        self._rows = KEPT * self._rows + rows - 1
+        self._apart = KEPT * self._apart + min(rows, max(1.0, counted)) - 1
 
 
 def measure_costs(
@@ -29,7 +73,7 @@ def measure_costs(
     """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens; row counts are
     interleaved.
 
-    A runtime may prepare its kernels anew whenever the number of rows changes. In plain decoding it never changes, so
+    A runtime may prepare its kernels again whenever the number of rows changes. In plain decoding it never changes, so
     one row is timed after one row. With speculation it changes now and then, so more rows are timed after one row, too.
 
     Takes 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. It uses a sequence of its own
@@ -64,8 +108,7 @@ def measure_draft_costs(
 ) -> CostCurve:
     """Median seconds of drafting in a greedy step with n draft tokens, after another step of that length. Includes
     proposing and observing, and verification in excess of a plain decode step. `rows` of the curve are draft tokens, or
-    levels of trees. lengths: increasing, beginning with 1; those for which the target's context has no room are left
-    out.
+    levels of trees. lengths: increasing, beginning with 1; lengths beyond the target's context are left out.
 
     Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) steps (fewer if the target's context is too short)
     and releases it; running sequences are not affected.
@@ -79,20 +122,20 @@ def measure_draft_costs(
     seq = neutral_text(target, past, SamplingParams(max_tokens=passes * pass_tokens + 2, seed=0))
     times: dict[int, list[float]] = {n: [] for n in lengths}
 
-    def timed_step(draft_tokens: int) -> dict[str, float]:
+    def time_step(draft_tokens: int) -> dict[str, float]:
         """Seconds of a step by phase."""
         before = dict(seq.stats.seconds)
         step([seq], target, drafter, RULES["rejection"], draft_tokens)
         return {phase: seconds - before[phase] for phase, seconds in seq.stats.seconds.items()}
 
     try:
-        timed_step(0)
+        time_step(0)
         for i in range(passes):
-            timed_step(0)  # a runtime may prepare kernels when the number of rows changes
-            plain = timed_step(0)
+            time_step(0)  # a runtime may prepare kernels when the number of rows changes
+            plain = time_step(0)
             for n in lengths:
-                timed_step(n)
-                seconds = timed_step(n)
+                time_step(n)
+                seconds = time_step(n)
                 if i:  # the first pass compiles and binds
                     above = seconds["verify"] + seconds["host"] - plain["verify"] - plain["host"]
                     times[n].append(seconds["draft"] + above)
@@ -108,7 +151,7 @@ def _pass_tokens(lengths: Seq[int]) -> int:
 
 
 def neutral_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:
-    """A text that means nothing, of so many tokens; with a source as long if the target has an encoder."""
+    """Make a meaningless text of `length` tokens; with a source as long if the target has an encoder."""
     ids, encoder = [i % target.vocab_size for i in range(length)], target.capabilities.encoder
     params = params or SamplingParams()
     if encoder is None:

@@ -77,7 +77,7 @@ class DocumentEncoder:
             cuts.append((len(turns), False))
         pieces: list[tuple[str, bool]] = []
         shown = ""
-        for count, opening in cuts:  # so many turns, with or without the beginning of the next answer
+        for count, opening in cuts:  # `count` turns, with or without the beginning of the next answer
             text = self._render(document.key, turns[:count], opening)
             if not text.startswith(shown):
                 raise DataError(
@@ -204,7 +204,7 @@ def _check_unchanged(folder: Path, recorded: JsonObject, now: JsonObject) -> Non
 
 
 def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
-    """(place, ids and mask) of each document of a source; those with a place near 1 are held out."""
+    """Yield (place, ids and mask) of each document of a source; documents with a place near 1 are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked

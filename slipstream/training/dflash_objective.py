@@ -1,10 +1,10 @@
 """Trains a DFlash head for any target (Chen et al. 2602.06036, section 4.2): blocks that begin at random tokens of the
-text ("anchors", drawn anew in each step) are predicted as in drafting.
+text ("anchors", drawn again in each step) are predicted as in drafting.
 
 The rows of a block see the target's states of the tokens before its anchor, and the block itself; blocks do not see
-each other. The loss of draft token k has the weight decay^k, because a draft is worth what is accepted before its first
-error; the paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov head (DSpark, 2607.05147) reads the token
-before each from the text.
+each other. The loss of draft token k has the weight decay^k, because only draft tokens before the first error count;
+the paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov head (DSpark, 2607.05147) reads the token before
+each from the text.
 """
 
 from pathlib import Path

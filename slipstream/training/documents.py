@@ -100,7 +100,7 @@ def read_documents(name: str) -> Iterator[Document]:
 
 
 def files_of(place: Path) -> Iterator[Path]:
-    """The files of a source that are read: itself, or those of a folder, in a fixed order."""
+    """Yield the files of a source: itself, or the files of a folder in a fixed order."""
     if not place.is_dir():
         yield place
         return

@@ -10,7 +10,7 @@ which is exactly what the KV cache holds when the chain is drafted.
 
 A parallel head (P-EAGLE, 2602.01469, section 3) is trained in the same way, with the same attention, but the rows of
 steps 1.. hold the mask token and `mask_hidden`: nothing is read from the step before. All rows are trained; the paper
-trains a sample of those of later steps, to save memory.
+trains a sample of the later steps' rows, to save memory.
 
 The head predicts a reduced draft vocabulary, the most frequent ids of the data (2503.01840, section 4; `d2t` in the
 checkpoints). This makes a step of the head cheap if the target's vocabulary is large.
@@ -199,8 +199,7 @@ class EagleObjective(Objective):
 
 
 def choose_taps(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
-    """The taps of a head: those that were asked for, from `least` to `layers`, or `choose_layers`. Raises
-    ParameterError."""
+    """Return the taps of a head: `asked`, from `least` to `layers`, or `choose_layers`. Raises ParameterError."""
     reads = tuple(asked) if asked else choose_layers(layers)
     strange = [t for t in reads if not least <= t <= layers]
     if strange:

@@ -117,7 +117,7 @@ class HiddenCache:
         return self.count - (self.path.stat().st_size // self.window_bytes if self.path.is_file() else 0)
 
     def build(self, rows: int, say: Callable[[int, int], None]) -> None:
-        """Append the missing windows, so many at a time. say: called with (tokens done, tokens in total) after each.
+        """Append the missing windows, `rows` at a time. say: called with (tokens done, tokens in total) after each.
 
         Raises TrainingError if the disk is too small (before it starts) or a state exceeds the float16 range.
         """

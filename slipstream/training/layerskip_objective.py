@@ -1,7 +1,7 @@
 """LayerSkip for a target that was not trained for it: layer dropout and early-exit loss (Elhoushi et al. 2404.16710,
 section 4.1), continued from its checkpoint.
 
-The result is a *new target*: its output differs from that of the original. To keep it close, every exit (the last
+The result is a *new target*: its output differs from the original's. To keep it close, every exit (the last
 included) learns the original's distribution. The paper's loss is on the text alone. A model trained this
 way can draft with its own first layers: they learned to predict through the shared final norm and head, and the model
 learned not to depend on every late layer.

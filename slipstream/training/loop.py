@@ -36,7 +36,7 @@ STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without savi
 
 
 def has_bfloat16_products(device: torch.device) -> bool:
-    """Whether the hardware has instructions for them. PyTorch emulates them elsewhere, slower than in float32."""
+    """Return whether the hardware has instructions for them. Elsewhere PyTorch emulates them, slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm

@@ -1,10 +1,10 @@
 """The loss of all objectives: KL(p || q) of the target's distribution p and the draft's q, computed in blocks. It is
 mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461).
 
-A distribution has one probability per vocabulary id, so those of a whole batch would take more memory than everything
-else, and moving them would take most of the time. `compute_losses` therefore processes the positions in blocks
-that fit a CPU cache. For each block it computes logits, losses and their gradients, which all have closed forms. Only
-the gradients of states and weights leave a block.
+A distribution has one probability per vocabulary id, so the distributions of a whole batch would take more memory than
+everything else, and moving them would take most of the time. `compute_losses` therefore processes the positions in
+blocks that fit a CPU cache. For each block it computes logits, losses and their gradients, which all have closed forms.
+Only the gradients of states and weights leave a block.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 
 @dataclass(frozen=True)
 class Aims:
-    """What K draft tokens per position are trained on.
+    """The training targets of K draft tokens per position.
 
     Draft token k of row i learns the target's distribution at position i + `ahead` + k * `stride`. `stride` is 1 for
     heads and chains (each predicts one position further) and 0 for early exits (all predict the same position).

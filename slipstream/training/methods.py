@@ -70,8 +70,8 @@ class DFlashOptions(Strict):
 
 @dataclass(frozen=True)
 class DraftOptions(Strict):
-    """From scratch, the shape is by default that of the embedded draft, with a head size of 64. A `start` that is
-    parallel stays so; `depth` is then also how many draft tokens a pass is trained for."""
+    """From scratch, the default shape is the embedded draft's, with a head size of 64. A `start` that is parallel stays
+    so; `depth` is then also how many draft tokens a pass is trained for."""
 
     start: str | None = option(
         None, "Draft model to continue from: folder, hub id or 'embedded'.", shown="from scratch"
@@ -106,7 +106,7 @@ class DraftOptions(Strict):
 
 @dataclass(frozen=True)
 class LayerSkipOptions(Strict):
-    """Defaults suit eight layers trained from scratch. Sections are those of 2404.16710.
+    """Defaults suit eight layers trained from scratch. Sections refer to 2404.16710.
 
     p_max       at the end of the time schedule (section 4.1.1).
     exit_scale  `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
@@ -134,7 +134,7 @@ class TrainingMethod:
     rate       default peak learning rate.
     optimiser  default optimiser, "adamw" or "muon".
     makes      what it trains, for the title of the model card.
-    use        how decoding is told to use it: options of the command line.
+    use        options of the command line with which decoding uses the result.
     """
 
     name: str
@@ -248,7 +248,7 @@ class LoopConfig(Strict):
 class RunConfig(LoopConfig):
     """The settings of a run: what to train, for which target, and on which data.
 
-    kind            name in `METHODS`; options: those of its objective.
+    kind            name in `METHODS`; options: of its objective.
     out             folder: checkpoint.safetensors, log.jsonl, data/, final/.
     data            sources (see `documents`). shares: their weights in a batch; None: proportional to size.
     answers_only    a stream without answers counts as a whole.

@@ -1,6 +1,6 @@
 """Muon (Jordan 2024) for the inner matrices of a model, with the size of AdamW's updates (2502.16982, section 2.2).
 
-The updates are those of `torch.optim.Muon`, which always multiplies in bfloat16. Processors without such products
+The updates are the same as `torch.optim.Muon`'s, which always multiplies in bfloat16. Processors without such products
 (AVX2) take forty times as long for that as for float32: nearly all the time of a training step.
 """
 

@@ -45,7 +45,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def predictions(self, window: Window) -> Predictions:
-        """What the module predicts in a window [B, T], and what it is trained on."""
+        """Return the module's predictions in a window [B, T], and their training targets."""
 
     @abstractmethod
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:

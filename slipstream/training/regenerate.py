@@ -135,7 +135,7 @@ def _generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], 
 def continue_prompts(
     llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show = lambda seqs: None
 ) -> list[Marked]:
-    """Prompts and what the target writes after them, which is marked as an answer."""
+    """Let the target answer prompts. Returns texts with the answers marked."""
     texts = zip(prompts, _generate(llm, prompts, params, show), strict=True)
     return [
         ([*done.prompt_token_ids, *done.token_ids], [False] * len(prompt) + [True] * len(done.token_ids))

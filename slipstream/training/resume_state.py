@@ -27,7 +27,7 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 @contextmanager
 def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
-    """Write the file or folder that this yields, which then replaces `path`: whatever stops this, none of it is left.
+    """Write the file or folder that this yields, which then replaces `path`. If anything stops this, nothing is left.
 
     Raises TrainingError if it cannot be written. what: stands before its name there.
     """
@@ -125,7 +125,7 @@ def check_progress(path: Path, recorded: JsonObject) -> None:
 
 
 def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
-    """Refuse to continue a run with other settings. recorded, now: those of its checkpoint, and those asked for.
+    """Refuse to continue a run with other settings. recorded: of its checkpoint; now: the settings asked for.
 
     Raises TrainingError.
     """

@@ -131,7 +131,7 @@ class TrainingRun:
     def train(self, say: Say = LOG) -> Figures:
         """Train, measure, export; returns the measured figures.
 
-        After a signal, what was trained so far is exported, and KeyboardInterrupt is raised with its number.
+        After a signal, the weights trained so far are exported, and KeyboardInterrupt is raised with its number.
         """
         loop, config = self.loop, self.loop.config
         write_json(config.out / "run.json", config)

@@ -1,4 +1,4 @@
-"""What a run says of itself: an estimate of time, memory and disk before it starts, and its model card in the end."""
+"""Reports on a run: an estimate of time, memory and disk before it starts, and its model card in the end."""
 
 import platform
 import time

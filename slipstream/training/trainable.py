@@ -48,8 +48,8 @@ class TrainableModel(nn.Module):
         return self.lm.get_output_embeddings().weight  # type: ignore[no-any-return]
 
     def states(self, tokens: Tensor, keep: Seq[bool] | None = None, taps: Seq[int] = ()) -> list[Tensor]:
-        """Inputs of the output head, hidden states after the final norm, [B, T, d] each: those of the layers `taps`,
-        which increase, and that of the last layer.
+        """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: of the layers `taps`,
+        which increase, and of the last layer.
 
         tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth).
         """
@@ -75,8 +75,8 @@ class ModelObjective(Objective):
         return F.linear(states, self.module.table.to(states.dtype))
 
     def shift(self, logits: Tensor) -> list[Tensor]:
-        """Logits [R, L, V] of a model that reads the text: those of draft token j after token n are at position n + j,
-        because until a rejection the draft is the text itself."""
+        """Shift the logits [R, L, V] of a model that reads the text. The logits of draft token j after token n are at
+        position n + j, because until a rejection the draft is the text itself."""
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
     def export(self, folder: Path, target: str | None, figures: Figures) -> None:
@@ -94,7 +94,7 @@ def load_trainable(checkpoint: CheckpointName) -> TrainableModel:
 
 
 def check_trainable(checkpoint: Checkpoint, role: str) -> None:
-    """Raise ParameterError for a GGUF file. role: what the model is, "target" or "draft"."""
+    """Raise ParameterError for a GGUF file. role: "target" or "draft"."""
     if checkpoint.is_gguf:
         raise ParameterError(
             f"the {role} {str(checkpoint)!r} is a GGUF file",

@@ -119,7 +119,7 @@ class VerifyData:
 
 
 def make_section(result: Result) -> Section:
-    data, settings = result.measured(VerifyData), result.settings
+    data, settings = result.read_data(VerifyData), result.settings
     shown = Section("Does speculation change the target's output?", write_lead(data, settings))
     for name, rows in data.compared.items():
         differing = [row for row in rows if row.divergence is not None]

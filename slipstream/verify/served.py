@@ -39,7 +39,7 @@ from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
 from slipstream.measure.endpoint import Answer, Endpoint
 from slipstream.measure.provenance import note_conditions, text_digest
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
 from slipstream.measure.traffic_client import TrafficClient
 from slipstream.verify.outcomes import SCREEN, decisive_level, shift_seen
@@ -161,7 +161,7 @@ def verify_served(
     one, other = (place.base_url.rstrip("/").replace("//localhost", "//127.0.0.1") for place in (served, reference))
     if one == other:
         raise ParameterError(f"{one} would be compared with itself", fix="start a second server without speculation")
-    served, reference = served.resolved(), reference.resolved()
+    served, reference = served.resolve(), reference.resolve()
     places = {"served": served.base_url, "reference": reference.base_url}
     models = {"served_model": served.model, "reference_model": reference.model}
     about = note_conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
@@ -174,7 +174,7 @@ def verify_served(
         data.verdict = next((each for each in (BUG, UNTESTED) if each in said), "ok")
         return data
 
-    with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
+    with record(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
         before = [read_counters_of(place) for place in (served, reference)]
         for check, compare, fewest in (("greedy", _greedy, "greedy"), ("sampled", _sample, "distribution")):
             getattr(data, check).extend(compare(served, reference, prompts, config, pool, advance))
@@ -371,7 +371,7 @@ def permute(groups: Seq[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator
 
 
 def make_section(result: Result) -> Section:
-    data, settings = result.measured(ServedData), result.settings
+    data, settings = result.read_data(ServedData), result.settings
     shown = Section("Do two servers give the same output?", _lead(data, settings))
     shown.tables += [_greedy_table(data.greedy)] if data.greedy else []
     shown.tables += [_make_sampled_table(data.sampled, settings)] if data.sampled else []

@@ -41,7 +41,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import note_provenance
-from slipstream.measure.results import Result, recording
+from slipstream.measure.results import Result, record
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, judge, shift_seen
 from slipstream.verify.panel_requests import ENDS, PanelRequest, among, continue_requests, cross_requests, panel
@@ -138,7 +138,7 @@ def verify(
 
     rule = llm.rule
     try:
-        with recording(result, out, collect) as save:
+        with record(result, out, collect) as save:
             checks.control()
             save()
             for name in CHECKS:

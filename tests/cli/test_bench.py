@@ -57,7 +57,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, wrong_token):
 
 
 def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
-    timed, calls = measured_arms._timed, []
+    timed, calls = measured_arms._time, []
 
     def interrupted(*given):
         calls.append(1)
@@ -65,7 +65,7 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         timed(*given)
 
-    monkeypatch.setattr(measured_arms, "_timed", interrupted)
+    monkeypatch.setattr(measured_arms, "_time", interrupted)
     result = cli("bench", texts, *pair, "-n", "4", "--drafter", "ngram", "--out", tmp_path / "r.json", code=130)
     assert "the run was interrupted" in result.said
     assert "ngram" in result.out

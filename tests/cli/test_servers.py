@@ -43,8 +43,8 @@ def test_tables_for_people(cli, report, host, texts, tmp_path):
 
 
 def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypatch):
-    described = Endpoint.described
-    monkeypatch.setattr(Endpoint, "described", lambda self: {**described(self), "root": "/home/somebody/models/tiny"})
+    described = Endpoint.describe
+    monkeypatch.setattr(Endpoint, "describe", lambda self: {**described(self), "root": "/home/somebody/models/tiny"})
     places = ["--serve", f"{host.url}/v1", "--serve", host.url.replace("127.0.0.1", "localhost") + "/v1"]
     options = [*QUICK, "--rounds", "3", "--concurrency", "2", "--temperature", "0.7", "--json"]
     result = cli("bench", texts, *places, *options, code=0)

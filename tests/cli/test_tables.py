@@ -53,5 +53,5 @@ def test_a_table_that_fits_is_one_and_a_narrow_terminal_gets_one_for_each_settin
 
 
 def test_counts_agree_with_their_noun():
-    texts = [render.counted(n, "prompt") for n in (0, 1, 2, 1200)]
+    texts = [render.spell(n, "prompt") for n in (0, 1, 2, 1200)]
     assert texts == ["0 prompts", "1 prompt", "2 prompts", "1,200 prompts"]

@@ -89,7 +89,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedServer], None
     """Puts a server in place of the network."""
 
     def put(server: ScriptedServer) -> None:
-        monkeypatch.setattr(Endpoint, "described", lambda self: {"id": "words"})
+        monkeypatch.setattr(Endpoint, "describe", lambda self: {"id": "words"})
         client = httpx.AsyncClient
         monkeypatch.setattr(httpx, "AsyncClient", lambda **options: client(**options | {"transport": server}))
 

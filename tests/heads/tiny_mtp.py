@@ -159,7 +159,7 @@ def native_drafter(vocab: int, hidden: int, draft_vocab: int | None = None) -> E
     """A drafter with a random MTP layer of our own kernels, which has experts and a gate, for the same targets."""
     experts = Experts(4, 2, 8, True, (True,), shared=8, shared_gate=True)
     decoder = models.config(1, vocab_size=vocab, hidden_size=hidden, heads=2, head_dim=16, experts=experts)
-    decoder = replace(decoder, each=(replace(decoder.described[0], gate=True, qk_norm="head"),))
+    decoder = replace(decoder, each=(replace(decoder.described[0], gate="output", qk_norm="head"),))
     layer = decoder.mtp_layer(sparse=True)
     tables = models.executor_of(decoder, models.weights(decoder, spread=0.8)).packed_tables
     runtime = NativeMtp(layer, models.weights(layer, seed=1, spread=0.8), tables, threads=1, vocab=draft_vocab)

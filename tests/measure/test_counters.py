@@ -80,7 +80,7 @@ def test_one_counter_that_fell_or_another_start_of_the_process_is_a_restart_of_a
     """Else some counters would be counted from the restart, and others from before it."""
     before = Counters("vllm", {"drafts": 10, "output_tokens": 100, "began": 1.0})
     after = Counters("vllm", {"drafts": 30, "output_tokens": 120, "began": 1.0} | more)
-    assert after.restarted(before)
+    assert after.has_restarted(before)
     assert after.since(before) == after
 
 

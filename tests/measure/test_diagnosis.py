@@ -133,9 +133,9 @@ def test_no_prediction_is_above_the_mean_acceptance_length():
     """A step that drafts is never predicted to be faster than a decode step, even from noisy times."""
     noisy = replace(GOOD, draft_each=0.0, step_host=0.0, plain_host=0.004, speedup=Estimate(3.9, 3.0, 4.8))
     for k in range(1, 5):
-        assert noisy.expected(k) <= noisy.length(k) <= k + 1
-    assert noisy.expected(4) == noisy.length(4) < 3.9
-    assert replace(noisy, speedup=None).expected(4) <= noisy.length(4)
+        assert noisy.expect(k) <= noisy.length(k) <= k + 1
+    assert noisy.expect(4) == noisy.length(4) < 3.9
+    assert replace(noisy, speedup=None).expect(4) <= noisy.length(4)
 
 
 def test_with_two_faults_removing_one_is_reported_as_not_enough():

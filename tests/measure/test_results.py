@@ -15,7 +15,7 @@ from slipstream.measure.results import (
     from_json,
     read,
     read_all,
-    recording,
+    record,
     to_json,
     write,
 )  # fmt: skip
@@ -42,7 +42,7 @@ def test_numbers_that_json_cannot_represent_become_null(tmp_path):
 def test_measurements_are_the_same_after_they_were_written_and_read(bench_result, grid_result, trace_result):
     for result in (bench_result, grid_result, trace_result):
         content = json.loads(json.dumps(to_json(result.data), allow_nan=False))
-        assert Result("", {}, {}, content).measured(type(result.data)) == result.data
+        assert Result("", {}, {}, content).read_data(type(result.data)) == result.data
 
 
 def test_what_has_no_form_in_json_is_refused_and_a_missing_field_is_named():
@@ -77,7 +77,7 @@ def test_an_invalid_result_is_refused(tmp_path, text, said):
 
 def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):
     ran = []
-    with pytest.raises(ResultError, match="does not exist"), recording(result(), tmp_path / "no" / "a.json", dict):
+    with pytest.raises(ResultError, match="does not exist"), record(result(), tmp_path / "no" / "a.json", dict):
         ran.append(1)
     assert not ran
     with pytest.raises(ResultError, match="is a folder"):
@@ -97,7 +97,7 @@ def test_what_was_measured_survives_an_interruption(tmp_path, fault):
     result = Result("bench", {}, {})
 
     def measure() -> None:
-        with recording(result, tmp_path / "a.json", lambda: {"arms": list(seen)}) as save:
+        with record(result, tmp_path / "a.json", lambda: {"arms": list(seen)}) as save:
             seen.append(1)
             save()
             assert not read(tmp_path / "a.json").complete
@@ -111,10 +111,10 @@ def test_what_was_measured_survives_an_interruption(tmp_path, fault):
 
 
 def test_a_finished_run_is_marked_complete(tmp_path):
-    with recording(Result("bench", {}, {}), tmp_path / "a.json", lambda: {"x": 1}):
+    with record(Result("bench", {}, {}), tmp_path / "a.json", lambda: {"x": 1}):
         pass
     assert read(tmp_path / "a.json").complete
     result = Result("bench", {}, {})
-    with recording(result, None, lambda: {"x": 2}):
+    with record(result, None, lambda: {"x": 2}):
         pass
     assert (result.data, result.complete) == ({"x": 2}, True)

@@ -13,7 +13,7 @@ from slipstream.core.step import step
 from slipstream.core.target import Capabilities, TargetOut
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
-from slipstream.targets.target_costs import measure_costs, measure_draft_costs
+from slipstream.targets.target_costs import ExpertReads, measure_costs, measure_draft_costs
 from tests.core.fake_drafters import depths
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.measure.clock import Still
@@ -139,3 +139,30 @@ def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Still) -> None:
 def test_draft_lengths_for_which_the_context_has_no_room_are_left_out() -> None:
     curve = measure_draft_costs(ToyTarget(8, context=64), RandomDrafter(8), (1, 2, 4, 8, 12))
     assert curve.rows == (1, 2, 4)
+
+
+def test_rows_cost_what_the_union_of_their_experts_reads() -> None:
+    """4 rows of 128 experts, of which each picks 8, read 3.6 times as many as one row."""
+    mixtures_alone = ExpertReads(0.0, 1.0, 48, (8, 128))
+    assert [round(mixtures_alone(rows), 2) for rows in (1, 2, 4, 8)] == [1.0, 1.94, 3.64, 6.45]
+    half = ExpertReads(8.0, 1.0, 48, (8, 128))
+    assert half(4) == pytest.approx((1 + mixtures_alone(4)) / 2)
+    assert mixtures_alone(10**6) == 16
+
+
+def test_rows_that_choose_alike_are_learned_from_what_passes_read() -> None:
+    costs = ExpertReads(0.0, 1.0, 2, (8, 128))
+    independent = [costs(rows) for rows in range(9)]
+    costs.learn(4, 2 * 8)
+    assert costs(4) < independent[4]
+    for _ in range(300):
+        costs.learn(4, 2 * 12)
+    assert costs(4) == pytest.approx(12 / 8, rel=0.01)
+    assert 1 == costs(1) < costs(2) < costs(4) < costs(8) < independent[8]
+    for _ in range(300):
+        costs.learn(1, 2 * 8)  # says nothing
+        costs.learn(512, 2 * 8)  # a prompt
+    assert costs(4) == pytest.approx(12 / 8, rel=0.01)
+    for _ in range(300):
+        costs.learn(2, 2 * 128)  # more than two rows can choose
+    assert costs(4) == pytest.approx(independent[4], rel=0.01)

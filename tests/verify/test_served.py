@@ -255,7 +255,7 @@ def test_samples_of_one_outcome_show_no_difference():
 
 def test_a_refusal_is_shown_with_its_text(serve):
     with pytest.raises(ServedError, match=r"answered 404: .*letters"):
-        serve(code=404).resolved()
+        serve(code=404).resolve()
 
 
 def test_greedy_texts_that_were_compared_are_kept_when_a_server_fails(serve, monkeypatch):

@@ -119,11 +119,13 @@ class NativeExecutor(NativePaged):
                 *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
                 rows=count,
             )
+            experts_read = self._workspace.experts_read
         return Output(
             torch.from_numpy(logits)[:, : self.config.vocab_size],
             {tap: torch.from_numpy(tapped[i]) for i, tap in enumerate(taps)},
             torch.from_numpy(stream) if layers is not None else None,
             finite=status == FINE,
+            experts_read=experts_read,
         )
 
     def _logits_buffer(self, rows: int) -> np.ndarray:

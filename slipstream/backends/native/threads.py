@@ -183,6 +183,11 @@ class Workspace:
     def threads(self, rows: int) -> int:
         return 1 if self._small and rows <= FEW_ROWS else self.most
 
+    @property
+    def experts_read(self) -> int:
+        """Experts that the last pass read, all layers together. The caller has held `kernel_lock()` since then."""
+        return int(pool(self.most).board[0]["experts_read"])
+
     def run(self, kernel: Callable[..., Any], *args: object, rows: int) -> int:
         """Call kernel(board, *args, arena, threads) (see `WorkerPool.run`) and return its status. A negative status -n
         means that n bytes are needed: the call is then repeated with a larger arena."""

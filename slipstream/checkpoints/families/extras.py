@@ -18,7 +18,7 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
     ropes_by_kind,
 )
-from slipstream.checkpoints.families.family import GATE_UP, QKV, SANDWICH, Family, Fields, common, described
+from slipstream.checkpoints.families.family import GATE_UP, QKV, SANDWICH, Family, Fields, common, describe
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.core.strict import JsonMapping, JsonObject
 
@@ -40,7 +40,7 @@ def _phi3(config: ReadKeys) -> Fields:
         rope.get("long_factor")
         given["context"] = min(given["context"], rope["original_max_position_embeddings"])
     window = config.get("sliding_window") and count_of(config, "sliding_window")
-    return described(given | {"rope_parameters": rope}, window=window or None)
+    return describe(given | {"rope_parameters": rope}, window=window or None)
 
 
 def _smollm3(config: ReadKeys) -> Fields:
@@ -51,7 +51,7 @@ def _smollm3(config: ReadKeys) -> Fields:
     if flag(config, "use_sliding_window", False) and config.get("sliding_window"):
         window = count_of(config, "sliding_window")
         slides = slides if config.get("layer_types") else [not each for each in rotates]
-    return described(
+    return describe(
         given | {"rope_parameters": rope_parameters(config, 2e6)},
         rotary=[0 if each else None for each in rotates],
         window=[window if each else None for each in slides],
@@ -59,7 +59,7 @@ def _smollm3(config: ReadKeys) -> Fields:
 
 
 def multipliers(config: ReadKeys) -> dict[str, float]:
-    """Granite's, of the embedding, of what is added to the residual stream, and of the logits."""
+    """Read Granite's multipliers of the embedding, of the outputs added to the residual stream, and of the logits."""
     return {
         "embedding_scale": positive(config, "embedding_multiplier", 1.0),
         "residual_scale": positive(config, "residual_multiplier", 1.0),
@@ -70,7 +70,7 @@ def multipliers(config: ReadKeys) -> dict[str, float]:
 def _granite(config: ReadKeys) -> Fields:
     given = common(config, context=2048) | biases(config) | multipliers(config)
     scale = positive(config, "attention_multiplier", 1.0)
-    return described(given | {"rope_parameters": rope_parameters(config)}, scale=scale)
+    return describe(given | {"rope_parameters": rope_parameters(config)}, scale=scale)
 
 
 def _olmo2(config: ReadKeys) -> Fields:
@@ -78,11 +78,11 @@ def _olmo2(config: ReadKeys) -> Fields:
     given, kind = common(config, context=2048, eps=1e-5) | biases(config), config["model_type"]
     if kind == "olmo2":
         given["rope_parameters"] = rope_parameters(config)
-        return described(given, qk_norm="width", norm_before=False, norm_after=True)
+        return describe(given, qk_norm="width", norm_before=False, norm_after=True)
     theta = config.get("rope_theta", 5e5)
     ropes = ropes_by_kind(config, theta, theta)
     slides, window = layer_kinds(config, given["layers"], 4), count_of(config, "sliding_window", 4096)
-    return described(
+    return describe(
         given | {"ropes": ropes, "rope_parameters": ropes[1]},
         window=[window if each else None for each in slides],
         rotary=[0 if each else 1 for each in slides],
@@ -100,7 +100,7 @@ def _ministral3(config: ReadKeys) -> Fields:
     if beta:
         given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"))
     window = config.get("sliding_window") and count_of(config, "sliding_window")
-    return described(given | {"rope_parameters": rope}, growing=bool(beta), window=window or None)
+    return describe(given | {"rope_parameters": rope}, growing=bool(beta), window=window or None)
 
 
 def _exaone4(config: ReadKeys) -> Fields:
@@ -113,7 +113,7 @@ def _exaone4(config: ReadKeys) -> Fields:
         given_types = [used and bool(pattern) and bool((i + 1) % pattern) for i in range(given["layers"])]
     slides = layer_kinds(config, given["layers"]) if config.get("layer_types") else given_types
     window = count_of(config, "sliding_window", 4096) if used else None
-    return described(
+    return describe(
         given | {"rope_parameters": rope_parameters(config)},
         window=[window if each else None for each in slides],
         rotary=[0 if each or not used else None for each in slides],
@@ -126,16 +126,16 @@ def _exaone4(config: ReadKeys) -> Fields:
 def _hunyuan(config: ReadKeys) -> Fields:
     given = common(config, context=2048, eps=1e-5) | biases(config)
     rope, size = rope_parameters(config), given["head_dim"]
-    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # fixed, whatever the length
+    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # fixed at every length
         theta = positive(rope, "rope_theta") * positive(rope, "alpha") ** (size / (size - 2))
         rope |= {"rope_type": "default", "rope_theta": theta, "factor": None}
-    return described(given | {"rope_parameters": rope}, qk_norm="head", late_norm=True)
+    return describe(given | {"rope_parameters": rope}, qk_norm="head", late_norm=True)
 
 
 def _seed_oss(config: ReadKeys) -> Fields:
     given = common(config, context=524288, size=128) | biases(config, attention=True)
     given["o_bias"] = flag(config, "attention_out_bias", False)
-    return described(given | {"rope_parameters": rope_parameters(config)})
+    return describe(given | {"rope_parameters": rope_parameters(config)})
 
 
 def _glm4(config: ReadKeys) -> Fields:
@@ -143,7 +143,7 @@ def _glm4(config: ReadKeys) -> Fields:
     given = common(config, context=131072, eps=1.5625e-07, size=128)
     given["qkv_bias"] = flag(config, "attention_bias", True)
     rope = partial_rope(config, given["head_dim"], default=0.5)
-    return described(given | {"rope_parameters": rope}, norm_after=config["model_type"] == "glm4")
+    return describe(given | {"rope_parameters": rope}, norm_after=config["model_type"] == "glm4")
 
 
 def _stablelm(config: ReadKeys) -> Fields:
@@ -152,19 +152,19 @@ def _stablelm(config: ReadKeys) -> Fields:
     given["qkv_bias"] = flag(config, "use_qkv_bias", False)
     rope = partial_rope(config, given["head_dim"], default=0.25)
     parallel = flag(config, "use_parallel_residual", False)
-    return described(given | {"rope_parameters": rope}, parallel=parallel, one_norm=parallel)
+    return describe(given | {"rope_parameters": rope}, parallel=parallel, one_norm=parallel)
 
 
 def _nemotron(config: ReadKeys) -> Fields:
     """Nemotron 3 and 4, Minitron: LayerNorm, squared ReLU without a gate."""
     given = common(config, context=4096, norm_eps="norm_eps", eps=1e-5, act=("hidden_act", "relu2")) | biases(config)
     given |= {"norm": "layer", "gated": False}
-    return described(given | {"rope_parameters": partial_rope(config, given["head_dim"], default=0.5)})
+    return describe(given | {"rope_parameters": partial_rope(config, given["head_dim"], default=0.5)})
 
 
 def _arcee(config: ReadKeys) -> Fields:
     given = common(config, context=4096, eps=1e-5, act=("hidden_act", "relu2")) | biases(config) | {"gated": False}
-    return described(given | {"rope_parameters": rope_parameters(config)})
+    return describe(given | {"rope_parameters": rope_parameters(config)})
 
 
 def _starcoder2(config: ReadKeys) -> Fields:
@@ -173,7 +173,7 @@ def _starcoder2(config: ReadKeys) -> Fields:
     biased = flag(config, "use_bias", True)
     given |= {"norm": "layer", "gated": False, "qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
     window = config.get("sliding_window") and count_of(config, "sliding_window")
-    return described(given | {"rope_parameters": rope_parameters(config)}, window=window or None)
+    return describe(given | {"rope_parameters": rope_parameters(config)}, window=window or None)
 
 
 def _cohere(config: ReadKeys) -> Fields:
@@ -186,10 +186,10 @@ def _cohere(config: ReadKeys) -> Fields:
     given["logits_scale"] = positive(config, "logit_scale", 0.0625)
     given["rope_parameters"] = rope_parameters(config, 5e5 if config["model_type"] == "cohere" else 1e4)
     if config["model_type"] == "cohere":
-        return described(given, parallel=True, one_norm=True)
+        return describe(given, parallel=True, one_norm=True)
     pattern, window = count_of(config, "sliding_window_pattern", 4), count_of(config, "sliding_window", 4096)
     slides = layer_kinds(config, given["layers"], pattern)
-    return described(
+    return describe(
         given,
         window=[window if each else None for each in slides],
         rotary=[0 if each else None for each in slides],
@@ -201,7 +201,7 @@ def _cohere(config: ReadKeys) -> Fields:
 def _ernie(config: ReadKeys) -> Fields:
     given, biased = common(config, context=131072, eps=1e-5, tied=True, size=128), flag(config, "use_bias", False)
     given |= {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
-    return described(given | {"rope_parameters": rope_parameters(config, 5e5)})
+    return describe(given | {"rope_parameters": rope_parameters(config, 5e5)})
 
 
 def _muse_glimmer(config: ReadKeys) -> Fields:
@@ -221,7 +221,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
         why = f"it must say 0 or the rope_theta of all, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
-    return described(
+    return describe(
         given | {"rope_parameters": rope},
         window=[window if each else None for each in slides],
         rotary=[0 if each else None for each in thetas],
@@ -235,7 +235,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
 # --- GGUF files: metadata -> further keys of config.json -------------------------------------------------------------
 
 
-def sliding(pattern: int) -> Any:
+def read_windows(pattern: int) -> Any:
     """Windows as metadata say: of all layers but every `pattern`-th, if nothing is said of which."""
 
     def keys(header: GgufHeader) -> JsonMapping:
@@ -260,7 +260,7 @@ def _olmo2_keys(header: GgufHeader) -> JsonMapping:
     rope = header.rope
     plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}  # scalings are of layers without a window
     return {
-        "model_type": "olmo3", **sliding(4)(header),
+        "model_type": "olmo3", **read_windows(4)(header),
         "rope_parameters": {"sliding_attention": plain, "full_attention": rope},
     }  # fmt: skip
 
@@ -271,7 +271,7 @@ def _mistral3_keys(header: GgufHeader) -> JsonObject:
 
 
 def _cohere_keys(header: GgufHeader) -> JsonObject:
-    windows = sliding(4)(header) if header.architecture == "cohere2" else {}
+    windows = read_windows(4)(header) if header.architecture == "cohere2" else {}
     return {**windows, "logit_scale": header.setting("logit_scale")}
 
 
@@ -293,7 +293,7 @@ FAMILIES = {
     "olmo2": Family(read=_olmo2, names=SANDWICH, gguf="olmo2", keys=_olmo2_keys),
     "olmo3": Family(read=_olmo2, names=SANDWICH),
     "ministral3": Family(read=_ministral3, gguf="mistral3", gguf_pairs=True, keys=_mistral3_keys),
-    "exaone4": Family(read=_exaone4, names=SANDWICH, gguf="exaone4", keys=sliding(4)),
+    "exaone4": Family(read=_exaone4, names=SANDWICH, gguf="exaone4", keys=read_windows(4)),
     "hunyuan_v1_dense": Family(read=_hunyuan, names=_HUNYUAN, gguf="hunyuan-dense"),
     "seed_oss": Family(read=_seed_oss, gguf="seed_oss", gguf_names={"post_attention_layernorm": "post_attention_norm"}),
     "glm": Family(read=_glm4, fused=GATE_UP, pairs=True),

@@ -71,7 +71,7 @@ def common(
     config: ReadKeys, *, context: int, eps: float = 1e-6, tied: bool = False, size: int | None = None,
     act: tuple[str, str] = ("hidden_act", "silu"), norm_eps: str = "rms_norm_eps",
 ) -> Fields:  # fmt: skip
-    """What nearly all families say alike, as fields of DecoderConfig. The arguments are the family's defaults.
+    """Read the keys that nearly all families share, as fields of DecoderConfig. The arguments are a family's defaults.
 
     size  of a head; None: hidden_size / heads. act, norm_eps: the keys of the activation, with its default, and of the
           norms' epsilon.
@@ -93,7 +93,7 @@ def common(
     }  # fmt: skip
 
 
-def described(given: JsonMapping, **parts: Any) -> Fields:
+def describe(given: JsonMapping, **parts: Any) -> Fields:
     """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts

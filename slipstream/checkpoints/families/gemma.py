@@ -21,7 +21,7 @@ from slipstream.checkpoints.config_values import (
     rope_parameters,
     ropes_by_kind,
 )
-from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, described
+from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, common, describe
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonObject
@@ -40,13 +40,13 @@ def _shape(config: ReadKeys, context: int, act: tuple[str, str] = GELU) -> JsonO
 
 def _gemma(config: ReadKeys) -> Fields:
     act = GELU if config.get("hidden_activation") else ("hidden_act", "gelu_pytorch_tanh")
-    return described(_shape(config, 8192, act) | {"rope_parameters": rope_parameters(config)})
+    return describe(_shape(config, 8192, act) | {"rope_parameters": rope_parameters(config)})
 
 
 def _gemma2(config: ReadKeys) -> Fields:
     given = _shape(config, 8192) | {"logits_cap": cap_of(config, "final_logit_softcapping", 30.0)}
     slides, window = layer_kinds(config, given["layers"], 2), count_of(config, "sliding_window", 4096)
-    return described(
+    return describe(
         given | {"rope_parameters": rope_parameters(config)},
         window=[window if each else None for each in slides],
         scale=positive(config, "query_pre_attn_scalar", 256) ** -0.5,
@@ -60,7 +60,7 @@ def _gemma3(config: ReadKeys) -> Fields:
     pattern, window = count_of(config, "sliding_window_pattern", 6), count_of(config, "sliding_window", 4096)
     slides = layer_kinds(config, given["layers"], pattern)
     ropes = ropes_by_kind(config, config.get("rope_local_base_freq", 1e4), config.get("rope_theta", 1e6))
-    return described(
+    return describe(
         given | {"ropes": ropes, "rope_parameters": ropes[1]},
         window=[window if each else None for each in slides],
         rotary=[0 if each else 1 for each in slides],
@@ -85,7 +85,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     vocab = count_of(config, "vocab_size_per_layer_input", 262144)
     given["side_vocab"] = vocab if given["side_width"] else 0
     slides, window = layer_kinds(config, layers, 6), count_of(config, "sliding_window", 512)
-    slides[-1] = False  # as in transformers, whatever is said
+    slides[-1] = False  # as in transformers, even if the file says otherwise
     equal, own = flag(config, "attention_k_eq_v", False), _own_shapes(config, slides, given)
     first = layers - count_of(config, "num_kv_shared_layers", 0, least=0)
     last = {kind: max((i for i in range(first) if slides[i] == kind), default=-1) for kind in set(slides)}
@@ -108,7 +108,7 @@ def _gemma4(config: ReadKeys) -> Fields:
             count_of(config, "moe_intermediate_size"), True, (True,) * layers, shared=inner[0], apart=True,
         )  # fmt: skip
         inner = [0] * layers
-    return described(
+    return describe(
         given | {"ropes": ropes, "rope_parameters": ropes[1]},
         **own,
         window=[window if each else None for each in slides],

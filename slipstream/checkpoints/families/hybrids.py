@@ -21,9 +21,9 @@ from slipstream.checkpoints.config_values import (
     ropes_by_kind,
 )
 from slipstream.checkpoints.families.extras import biases
-from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.family import Family, Fields, common, describe
 from slipstream.checkpoints.families.llama import sparse_layers
-from slipstream.checkpoints.families.mixtures import mixed
+from slipstream.checkpoints.families.mixtures import describe_mixture
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.checkpoints.recurrence import CONVOLUTION, DELTA, Recurrence
@@ -34,7 +34,7 @@ LINEAR = "linear_attention"
 
 
 def mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
-    """What mixes the tokens of each layer, as `layer_types` says: `part`, or attention (None)."""
+    """Return the mixer of each layer by `layer_types`: `part`, or attention (None)."""
     layers, types = len(default), config.get("layer_types", config.get("layers_block_type"))
     types = default if types is None else types
     recurrent = ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")
@@ -66,7 +66,7 @@ def _lfm2(config: ReadKeys) -> Fields:
     if flag(config, "block_auto_adjust_ff_dim", True):
         inner = -(-int(factor * int(2 * inner / 3)) // unit) * unit
     given |= {"rope_parameters": rope_parameters(config, 1e6), "intermediate_size": inner}
-    return described(given, recurrence=mixers(config, part, default), qk_norm="head")
+    return describe(given, recurrence=mixers(config, part, default), qk_norm="head")
 
 
 def _lfm2_moe(config: ReadKeys) -> Fields:
@@ -80,7 +80,7 @@ def _lfm2_moe(config: ReadKeys) -> Fields:
         tuple(i >= dense for i in range(layers)), sigmoid=True, corrected=flag(config, "use_expert_bias", True),
         scale=positive(config, "routed_scaling_factor", 1.0),
     )  # fmt: skip
-    return mixed(given, experts, recurrence=mixers(config, part, [FULL] * layers), qk_norm="head")
+    return describe_mixture(given, experts, recurrence=mixers(config, part, [FULL] * layers), qk_norm="head")
 
 
 def _lfm3(config: ReadKeys) -> Fields:
@@ -97,7 +97,7 @@ def _lfm3(config: ReadKeys) -> Fields:
     ropes = ropes_by_kind(config, 1e4, 1e6)
     for rope in ropes:
         rope["head_dim"] = given["head_dim"]
-    return described(
+    return describe(
         given | {"ropes": ropes, "rope_parameters": ropes[1]}, recurrence=recurrence, qk_norm="head",
         window=[window if each == SLIDING else None for each in types],
         rotary=[0 if each == SLIDING else 1 for each in types],
@@ -126,14 +126,14 @@ def _qwen(config: ReadKeys) -> Fields:
         given["rope_parameters"].get(key)  # of pictures: the positions of a text are the same in all sections
     parts = mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
-        return described(given, recurrence=parts, qk_norm="head", gate="output")
+        return describe(given, recurrence=parts, qk_norm="head", gate="output")
     experts = Experts(
         count_of(config, "num_experts", 512), count_of(config, "num_experts_per_tok", 10),
         count_of(config, "moe_intermediate_size", 512), flag(config, "norm_topk_prob", True),
         sparse_layers(config, layers), shared=count_of(config, "shared_expert_intermediate_size", 512),
         shared_gate=True,
     )  # fmt: skip
-    return mixed(given, experts, recurrence=parts, qk_norm="head", gate="output")
+    return describe_mixture(given, experts, recurrence=parts, qk_norm="head", gate="output")
 
 
 def _olmo_hybrid(config: ReadKeys) -> Fields:
@@ -154,7 +154,7 @@ def _olmo_hybrid(config: ReadKeys) -> Fields:
     usual = [LINEAR if i % 4 != 3 else FULL for i in range(layers)]
     parts = mixers(config, part, usual if FULL in usual else [*usual[:-1], FULL])
     recurs = [each is not None for each in parts]
-    return described(
+    return describe(
         given | {"rope_parameters": rope}, recurrence=parts, norm_before=recurs, qk_norm="width",
         norm_after=[not each for each in recurs], rotary=0 if rotates else None,
     )  # fmt: skip

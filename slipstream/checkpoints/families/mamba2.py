@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import FULL, count_of, flag, make_refusal, positive, refuse, rope_parameters
 from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers
-from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.family import Family, Fields, common, describe
 from slipstream.checkpoints.families.hybrids import LINEAR, SSM, layer_types, mixers
-from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, mixed
+from slipstream.checkpoints.families.mixtures import GRANITE_MOE, SHARED, describe_mixture
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.checkpoints.recurrence import STATE_SPACE, Recurrence
@@ -50,12 +50,12 @@ def _granite_hybrid(config: ReadKeys) -> Fields:
     rotary = 0 if config.get("position_embedding_type") == "rope" else None
     scale = positive(config, "attention_multiplier", 1.0)
     if not count:
-        return described(given | {"intermediate_size": shared}, recurrence=parts, scale=scale, rotary=rotary)
+        return describe(given | {"intermediate_size": shared}, recurrence=parts, scale=scale, rotary=rotary)
     experts = Experts(
         count, count_of(config, "num_experts_per_tok", 2), given["intermediate_size"], True,
         (True,) * given["layers"], shared=shared,
     )  # fmt: skip
-    return mixed(given, experts, recurrence=parts, scale=scale, rotary=rotary)
+    return describe_mixture(given, experts, recurrence=parts, scale=scale, rotary=rotary)
 
 
 _LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
@@ -98,7 +98,7 @@ def _nemotron_h(config: ReadKeys) -> Fields:
             top_groups=count_of(config, "topk_group", 1), scale=positive(config, "routed_scaling_factor", 1.0),
             shared=count_of(config, "moe_shared_expert_intermediate_size", 7688),
         )  # fmt: skip
-    return described(
+    return describe(
         given, recurrence=[part if kind == LINEAR else None for kind in kinds], sparse=sparse, rotary=None,
         mixes=[kind in (LINEAR, FULL) for kind in kinds], one_norm=True,
         intermediate_size=[given["intermediate_size"] if kind == "mlp" else 0 for kind in kinds],
@@ -137,7 +137,7 @@ def _falcon_h1(config: ReadKeys) -> Fields:
         "embedding_scale": positive(config, "embedding_multiplier", 1.0),
     }  # fmt: skip
     scale = positive(config, "ssm_out_multiplier", 1.0)
-    return described(given, recurrence=part, beside=True, factors=factors, out_scale=scale)
+    return describe(given, recurrence=part, beside=True, factors=factors, out_scale=scale)
 
 
 # --- GGUF files ------------------------------------------------------------------------------------------------------

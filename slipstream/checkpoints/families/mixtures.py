@@ -14,19 +14,19 @@ from slipstream.checkpoints.config_values import (
     refuse,
     rope_parameters,
 )
-from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers, sliding
-from slipstream.checkpoints.families.family import Family, Fields, common, described
+from slipstream.checkpoints.families.extras import biases, granite_keys, multipliers, read_windows
+from slipstream.checkpoints.families.family import Family, Fields, common, describe
 from slipstream.checkpoints.families.llama import sparse_layers
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonMapping
 
 
-def mixed(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
+def describe_mixture(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
     """A decoder whose layers are mixtures where `experts` says so."""
     inner = [0 if sparse else given["intermediate_size"] for sparse in experts.layers]
     sparse = list(experts.layers)
-    return described({**given, "experts": experts}, sparse=sparse, intermediate_size=inner, **parts)
+    return describe({**given, "experts": experts}, sparse=sparse, intermediate_size=inner, **parts)
 
 
 def _gpt_oss(config: ReadKeys) -> Fields:
@@ -43,7 +43,7 @@ def _gpt_oss(config: ReadKeys) -> Fields:
         count_of(config, "num_local_experts", 128), count_of(config, "num_experts_per_tok", 4),
         given["intermediate_size"], True, (True,) * layers, router_bias=True,
     )  # fmt: skip
-    return mixed(
+    return describe_mixture(
         given | {"rope_parameters": rope_parameters(config, 150000.0)},
         experts,
         window=[window if slides else None for slides in layer_kinds(config, layers, 2)],
@@ -62,7 +62,7 @@ def _qwen2_moe(config: ReadKeys) -> Fields:
         sparse_layers(config, given["layers"]), shared=count_of(config, "shared_expert_intermediate_size", 5632),
         shared_gate=True,
     )  # fmt: skip
-    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts)
+    return describe_mixture(given | {"rope_parameters": rope_parameters(config)}, experts)
 
 
 def _granite_moe(config: ReadKeys) -> Fields:
@@ -74,7 +74,7 @@ def _granite_moe(config: ReadKeys) -> Fields:
         given["intermediate_size"], True, (True,) * given["layers"], shared=shared,
     )  # fmt: skip
     scale = positive(config, "attention_multiplier", 1.0)
-    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts, scale=scale)
+    return describe_mixture(given | {"rope_parameters": rope_parameters(config)}, experts, scale=scale)
 
 
 def _glm4_moe(config: ReadKeys) -> Fields:
@@ -91,7 +91,7 @@ def _glm4_moe(config: ReadKeys) -> Fields:
         scale=positive(config, "routed_scaling_factor", 1.0), shared=inner * count_of(config, "n_shared_experts", 1),
     )  # fmt: skip
     qk_norm = "head" if flag(config, "use_qk_norm", False) else ""
-    return mixed(given | {"rope_parameters": rope}, experts, qk_norm=qk_norm)
+    return describe_mixture(given | {"rope_parameters": rope}, experts, qk_norm=qk_norm)
 
 
 def _minimax_m2(config: ReadKeys) -> Fields:
@@ -104,7 +104,7 @@ def _minimax_m2(config: ReadKeys) -> Fields:
         given["intermediate_size"], True, (True,) * given["layers"], sigmoid=True, corrected=True,
     )  # fmt: skip
     rope = partial_rope(config, given["head_dim"], 5e6)
-    return mixed(given | {"rope_parameters": rope}, experts, qk_norm="width")
+    return describe_mixture(given | {"rope_parameters": rope}, experts, qk_norm="width")
 
 
 def _ernie_moe(config: ReadKeys) -> Fields:
@@ -124,7 +124,7 @@ def _ernie_moe(config: ReadKeys) -> Fields:
         tuple((i + 1) % step == 0 and first <= i <= last for i in range(layers)), corrected=True,
         shared=inner * count_of(config, "moe_num_shared_experts", 2, least=0),
     )  # fmt: skip
-    return mixed(given | {"rope_parameters": rope_parameters(config, 5e5)}, experts)
+    return describe_mixture(given | {"rope_parameters": rope_parameters(config, 5e5)}, experts)
 
 
 def _olmoe(config: ReadKeys) -> Fields:
@@ -134,7 +134,7 @@ def _olmoe(config: ReadKeys) -> Fields:
         count_of(config, "num_experts", 64), count_of(config, "num_experts_per_tok", 8),
         given["intermediate_size"], flag(config, "norm_topk_prob", False), (True,) * given["layers"],
     )  # fmt: skip
-    return mixed(given | {"rope_parameters": rope_parameters(config)}, experts, qk_norm="width")
+    return describe_mixture(given | {"rope_parameters": rope_parameters(config)}, experts, qk_norm="width")
 
 
 # --- GGUF files ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _olmoe(config: ReadKeys) -> Fields:
 
 def _gpt_oss_keys(header: GgufHeader) -> JsonMapping:
     width = header.size("expert_feed_forward_length")
-    return {**sliding(2)(header), "intermediate_size": width, "attention_bias": True}
+    return {**read_windows(2)(header), "intermediate_size": width, "attention_bias": True}
 
 
 def _qwen2_moe_keys(header: GgufHeader) -> JsonMapping:

@@ -94,7 +94,7 @@ class ChainsOnly:
         """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
         chain."""
         text = [*seq.tokens[: seq.end], *chain]
-        cache = self._rolled_back(seq)
+        cache = self._roll_back(seq)
         try:
             if seq.kv_len - len(cache.tokens) > _LAG:
                 self._forward(seq, cache, text[len(cache.tokens) : seq.kv_len], 1, ())
@@ -117,7 +117,7 @@ class ChainsOnly:
             raise
         return logits, {tap: torch.cat([p[tap] for p in (*pieces, last)])[read:] for tap in taps}
 
-    def _rolled_back(self, seq: Sequence) -> RollbackCache:
+    def _roll_back(self, seq: Sequence) -> RollbackCache:
         """The cache of a sequence, with nothing but tokens of it that were accepted."""
         cache = self._caches.get(seq.id)
         if cache is not None:
@@ -140,7 +140,7 @@ class ChainsOnly:
             # Where layers share keys (Gemma 4), a number leaves the other rows out of the last hidden states, too.
             rows = torch.arange(len(tokens) - keep, len(tokens), device=self.device)
             given["logits_to_keep"] = rows if taps else keep
-        with self.parts.hidden_states(taps) as seen, self._few_rows.fast():
+        with self.parts.collect_states(taps) as seen, self._few_rows.fast():
             out = self.parts.module(use_cache=True, **given)
         cache.tokens += tokens
         logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]
@@ -159,7 +159,7 @@ class ChainsOnly:
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
     def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
-        """What the model is called with to read ids [1, n]."""
+        """Make the arguments with which the model reads ids [1, n]."""
         given: dict[str, object] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
             start = len(cache.tokens)
@@ -173,4 +173,4 @@ def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, 
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)
     assert parent is not None
-    caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
+    caches[child_id] = parent.copy()  # its next run rolls back to `length`

@@ -1,6 +1,6 @@
-"""`EncodedSources`: what the encoder of a transformers model made of the sources of running texts.
+"""`EncodedSources`: keeps the encoder outputs of a transformers model for the sources of running texts.
 
-The encoder reads a source once, together with those of the requests that join in the same step. Its hidden states and
+The encoder reads a source once, together with other sources that join in the same step. Its hidden states and
 the keys and values of the cross-attention stay with the request.
 """
 
@@ -58,7 +58,7 @@ class EncodedSources:
         return len(self._sources)
 
     def of(self, seq_id: int) -> Source:
-        """What is kept of a sequence's source. Raises TargetError for unknown ids."""
+        """Return a sequence's source. Raises TargetError for unknown ids."""
         if seq_id not in self._sources:
             raise TargetError(f"no source of sequence {seq_id} is kept", why="it was never run, or is released already")
         return self._sources[seq_id]
@@ -78,14 +78,14 @@ class EncodedSources:
             check_ids(torch.tensor(list(source_of(seq))), self.vocab_size)
         rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
         for group in self._groups([len(source_of(seq)) for seq in seqs]):
-            each = self.encoded([source_of(seqs[b]) for b in group])
+            each = self.encode([source_of(seqs[b]) for b in group])
             if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
                 # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
-                each = [self.encoded([source_of(seqs[b])])[0] for b in group]
+                each = [self.encode([source_of(seqs[b])])[0] for b in group]
             for b, hidden in zip(group, each, strict=True):
                 self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
 
-    def encoded(self, sources: Seq[Seq[int]]) -> list[Tensor]:
+    def encode(self, sources: Seq[Seq[int]]) -> list[Tensor]:
         """The encoder's hidden states [1, S, d] of each source, from one pass."""
         longest, device = max(map(len, sources)), self.parts.device
         ids = [[*source, *[self.pad or 0] * (longest - len(source))] for source in sources]
@@ -100,7 +100,7 @@ class EncodedSources:
         """Hidden states [1, S, d] as the model's decoder takes them from its encoder."""
         return self._output_type(last_hidden_state=hidden)
 
-    def ruled(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor) -> Tensor:
+    def apply_rules(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor) -> Tensor:
         """Logits [B + N, V] as the rules of each text leave them, each row with the text that leads to it."""
         if not any(self.of(seq.id).rules for seq in seqs):
             return logits
@@ -123,7 +123,7 @@ class EncodedSources:
         self._sources.pop(seq_id, None)
 
     def _groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Which sources are encoded together: those of similar length, so that little is padding."""
+        """Group sources of similar length to encode them together with little padding."""
         group: list[int] = []
         for b in sorted(range(len(lengths)), key=lambda b: lengths[b]):
             if group and not (self.together and lengths[b] * (len(group) + 1) <= MOST_ENCODED):

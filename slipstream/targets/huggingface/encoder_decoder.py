@@ -60,8 +60,8 @@ class PackedAnswers(PackedModule):
         return given
 
     @contextmanager
-    def _attending(self) -> Iterator[None]:
-        with super()._attending(), self._positions.given():
+    def _attend(self) -> Iterator[None]:
+        with super()._attend(), self._positions.given():
             yield
 
 
@@ -113,7 +113,7 @@ class EncoderDecoder:
             for seq in seqs:
                 self.sources.of(seq.id).cross = DynamicCache()
             raise
-        return replace(out, logits=self.sources.ruled(seqs, draft, out.logits))
+        return replace(out, logits=self.sources.apply_rules(seqs, draft, out.logits))
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         self.runner.commit(seqs, path)

@@ -43,7 +43,7 @@ class FewRows:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Whether nobody has changed what this layer does: quantisation and device maps do."""
+    """Return whether nobody has changed what this layer does: quantisation and device maps do."""
     changed = "forward" in vars(layer) or type(layer.weight) is not nn.Parameter
     return not changed and layer.weight.dtype in MOST_ROWS
 
@@ -63,8 +63,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def is_faster() -> bool:
-    """Whether `linear` is faster than `F.linear` here: on AMD's processors, as far as Linux names them. On Intel's, for
-    which MKL is made, it was not measured."""
+    """Return whether `linear` is faster than `F.linear` here: on AMD's processors, as far as Linux names them. It was
+    not measured on Intel's, for which MKL is made."""
     cpuinfo = Path("/proc/cpuinfo")
     amd = cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()
     return amd and torch.backends.mkl.is_available() and unpacked_product.available()

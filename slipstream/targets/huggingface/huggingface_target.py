@@ -65,10 +65,10 @@ def of_module(
         assert shape.source_context is not None
         encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
         sources.together = fault_of(trials.check_together, sources, trial) is None
-        # Experts that take a limited number of tokens would take those of whichever sequence.
+        # Experts with a limited capacity would take tokens of any sequence.
         kinds: Seq[str] = () if any(hasattr(part, "expert_capacity") for part in module.modules()) else KINDS[:1]
 
-        def packed(kind: str) -> Target:
+        def pack(kind: str) -> Target:
             runner = encoder_decoder.PackedAnswers(parts, shape, runtime, sources, kind)
             return encoder_decoder.EncoderDecoder(Decoder(runner, chunk, checkpoint=checkpoint), encoder, sources)
 
@@ -79,14 +79,14 @@ def of_module(
         host = None if fault_of(_check_streams, module, parts, trial) else _lends(parts, shape, runtime)
         kinds = KINDS if len(parts.layers) == shape.layers else ()
 
-        def packed(kind: str) -> Target:
+        def pack(kind: str) -> Target:
             runner = PackedModule(parts, shape, runtime, kind, kv_blocks)
             return Decoder(runner, chunk, checkpoint=checkpoint, head_host=host)
 
         def chains(one_by_one: bool) -> Target:
             return ChainsOnly(parts, shape, runtime, host, chunk, one_by_one)
 
-    target = _first_packed(name, packed, kinds if attends(cache) else (), trial)
+    target = _first_packed(name, pack, kinds if attends(cache) else (), trial)
     if target is None:
         _refuse_fixed_cache(name, kv_blocks)
         target = _as_chains(name, chains, has_states(cache), trial)
@@ -98,7 +98,7 @@ def of_module(
 def _run_alone(
     module: PreTrainedModel, parts: ModuleParts, start: Seq[int], pad: int | None
 ) -> tuple[ModuleShape, Trial, DynamicCache]:
-    """The model's shape, what it gives for two texts, and an empty cache. start, pad: ids of the texts of an
+    """Return the model's shape, its logits for two texts, and an empty cache. start, pad: ids of the texts of an
     encoder-decoder. A fault of its own code, before the trial begins, becomes an UnsupportedModelError."""
     ids = [token for token in range(int(parts.config.vocab_size)) if token != pad]
     a, b = ([ids[(37 * i + first) % len(ids)] for i in range(7)] for first in (11, 16))
@@ -108,7 +108,7 @@ def _run_alone(
         cache = new_cache(parts.cache_config)
         truth = [forward_logits(module, parts, *pair) for pair in zip(texts, sources, strict=True)]
         shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
-        limit = trials.measured_limit(module, lambda text: forward_logits(module, parts, text, sources[0]), texts[0])
+        limit = trials.measure_limit(module, lambda text: forward_logits(module, parts, text, sources[0]), texts[0])
     except SlipstreamError:
         raise
     except Exception as fault:  # a model's own code may raise anything
@@ -156,7 +156,7 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
 
 def _check_streams(module: PreTrainedModel, parts: ModuleParts, trial: Trial) -> None:
     """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
-    with parts.hidden_states(range(len(parts.layers) + 1)):
+    with parts.collect_states(range(len(parts.layers) + 1)):
         forward_logits(module, parts, trial.texts[0])
 
 
@@ -170,7 +170,7 @@ def _refuse_fixed_cache(name: str, kv_blocks: int | None) -> None:
 
 
 def _lends(parts: ModuleParts, shape: ModuleShape, runtime: Runtime) -> HeadHost | None:
-    """What draft heads may borrow; None for a model whose layers, embedding or output head were not found."""
+    """Offer draft heads the model's parts; None if its layers, embedding or output head were not found."""
     embedding, head = parts.embedding, parts.head
     if len(parts.layers) != shape.layers or embedding is None or head is None:
         return None

@@ -1,4 +1,4 @@
-"""How models take part, by architecture: for those of transformers, what `huggingface_target` finds when it tries them.
+"""How each architecture runs: for models of transformers, as `huggingface_target` finds by trying them.
 
 A table for `slipstream info` and docs/support.md; nothing is decided by it. Tests try a tiny model of each entry.
 """

@@ -75,7 +75,7 @@ class DescribedModule(Described):
                 fix="take both from the same checkpoint",
             )
         local = checkpoint.is_local or not trusted  # the code of a hub id is not in `folder`
-        module = _loaded(folder if local else str(checkpoint), settings.dtype, trusted, settings.device_map)
+        module = _load(folder if local else str(checkpoint), settings.dtype, trusted, settings.device_map)
         if settings.device_map is None and ModuleParts(module).device != settings.device:
             module.to(settings.device)
         if adapter is not None:
@@ -134,7 +134,7 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
     )
 
 
-def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> PreTrainedModel:
+def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> PreTrainedModel:
     """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer

@@ -50,7 +50,7 @@ class ModuleParts:
 
     @property
     def cache_config(self) -> PreTrainedConfig:
-        """What transformers makes the decoder's cache from."""
+        """The configuration from which transformers makes the decoder's cache."""
         if self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel):
             return self.decoder.config
         return self.config
@@ -73,7 +73,7 @@ class ModuleParts:
         return next(devices, torch.device("cpu"))
 
     @contextmanager
-    def hidden_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
+    def collect_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
         """Collects the hidden states [M, d] of a pass in this block, by tap (see `TargetOut.hidden`)."""
         seen: dict[int, Tensor] = {}
         with ExitStack() as hooks:
@@ -105,7 +105,7 @@ class ModuleParts:
         """Layers first..last-1 alone run in this block; others return what they are given. hidden: the residual stream
         [M, d] that layer `first` starts from, None for the embeddings."""
 
-        def standing_in(given: Tensor | None) -> Callable[..., object]:
+        def stand_in(given: Tensor | None) -> Callable[..., object]:
             def forward(*args: object, **kwargs: object) -> object:
                 stream = args[0] if args else kwargs["hidden_states"]
                 stream = stream if given is None else given.unsqueeze(0)
@@ -118,7 +118,7 @@ class ModuleParts:
                 if not first <= i < last:
                     replaced = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
                     undo.callback(put_back, layer, replaced)
-                    layer.forward = standing_in(hidden if i == first - 1 else None)
+                    layer.forward = stand_in(hidden if i == first - 1 else None)
             yield
 
 
@@ -141,7 +141,7 @@ def weight_of(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
+    """Return whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
     plain = type(weight) in (nn.Parameter, Tensor) and type(weight.data) is Tensor
     return plain and weight.is_floating_point() and weight.itemsize > 1
 

@@ -1,9 +1,9 @@
 """`MtpLayers`: the MTP layers of a checkpoint, built and loaded by transformers (`MtpModel`), as an `EagleRuntime`.
 
 They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a
-hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; its slot is that of the row.
-So the last rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open*
-until all layers have run them with tokens of the text.
+hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; it is in slot i. So the last
+rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open* until all
+layers have run them with tokens of the text.
 """
 
 import copy
@@ -33,7 +33,7 @@ from slipstream.host.torch_threads import all_threads
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks
 from slipstream.targets.huggingface.packed_inputs import PackedCache
-from slipstream.targets.huggingface.packed_module import PackedLayers, attending
+from slipstream.targets.huggingface.packed_module import PackedLayers, attend_packed
 from slipstream.targets.huggingface.packed_pass import KINDS, running
 from slipstream.targets.huggingface.trials import fault_of, limit_of, same
 
@@ -86,13 +86,13 @@ class MtpLayers(PackedLayers):
     @all_threads()
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
-        """See `EagleRuntime`. Of several layers, the one of the depth runs: rows `from_head` must be chains."""
+        """See `EagleRuntime`. The layer of the row's depth runs: rows `from_head` must be chains."""
         with self._calls, self._few_rows.fast():
             batch = replace(batch, positions=[p + 1 for p in batch.positions])
             if self.layers == 1:
                 hidden = self.run(0, batch, features)[list(batch.select)]
             elif from_head:
-                hidden = self._drafted(batch, features)
+                hidden = self._draft(batch, features)
             else:
                 hidden = self._read(batch, features)
             logits = self.model._project_to_logits(hidden).to(self.device)
@@ -142,7 +142,7 @@ class MtpLayers(PackedLayers):
             state.outputs = state.features
         return self._through(0, batch.seq_ids, open_rows)
 
-    def _drafted(self, batch: Batch, features: Tensor) -> Tensor:
+    def _draft(self, batch: Batch, features: Tensor) -> Tensor:
         """Outputs [B, d] for the last rows, with one more draft token of each sequence."""
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
@@ -176,9 +176,9 @@ class MtpLayers(PackedLayers):
         at = [p + past - batch.positions[start]
               for start, stop, past in zip(batch.splits, batch.splits[1:], batch.past, strict=False)
               for p in batch.positions[start:stop]]  # fmt: skip
-        one = self._packed(replace(batch, positions=at))  # masks compare slots
+        one = self._pack(replace(batch, positions=at))  # masks compare slots
         positions = torch.tensor([list(batch.positions)], device=self.place)
-        with attending(self.model.config), running(one):
+        with attend_packed(self.model.config), running(one):
             given = hidden[None].to(self.place, self.model.dtype)
             out: Tensor = self.model.forward_layer(layer, given, positions, self._cache, input_ids=batch.tokens[None])
         one.check_used(1)
@@ -186,9 +186,9 @@ class MtpLayers(PackedLayers):
 
 
 def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
-    """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
-    gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
-    family of LoadError."""
+    """Load the MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass
+    with the same results as transformers' own. checkpoint: its folder; None: the folder that the model names. Raises
+    the family of LoadError."""
     config = module.config.get_text_config(decoder=True)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
@@ -201,7 +201,7 @@ def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.dev
     stored = FAMILIES[config.model_type].count_layers(opened.tensor_names, config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
     check_stored(folder, stored, declared)
-    model, why = _loaded(module, folder, declared), ""
+    model, why = _load(module, folder, declared), ""
     for kind in KINDS:
         layers = MtpLayers(model, device, context, kind)
         fault = fault_of(_check, layers)
@@ -215,7 +215,7 @@ def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.dev
     )
 
 
-def _loaded(module: PreTrainedModel, folder: Path, layers: int) -> Any:
+def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
     shared, and the target stays as it is."""
     text = module.config.get_text_config(decoder=True)
@@ -228,7 +228,7 @@ def _loaded(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     for key, value in (*((k, [v] * layers) for k, v in family.types.items()), *family.config.items()):
         setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
-    # Those of the class name the layers of released checkpoints.
+    # The patterns of the class name the layers of released checkpoints.
     stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected or ())
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
     known = getattr(module, "_weight_conversions", None)  # of models that were loaded

@@ -1,8 +1,8 @@
-"""What an encoder-decoder's generation configuration forces and forbids, as transformers' `generate` does.
+"""Forces and forbids tokens as an encoder-decoder's generation configuration asks, like transformers' `generate`.
 
 Translation and summarisation models are trained for it: the first token of the output may be a language code, the last
 one the end of the text, and some ids never occur. transformers' own processors do the work, at every draft token, with
-the text that leads to it. What belongs to a request (temperature, filters, lengths) is said by `SamplingParams`. Beams
+the text that leads to it. `SamplingParams` gives the parameters of a request (temperature, filters, lengths). Beams
 are another call (`LLM.beam_search`); a warning says so.
 """
 

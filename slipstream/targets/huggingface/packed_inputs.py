@@ -1,8 +1,8 @@
-"""What a transformers model gets in packed passes in place of its caches and positions.
+"""Stands in for the caches and positions of a transformers model in packed passes.
 
 The caches hand keys and values to the pass (`PackedPass.write`, `CrossAttention.write`). Decoders whose positions are
 embedded count tokens from the length of their cache, which differs between the rows of a pass. The module that embeds
-positions is therefore called with those of the rows (`PackedPositions`).
+positions is therefore called with the positions of the rows (`PackedPositions`).
 """
 
 import inspect
@@ -57,14 +57,14 @@ class PackedLayer(CacheLayerMixin):
 
 
 class PackedCache(Cache):
-    """What transformers takes for its KV cache in packed passes."""
+    """Stands in for transformers' KV cache in packed passes."""
 
     def __init__(self, layers: int):
         super().__init__(layers=[PackedLayer(i) for i in range(layers)])
 
 
 class CrossLayer(PackedLayer):
-    """What the model takes for the keys and values of one layer's cross-attention."""
+    """Stands in for the keys and values of one layer's cross-attention."""
 
     def __init__(self, index: int):
         super().__init__(index)
@@ -85,7 +85,7 @@ class CrossLayer(PackedLayer):
 
 
 class CrossCache(Cache):
-    """What the model takes for the cache of its cross-attention."""
+    """Stands in for the cache of the model's cross-attention."""
 
     def __init__(self, layers: int):
         cross_layers = [CrossLayer(i) for i in range(layers)]
@@ -110,10 +110,10 @@ class PackedPositions:
         with ExitStack() as undo:
             for module, past in self.modules.items():
                 undo.callback(put_back, module, vars(module).get("forward"))
-                module.forward = partial(self._embedded, module.forward, past)
+                module.forward = partial(self._embed, module.forward, past)
             yield
 
-    def _embedded(self, original: Callable[..., Tensor], past: str, *args: object, **kwargs: object) -> Tensor:
+    def _embed(self, original: Callable[..., Tensor], past: str, *args: object, **kwargs: object) -> Tensor:
         """Embeddings [M, d] or [1, M, d] by the module's own forward."""
         run, takes = current_pass(), inspect.signature(original)
         given = takes.bind(*args, **kwargs).arguments | {past: 0}

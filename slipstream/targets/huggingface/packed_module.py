@@ -35,7 +35,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
     kind: str
     device: torch.device
 
-    def _packed(self, batch: Batch, apart: bool = False, cross: CrossAttention | None = None) -> PackedPass:
+    def _pack(self, batch: Batch, apart: bool = False, cross: CrossAttention | None = None) -> PackedPass:
         """The pass over a batch, whose slots are reserved. Masks compare the positions of the batch with slots."""
         places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
         scattered: list[int] = []
@@ -50,7 +50,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
 
 
 @contextmanager
-def attending(*configs: PreTrainedConfig) -> Iterator[None]:
+def attend_packed(*configs: PreTrainedConfig) -> Iterator[None]:
     """Models with these configurations use the packed attention in this block, and theirs after it: they may be someone
     else's, too."""
     before = {id(config): (config, config._attn_implementation) for config in configs}
@@ -125,9 +125,9 @@ class PackedModule(PackedLayers):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of `span`."""
         only = self.parts.only(*span, hidden) if sliced else nullcontext()
-        one = self._packed(batch, apart, self._cross(batch))
+        one = self._pack(batch, apart, self._cross(batch))
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
-        with self.parts.hidden_states(taps) as seen, only, self._attending(), running(one), self._few_rows.fast():
+        with self.parts.collect_states(taps) as seen, only, self._attend(), running(one), self._few_rows.fast():
             given = self._inputs(one)
             if "logits_to_keep" in self._takes:
                 given["logits_to_keep"] = select
@@ -136,7 +136,7 @@ class PackedModule(PackedLayers):
         logits: Tensor = out.logits[0].to(self.device)  # [R, V], or [M, V]
         logits = logits if "logits_to_keep" in self._takes else logits[select]
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        if lost := one.lost():
+        if lost := one.find_lost():
             logits[[i for i, row in enumerate(batch.select) if row in lost]] = torch.nan
             for states in seen.values():
                 states[list(lost)] = torch.nan
@@ -152,5 +152,5 @@ class PackedModule(PackedLayers):
             "position_ids": one.positions[None],  # [1, M]
         }
 
-    def _attending(self) -> AbstractContextManager[None]:
-        return attending(self.parts.module.config, self.parts.config, self.parts.cache_config)
+    def _attend(self) -> AbstractContextManager[None]:
+        return attend_packed(self.parts.module.config, self.parts.config, self.parts.cache_config)

@@ -106,8 +106,8 @@ class PackedPass:
 
     @property
     def before(self) -> Tensor | int:
-        """What the model takes for the length of its cache. In a decoder with cross-attention, [M, 1]: what makes the
-        positions of the rows out of their numbers in the pass. Elsewhere positions are given, and it is 0."""
+        """Stands for the length of the model's cache. In a decoder with cross-attention, [M, 1]: added to the numbers
+        of the rows in the pass, it gives their positions. Elsewhere positions are given, and it is 0."""
         if self.cross is None:
             return 0
         return (self.positions - torch.arange(len(self.places), device=self.device))[:, None]
@@ -158,8 +158,8 @@ class PackedPass:
             raise TargetError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
-        """Keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on; key, value: those that attention
-        got."""
+        """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: the inputs of
+        attention."""
         if self.kind == "blocks":
             return self._of_row(row, hidden)
         first, last = row.offset + hidden, row.offset + row.total
@@ -171,8 +171,8 @@ class PackedPass:
         first, last = row.first + hidden, row.first + row.total
         return cached[0][:, first:last], cached[1][:, first:last]
 
-    def lost(self) -> set[int]:
-        """Rows that see one whose keys and values were kept back: what the model makes of them is nothing."""
+    def find_lost(self) -> set[int]:
+        """Return rows that see a row whose keys and values were kept back: their outputs are meaningless."""
         if self.kept_back is None:
             return set()
         lost = set[int]()

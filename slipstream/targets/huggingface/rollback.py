@@ -1,10 +1,10 @@
 """How far the cache of a transformers model can be rolled back.
 
     keys and values of all tokens           the last ones are dropped
-    a convolution or a recurrence           a copy of its state from before the pass is put back, and what was
-                                            accepted since is read again, together with the next tokens
+    a convolution or a recurrence           a copy of its state from before the pass is put back, and tokens accepted
+                                            since are read again, together with the next tokens
 
-A sliding window is kept whole, and masked: transformers would drop what lies before it, and could not go back over
+A sliding window keeps all tokens, and is masked: transformers would drop tokens before it, and could not go back over
 its edge.
 """
 
@@ -49,19 +49,19 @@ chooses what attention sees (DeepSeek V3.2)."""
 
 
 def has_states(cache: DynamicCache) -> bool:
-    """Whether a layer keeps a state that cannot be cropped."""
+    """Return whether a layer keeps a state that cannot be cropped."""
     return any(map(_stateful, cache.layers))
 
 
 def attends(cache: DynamicCache) -> bool:
-    """Whether every layer keeps keys and values of its own: then a packed pass may be possible."""
+    """Return whether every layer keeps keys and values of its own: then a packed pass may be possible."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 class RollbackCache:
     """The cache of one sequence.
 
-    tokens  those that it holds, which later passes may turn out not to be those of the sequence.
+    tokens  the tokens that it holds. Some may turn out not to be in the sequence, and are rolled back.
     """
 
     def __init__(self, config: PreTrainedConfig):
@@ -69,12 +69,12 @@ class RollbackCache:
         self._stateful = has_states(self.cache)
         self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first
 
-    def copied(self) -> RollbackCache:
+    def copy(self) -> RollbackCache:
         """Another cache that holds the same. Keys and values are shared until one of the two goes on: passes replace
         them. Marks are never changed."""
         copied = copy.copy(self)
         copied.cache = copy.copy(self.cache)
-        copied.cache.layers = [_copied(layer) for layer in self.cache.layers]
+        copied.cache.layers = [_copy(layer) for layer in self.cache.layers]
         copied.tokens, copied._marks = list(self.tokens), list(self._marks)
         return copied
 
@@ -82,14 +82,14 @@ class RollbackCache:
         """Remember the states of now, if there are any; some of the earlier marks are forgotten."""
         if not self._stateful or not self.tokens or (self._marks and self._marks[-1][0] == len(self.tokens)):
             return
-        states = [_copied(layer) if _stateful(layer) else None for layer in self.cache.layers]
+        states = [_copy(layer) if _stateful(layer) else None for layer in self.cache.layers]
         self._marks.append((len(self.tokens), states))
         if len(self._marks) > _MARKS:  # the further back, the fewer are left; the newest three stay
             at = [length for length, _ in self._marks]
             del self._marks[min(range(1, len(at) - 3), key=lambda i: at[i + 1] - at[i - 1])]
 
     def roll_back(self, length: int) -> bool:
-        """Go back to at most `length` tokens. Returns False where no mark is left to go back to: begin anew."""
+        """Go back to at most `length` tokens. Returns False if no mark is left: then the text is read again."""
         drop = len(self.tokens) - length
         if drop <= 0:
             return True
@@ -102,7 +102,7 @@ class RollbackCache:
             drop = len(self.tokens) - marked
             for i, state in enumerate(states):
                 if state is not None:
-                    self.cache.layers[i] = _copied(state)
+                    self.cache.layers[i] = _copy(state)
         layers: Seq[Any] = self.cache.layers
         for layer in layers:
             if type(layer).__name__ in _CROPPED:
@@ -115,7 +115,7 @@ def _stateful(layer: object) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
-def _copied(layer: object) -> Any:
+def _copy(layer: object) -> Any:
     """A copy of a layer with tensors of its own. Keys and values, which a pass replaces and does not write to, are
     shared."""
     copied = copy.copy(layer)

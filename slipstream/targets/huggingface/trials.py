@@ -50,7 +50,7 @@ _MARGIN = 2.0
 
 @dataclass(frozen=True)
 class Limit:
-    """What rounding explains: logits that differ by this much of the largest one, in every row or in the median one."""
+    """The largest difference that rounding explains, as a share of the largest logit, in every row or in the median."""
 
     largest: float
     every_row: bool = True
@@ -58,9 +58,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Trial:
-    """Two texts of token ids, and what they answer if the model is an encoder-decoder.
+    """Two texts of token ids, with their sources if the model is an encoder-decoder.
 
-    truth  for each text the logits [n, V] after each of its tokens, of the model's own forward. limit: see `Limit`.
+    truth  for each text the logits [n, V] after each of its tokens, by the model's own forward. limit: see `Limit`.
     """
 
     texts: Seq[Seq[int]]
@@ -70,7 +70,7 @@ class Trial:
 
 
 def limit_of(dtype: torch.dtype) -> Limit:
-    """What rounding in this dtype explains. See `measured_limit` for what quantised activations add."""
+    """Return the limit for rounding in this dtype. `measured_limit` adds the rounding of quantised activations."""
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
@@ -111,8 +111,8 @@ def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
 
 
 def check_packed(target: Target, trial: Trial) -> None:
-    """Two sequences in one pass, a tree whose later branch is kept, and layers apart, where the target is a `Decoder`:
-    its executor is told whether it can run them."""
+    """Check two sequences in one pass, a tree whose later branch is kept, and, for a `Decoder`, layers run apart: it
+    then notes whether its executor can run them."""
     a, b = trial.texts
     truth, limit = trial.truth, trial.limit
     seqs = [
@@ -171,12 +171,12 @@ def check_chains(target: Target, trial: Trial) -> None:
 def check_together(sources: EncodedSources, trial: Trial) -> None:
     """Two sources in one pass of the encoder."""
     with torch.inference_mode():
-        alone = [sources.encoded([each])[0] for each in trial.sources]
-        for hidden, wanted in zip(sources.encoded(trial.sources), alone, strict=True):
+        alone = [sources.encode([each])[0] for each in trial.sources]
+        for hidden, wanted in zip(sources.encode(trial.sources), alone, strict=True):
             same(hidden[0], wanted[0], trial.limit, "a pass over two sources")
 
 
-def quantised_layers(module: nn.Module) -> list[nn.Module]:
+def find_quantised(module: nn.Module) -> list[nn.Module]:
     """Linear layers whose weights are not plain tensors of floating-point numbers. `in_features` is a name that all
     libraries use; a layer with parts is a wrapper around a linear one."""
     linears = (
@@ -188,20 +188,20 @@ def quantised_layers(module: nn.Module) -> list[nn.Module]:
     return [layer for layer, weight in weights if weight is None or not is_plain(weight)]
 
 
-def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
-    """What rounding explains in this model: more than its dtype says where activations are quantised, but at most half
-    of what a mistake would do. A warning then says what that means.
+def measure_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
+    """Measure the limit of a model: it is larger than for its dtype where activations are quantised, but at most half
+    of the difference that a mistake makes. A warning then says so.
 
     run   the model's own forward: the logits [n, V] of a text of n tokens.
     text  of seven tokens or more.
     """
-    usual, layers = limit_of(module.dtype), quantised_layers(module)
+    usual, layers = limit_of(module.dtype), find_quantised(module)
     if not layers or not usual.every_row:
         return usual
     truth = run(text)
     rounding = 0.0
     for probe in range(_PROBES):
-        with _rounded_anew(layers, probe):
+        with _round_again(layers, probe):
             rounding = max(rounding, float(distances(run(text), truth).max()))
     if not _MARGIN * rounding > usual.largest:
         return usual
@@ -218,8 +218,8 @@ def measured_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], t
 
 
 def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -> Runtime:
-    """What runs the model. limit: of its trials."""
-    layers = quantised_layers(module)
+    """Describe how the model runs. limit: of its trials."""
+    layers = find_quantised(module)
     name = None
     if layers:
         method = module.config.to_dict().get("quantization_config", {}).get("quant_method")
@@ -230,7 +230,7 @@ def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -
 
 
 @contextmanager
-def _rounded_anew(layers: Seq[nn.Module], seed: int) -> Iterator[None]:
+def _round_again(layers: Seq[nn.Module], seed: int) -> Iterator[None]:
     """In this block, quantised layers round other numbers than they are given, which have the same sum."""
     chance = torch.Generator().manual_seed(seed)
 

@@ -13,6 +13,9 @@ from slipstream.backends.native.threads import pool
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.checkpoints.weights import load_weights
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import (
     ALONE,
     EVERY_FORMAT,
@@ -22,6 +25,7 @@ from tests.backends.native.models import (
     check,
     config,
     executor,
+    forest,
     ids,
     on_threads,
     one_by_one,
@@ -84,3 +88,20 @@ def test_threads_meet_as_often_for_eight_experts_of_a_row_as_for_two() -> None:
 
     for rows in (1, 5):
         assert meetings(8, rows) <= meetings(2, rows) + 1  # rows of more numbers are prepared on all threads
+
+
+def test_a_pass_tells_how_many_experts_it_read_and_the_target_learns_it() -> None:
+    model = on_threads(make("llama", "float32", experts=FEW_ROWS_EACH), 2)
+    for count in (1, 4):
+        rows = forest([(ALONE + b, 0, [7], []) for b in range(count)])
+        assert model.forward(rows).experts_read == 2 * FEW_ROWS_EACH.per_token
+        for b in range(count):
+            model.release(ALONE + b)
+    target = Decoder(model)
+    cost = target.capabilities.relative_cost
+    assert cost is not None
+    prior, seqs = cost(4), [Sequence([7]) for _ in range(4)]
+    target.run(seqs, Draft.empty(4))
+    assert 1 < cost(4) < prior
+    assert Decoder(make("llama", "float32")).capabilities.relative_cost is None
+    assert make("llama", "float32").forward(chain(ALONE, 0, [7])).experts_read == 0

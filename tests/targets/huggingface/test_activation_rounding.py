@@ -17,7 +17,7 @@ from slipstream.targets.huggingface import huggingface_target, packed_module
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_pass import PackedRow
-from slipstream.targets.huggingface.trials import Limit, forward_logits, limit_of, measured_limit, quantised_layers
+from slipstream.targets.huggingface.trials import Limit, find_quantised, forward_logits, limit_of, measure_limit
 from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
 from tests.targets.huggingface.architectures import ROUNDS, VOCAB, behind, random_model, with_int8_layers
 
@@ -32,7 +32,7 @@ def rounded(name: str, rounds: str) -> Any:
 
 def limit(module: Any) -> Limit:
     parts = ModuleParts(module)
-    return measured_limit(module, lambda text: forward_logits(module, parts, text), TEXT)
+    return measure_limit(module, lambda text: forward_logits(module, parts, text), TEXT)
 
 
 @pytest.mark.parametrize("rounds", ["by row", "by tensor"])
@@ -54,7 +54,7 @@ def test_a_model_that_rounds_its_activations_speculates_and_the_user_is_told_onc
 def test_quantised_weights_alone_are_held_to_the_rounding_of_their_dtype(caplog: pytest.LogCaptureFixture) -> None:
     module = rounded("stablelm", "nothing")
     target = of_module(module)
-    assert quantised_layers(module)
+    assert find_quantised(module)
     assert limit(module) == limit_of(torch.float32)
     assert all("compiling" in record.message for record in caplog.records)  # the kernels, once for a machine
     assert target.capabilities.runtime.weights_only  # type: ignore[union-attr]
@@ -67,7 +67,7 @@ def test_models_that_are_not_quantised_are_not_measured() -> None:
     def run(text: Seq[int]) -> torch.Tensor:
         raise AssertionError("a forward was run")
 
-    assert measured_limit(module, run, TEXT) == limit_of(torch.float32)
+    assert measure_limit(module, run, TEXT) == limit_of(torch.float32)
 
 
 def forget(module: Any) -> None:

@@ -174,6 +174,7 @@ def _add_experts(board, model, layer, starts, first, last, rows, weights, sectio
     """sums += the weighted outputs of the experts first to last - 1."""
     room, start = board.room, starts[first]
     count = _fill_sections(model, layer, starts, first, last, UP, sections)
+    board.experts_read += count
     matrices.multiply_sections(
         board, model, sections, count, room.alone, NOTHING, PACKED, address_of(rows) + 8 * start, room.wide,
         room.wide_stride,

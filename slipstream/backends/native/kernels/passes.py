@@ -53,7 +53,7 @@ def _forward(
     (nothing was done), or -n: n bytes of arena are needed.
     """
     board, model, cache, rows = boards[0], models[0], caches[0], packed[0]
-    board.threads = threads
+    board.threads, board.experts_read = threads, 0
     count = rows.count
     space = room(board, model, rows, arena, NOTHING, NOTHING)
     if space.bytes > arena.shape[0]:
@@ -161,7 +161,7 @@ def _product(board, matrix, x, y):
 
 
 @kernel()
-def _fused(board, head, taps):
+def _fuse(board, head, taps):
     """Concatenated taps [R, T * W] -> input features of EAGLE-3 or DFlash [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.decoder.eps
     for r in range(x.shape[0]):
@@ -248,7 +248,7 @@ def draft_eagle(
     if space.bytes > arena.shape[0]:
         return -space.bytes
     if not from_head and head.feature_norm != 0:
-        feature = _fused(boards[0], head, features)
+        feature = _fuse(boards[0], head, features)
     for j in range(max(steps, 1)):
         if j > 0:
             ids = integers(head.ids, head.id_count)
@@ -278,7 +278,7 @@ def read_context(boards, heads, caches, packed, taps, arena, threads):
     space = room(board, head.decoder, rows, arena, head.fc.columns, head.fc.row_bytes)
     if space.bytes > arena.shape[0]:
         return -space.bytes
-    x, nobody, model, norm = _fused(board, head, taps), np.empty(0, np.int64), head.decoder, head.feature_norm
+    x, nobody, model, norm = _fuse(board, head, taps), np.empty(0, np.int64), head.decoder, head.feature_norm
     for number in range(model.count):
         run_layer(
             board, model, caches[0], rows, number, address_of(x), x.shape[1], NORM, norm, NOTHING, nobody

@@ -295,6 +295,7 @@ BOARD = _record(
     address=_I,  # of this record
     run=_I,  # addresses of `matrices.run_unit`
     run_layer=_I,  # and `layer.one_layer`
+    experts_read=_I,  # by a pass, all layers together
     prepare=PREPARE,
     product=PRODUCT,
     whole=SECTION,  # all rows of a product with one matrix

@@ -81,7 +81,7 @@ def _convolve(job, part, state, token, first, out):
 
 
 @kernel(fastmath=EXACT)
-def _activated(job, part, state, token, first, out):
+def _activate(job, part, state, token, first, out):
     """`_convolve`, then SiLU."""
     _convolve(job, part, state, token, first, out)
     for i in range(out.shape[0]):
@@ -163,9 +163,9 @@ def recur(job, unit, thread):
                 copy[i] = cells[i]
             cells = copy
         inputs = _inputs(job, part, state, token)
-        _activated(job, part, state, token, group * part.key, q)
-        _activated(job, part, state, token, (part.groups + group) * part.key, k)
-        _activated(job, part, state, token, 2 * part.groups * part.key + head * part.value, v)
+        _activate(job, part, state, token, group * part.key, q)
+        _activate(job, part, state, token, (part.groups + group) * part.key, k)
+        _activate(job, part, state, token, 2 * part.groups * part.key + head * part.value, v)
         if part.kind == DELTA:
             _to_length(q, np.float32(1) / np.sqrt(np.float32(part.key)))
             _to_length(k, np.float32(1))
