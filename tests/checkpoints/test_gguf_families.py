@@ -17,9 +17,9 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import UnsupportedModelError
+from tests.backends.native.models import logits
 from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
 from tests.checkpoints.odd_gguf_files import Tensors
-from tests.checkpoints.test_gguf_hybrids import logits
 from tests.tiny_checkpoints import rewrite
 
 CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
