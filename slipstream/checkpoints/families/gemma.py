@@ -224,6 +224,10 @@ _GEMMA4_GGUF = {
     "mlp.shared_out_norm": "post_ffw_norm_1", "mlp.shared_expert.gate_proj": "ffn_gate",
     "mlp.shared_expert.up_proj": "ffn_up", "mlp.shared_expert.down_proj": "ffn_down",
 }  # fmt: skip
+_GEMMA4_TEXT = Family(
+    read=_gemma4, names=_GEMMA4, reads=["per_layer_config"], gguf="gemma4", keys=_gemma4_keys, gguf_names=_GEMMA4_GGUF,
+    gguf_lists=["feed_forward_length", "attention.head_count_kv"],
+)  # fmt: skip
 
 FAMILIES = {
     "gemma": Family(
@@ -231,14 +235,6 @@ FAMILIES = {
     ),
     "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one=True, gguf="gemma2", keys=_gemma2_keys),
     "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one=True, gguf="gemma3", keys=_gemma3_keys),
-    "gemma4_text": Family(
-        read=_gemma4,
-        names=_GEMMA4,
-        reads=["per_layer_config"],
-        gguf="gemma4",
-        keys=_gemma4_keys,
-        gguf_names=_GEMMA4_GGUF,
-        gguf_lists=["feed_forward_length", "attention.head_count_kv"],
-    ),
+    "gemma4_text": _GEMMA4_TEXT,
     "gemma4_unified_text": Family(read=_gemma4_unified, names=_GEMMA4, reads=["per_layer_config"]),
 }
