@@ -4,7 +4,7 @@ gpt-oss-20b in MXFP4, with random weights and fewer layers.
     python -m benchmarks.mixture_passes [--rounds 40] [--context 200] [--before CHECKOUT]
 
 A pass reads the union of the experts that its rows choose: the table compares its time with the bytes of that union.
-Rows are random tokens, so they choose nearly independently, and each pass chooses others, which no cache holds. With
+Rows are random tokens that choose independently, and each pass chooses others, which no cache holds. With
 another checkout of Slipstream (`git worktree add`) both run in turns. Shapes have 4 and 3 layers instead of 48 and 24,
 and a vocabulary of 4096, so that little beside the layers is read; all experts of a layer have equal weights, each in
 memory of its own. Bandwidth: of a loop that only adds numbers.
@@ -59,10 +59,12 @@ class RandomWeights(Weights):
     def __init__(self, config: DecoderConfig, expert_type: str):
         random = torch.Generator().manual_seed(0)
 
-        def read(dims: tuple[int, ...]) -> Callable[[slice], torch.Tensor]:
-            return lambda part: torch.randn(dims, generator=random)[part]
+        def read(dims: tuple[int, ...], size: float) -> Callable[[slice], torch.Tensor]:
+            return lambda part: size * torch.randn(dims, generator=random)[part]
 
-        super().__init__({n: (n, read(dims)) for n, dims in config.shapes().items()}, config, torch.float32)
+        # The token outweighs what the layers add, which is alike in all rows: so rows choose independently.
+        sizes = {n: 50.0 if "embed" in n else 1.0 for n in config.shapes()}
+        super().__init__({n: (n, read(dims, sizes[n])) for n, dims in config.shapes().items()}, config, torch.float32)
         self.expert_type = expert_type
         self._blocks = cache(random_blocks)
 

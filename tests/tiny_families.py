@@ -19,7 +19,7 @@ _MOE = _SHAPE | {"num_experts_per_tok": 2}
 _GRANITE = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
 }  # fmt: skip
-_GEMMA4 = {"head_dim": 16, "global_head_dim": 32}
+_GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "final_logit_softcapping": 30.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 _LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.1, 1.5, 2.0],
@@ -74,8 +74,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         rope_parameters={SLIDING: dict(_PLAIN), FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}},
     ),
     "gemma4": lambda: config_of(
-        "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,
-        hidden_size_per_layer_input=0, final_logit_softcapping=3.0,
+        "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4 | {"final_logit_softcapping": 3.0}, attention_k_eq_v=True,
+        num_global_key_value_heads=1, hidden_size_per_layer_input=0,
     ),
     "gemma4-moe": lambda: config_of(
         "Gemma4Text", **_TIED, **_WINDOWS, **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1,

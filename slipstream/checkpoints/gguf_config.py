@@ -17,7 +17,7 @@ MODEL_TYPES = {each: name for name, family in FAMILIES.items() for each in famil
 """`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
 which has experts."""
 
-STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2")
+STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2", "gemma4")
 """Architectures whose heads llama.cpp rotates as a whole."""
 
 HYBRIDS = [each for family in (*hybrids.FAMILIES.values(), *mamba2.FAMILIES.values()) for each in family.gguf.split()]
@@ -36,7 +36,8 @@ def refusal(header: GgufHeader) -> str | None:
     for tensor in header.tensors:
         if tensor.type not in READERS and tensor.type not in FLOATS:
             return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
-        known = tensor.name.endswith((".weight", ".bias")) or tensor.name.split(".")[-1] in family.gguf_names.values()
+        part = tensor.name.split(".", 2)[-1]
+        known = tensor.name.endswith((".weight", ".bias")) or part in family.gguf_names.values()
         if not known or tensor.name == "output.bias":
             return f"it has a tensor {tensor.name!r}"
     names = {tensor.name for tensor in header.tensors}
@@ -46,7 +47,7 @@ def refusal(header: GgufHeader) -> str | None:
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         value = header.setting(key, 0)
         none = {0} if header.architecture in HYBRIDS else set[int]()
-        if isinstance(value, list) and len(set(value) - none) > 1:
+        if isinstance(value, list) and len(set(value) - none) > 1 and key not in family.gguf_lists:
             return f"its {key} differs between layers"
     plain: dict[str, tuple[Any, ...]] = {
         "rope.scaling.type": ("linear", "yarn", "none"), "attention.causal": (True,), "nextn_predict_layers": (0,)
@@ -83,6 +84,10 @@ def odd_heads(header: GgufHeader) -> str | None:
     for key in keys[:2] if header.architecture == "gpt2" else keys:
         if header.architecture in STRICT and (value := header.setting(key, dim)) != dim:
             return f"its {key} is {value}, and its heads have {dim}"
+    dim = header.size("attention.key_length_swa")
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa") if dim else ():
+        if (value := header.setting(key, dim)) != dim:
+            return f"its {key} is {value}, and its heads with a window have {dim}"
     return None
 
 

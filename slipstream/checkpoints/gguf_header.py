@@ -91,6 +91,11 @@ class GgufHeader:
         value = self.setting(key)
         return max(value, default=0) if isinstance(value, list) else value or 0
 
+    def by_layer(self, key: str) -> list[int]:
+        """Return a setting of each layer, which is one number where all have the same."""
+        value = self.setting(key, 0)
+        return value if isinstance(value, list) else [value] * self.size("block_count")
+
     def layer_types(self, pattern: int) -> list[str]:
         """`layer_types` of config.json: which layers have a window. pattern: all but every `pattern`-th one, where the
         file does not say."""

@@ -68,6 +68,9 @@ class GgufTensors:
             }
         for name in (DIVISORS, SHORT, LONG) if header.architecture != "qwen2" else ():
             by_name.pop(name, None)  # it is in the configuration
+        for number, layer in enumerate(config.described):
+            for part in ("attn_k", "attn_v", "attn_k_norm") if layer.shared is not None else ():
+                by_name.pop(f"blk.{number}.{part}.weight", None)  # left over from training
         self._shapes, lost = config.shapes(), []
         self.readers: dict[str, tuple[str, Callable[[slice], Tensor]]] = {}
         for name, parts in names_in_file(config, by_name.keys()).items():
@@ -85,8 +88,8 @@ class GgufTensors:
                 self._stored[part] = tensor, _rows(config, part, first, self._shapes[part], outs)
                 first += self._shapes[part][0]
             expected: tuple[int, ...] = (first, *self._shapes[parts[0]][1:])
-            if ".experts." in parts[0]:
-                expected = (len(parts), *self._shapes[parts[0]])
+            if ".experts." in parts[0] and config.experts is not None:
+                expected = (config.experts.count, first // config.experts.count, *expected[1:])
             if _plain(tensor.shape, expected) != _plain(expected, expected):
                 raise CheckpointError(
                     f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
@@ -149,6 +152,8 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
             continue
         expert = _EXPERT.fullmatch(part)
         stored = f"ffn_{expert[1]}_exps" if expert else parts[part]
+        if stored in ("ffn_gate_exps", "ffn_up_exps") and f"blk.{layer}.ffn_gate_up_exps.{kind}" in held:
+            stored = "ffn_gate_up_exps"
         fused = config.model_type == "gpt2" or f"blk.{layer}.attn_qkv.{kind}" in held
         if stored in ("attn_q", "attn_k", "attn_v") and fused:
             stored = "attn_qkv"

@@ -88,6 +88,9 @@ def generate(
         if completion.logprobs is not None:
             print_logprobs(completion, llm.tokenizer)
         render.line(render.summary(completion.stats, llm.rule.name, finish))
+        ended = finish == "stop" and not completion.text.strip()
+        if ended and not chat and getattr(llm.tokenizer, "chat_template", None):
+            render.line("the model ended the text at once: it answers messages, so try --chat")
     if finish == "interrupted":
         raise typer.Exit(130)
 

@@ -13,12 +13,13 @@ overdrawn, not by a predicted gain: texts are copied in places, and steps betwee
 
 Both time plain steps and drafts in turns like this, and pause as `Trials` says:
 
-    ┌───────┐ TRIAL_STEPS steps  ┌───────┐ ────────── timed ──────────▶ ┌──────┐
-    │ FIRST │ ─────────────────▶ │ PLAIN │                              │ BEST │
-    └───────┘                    └───────┘ ◀─ RENEW steps, or a pause ─ └──────┘
+    ┌───────┐ one step  ┌───────┐ ────────── timed ───────────────────────────▶ ┌──────┐
+    │ FIRST │ ────────▶ │ PLAIN │                                               │ BEST │
+    └───────┘           └───────┘ ◀─ one step of a trial, RENEW others, pause ─ └──────┘
 
 Nothing is measured beforehand. S is learned from each request's own steps, starting from the rates of earlier requests
-(`Survival`). Times are medians of recent steps; a number of rows that was never timed is estimated from its neighbours.
+(`Survival`). Costs come from ratios of steps that lie next to each other, so another process on the machine changes
+nothing (`StepTimes`); a number of rows that was never timed is estimated from its neighbours.
 Prompts must be read anyway, so the time of their rows is not counted as a cost of decoding (see `StepCosts.shares`). On
 a busy server nearly every step has such rows.
 
@@ -28,6 +29,7 @@ distribution is unchanged. They depend on times, though: under `rejection` a see
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -38,18 +40,22 @@ from slipstream.engine.step_costs import StepCosts
 from slipstream.engine.step_history import SHORTEST, Survival
 from slipstream.engine.timed_step import Step
 
-FIRST = 4
-"""Draft tokens of the first steps that draft."""
+FIRST = 1
+"""Most draft tokens of the first steps that draft: nothing is known yet."""
+SHORT_CONTEXT, CHANGE = 512, 64
+"""Rows cost more after long texts: there are costs for texts below this many tokens, below twice as many, and so on.
+When others are taken, they count as if this many steps had passed."""
 MARGIN = 0.02
 """Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
-RENEW = 256
+RENEW = 96
 """Most steps that draft before a plain one is timed again; fewer at first."""
+UNSURE = 16
+"""The same, as long as the cost of a plain step is doubtful."""
 PATIENCE = 8
 """Steps in a row whose time of drafting is not learned because a drafter caught up. With texts as short as that, it
 counts."""
-LEARN_LAST = 64
-"""Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
-from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
+LEARN_LAST = 16
+"""Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them."""
 
 
 class LengthPolicy(ABC):
@@ -58,23 +64,35 @@ class LengthPolicy(ABC):
 
     keep: int
 
-    def __init__(self, costs: StepCosts, trials: Trials, gains: Gains):
-        self.costs, self.trials, self.gains = costs, trials, gains
+    def __init__(self, trials: Trials, gains: Gains):
+        self.costs, self.trials, self.gains = StepCosts(), trials, gains
+        self._costs_by_context = {0: self.costs}  # by powers of two of `SHORT_CONTEXT`
         # Ids, lengths, and for how many steps they were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
-        self._drafted, self._renew = 0, TRIAL_STEPS  # steps that drafted since the last plain one, until the next one
+        self._drafted, self._renew = 0, 1  # steps that drafted since the last plain one, until the next one
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # for how many steps in a row a drafter caught up
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
-        """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows: see `Step`."""
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
+        """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows, context: see
+        `Step`."""
+        self._use_costs(context)
         lengths = self._lengths(ids, limits, prompt_rows)
         return [replace(self.costs.price, depth=length) for length in lengths]
+
+    def _use_costs(self, context: int) -> None:
+        """Take the costs for texts of this length. At first, they are those of the nearest length."""
+        kind = (context // SHORT_CONTEXT).bit_length()
+        if self._costs_by_context.get(kind) is not self.costs:
+            near = min(self._costs_by_context, key=lambda known: abs(known - kind))
+            self.costs = self._costs_by_context.setdefault(kind, deepcopy(self._costs_by_context[near]))
+            self.costs.forward.wait(CHANGE)
+            self._choice = (), [], 0
 
     def _lengths(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> list[int]:
         if self.trials.is_resting or not any(limits) or self._drafted >= self._renew:
             return [0] * len(ids)
-        if not self.costs.drafting or not self._is_compared:
+        if self.gains.steps < TRIAL_STEPS or not self._is_compared:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._choice
         if key != tuple(ids) or used >= self.keep:
@@ -88,6 +106,11 @@ class LengthPolicy(ABC):
         self._choice = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
+    @property
+    def speed(self) -> float:
+        """The predicted speed, as a multiple of plain decoding's."""
+        return 1.0 if self.trials.is_resting else self.gains.rate or 1.0
+
     @abstractmethod
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
         """Return the lengths to draft with, and their gain over plain decoding."""
@@ -98,33 +121,41 @@ class LengthPolicy(ABC):
 
     def learn(self, step: Step) -> None:
         """Learn from a step: from its time, and from how many draft tokens were accepted."""
-        if self.trials.is_resting:
-            is_learned = self.trials.rest <= LEARN_LAST
-            self.trials.count_plain(step.repeats)
-            self.costs.forward.age(step.repeats)
-            if not is_learned:
-                return
-        timed = self.costs.without_prompts(step, not self.trials.is_resting)
-        if any(step.lengths):
-            self._learn_draft(timed)
+        self._use_costs(step.context)
+        if self.trials.is_resting and self.trials.rest > LEARN_LAST:
+            self.costs.forward.wait(step.repeats)
         else:
-            self._is_compared, self._drafted, self._renew = True, 0, min(4 * self._renew, RENEW)
-            self.costs.add_plain(timed)
+            self.costs.add(step, not self.trials.is_resting)
+        if any(step.lengths):
+            self._learn_draft(step)
+            return
+        if self.trials.is_resting:
+            self.trials.count_plain(step.repeats)
+            if not self.trials.is_resting:
+                self._end_rest()
+        self._is_compared, self._drafted = True, 0
+        self._renew = 1 if self.trials.left else min(4 * self._renew, RENEW)
+
+    def _end_rest(self) -> None:
+        """A rest is over: the text may have changed meanwhile."""
+        return
 
     def _learn_draft(self, step: Step) -> None:
         """Learn from a step that drafted."""
         self._drafted += 1
+        if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
+            self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
-        forward = self.costs.add_draft(step)
-        plain = max(SHORTEST, self.costs.of_plain(count))
+        forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
+        draft = self.costs.of_drafting(step)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # a long prompt is no bad moment
-            self.trials.add(1 + accepted / count - (step.draft + forward) / plain, is_bounded=False)
+            self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
             return
         if self.trials.count_draft():
             self._choice = (), [], 0
         drafting = len(step.lengths) - step.lengths.count(0)
-        draft = self.costs.add_drafting(drafting, self._levels(step), step.draft)
+        draft = self.costs.add_drafting(drafting, self._levels(step), draft)
         gained = self.gains.add(count, accepted, (forward + draft) / plain)
         if gained is not None:
             self.trials.add(gained)
@@ -144,8 +175,8 @@ class LengthsFromRates(LengthPolicy):
 
     keep = 4
 
-    def __init__(self, most: int = 8, prior: float = 0.7):
-        super().__init__(StepCosts(sets_pace=False), Trials(first_pause=32), Gains(cold=0))
+    def __init__(self, most: int = 8, prior: float = 0.6):
+        super().__init__(Trials(first_pause=32), Gains(cold=0))
         self.survival = Survival(most, prior)
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
@@ -175,6 +206,9 @@ class LengthsFromRates(LengthPolicy):
     def _pays(self, gain: float) -> bool:
         return gain >= (1.0 if self.trials.state is State.DRAFTING else 1 + MARGIN)
 
+    def _end_rest(self) -> None:
+        self.survival.fade()
+
     def _learn_draft(self, step: Step) -> None:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
@@ -194,7 +228,7 @@ class LengthsFromPrices(LengthPolicy):
     keep = 16
 
     def __init__(self) -> None:
-        super().__init__(StepCosts(sets_pace=True), Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4))
+        super().__init__(Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4))
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
         return list(limits), self.gains.rate
@@ -213,7 +247,7 @@ class DraftLengths:
     prior  assumed acceptance rate before any draft token was verified.
     """
 
-    def __init__(self, most: int = 8, prior: float = 0.7):
+    def __init__(self, most: int = 8, prior: float = 0.6):
         self.most, self.prior = most, prior
         self.policy: LengthPolicy = LengthsFromRates(most, prior)
 
@@ -227,9 +261,9 @@ class DraftLengths:
         """True while drafting is paused; the drafter is then not shown the text."""
         return self.policy.trials.is_resting
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[Budget]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """See `LengthPolicy`."""
-        return self.policy.choose(ids, limits, prompt_rows)
+        return self.policy.choose(ids, limits, prompt_rows, context)
 
     def learn(self, step: Step) -> None:
         self.policy.learn(step)

@@ -27,9 +27,9 @@ log = logging.getLogger("slipstream")
 
 TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
-TRIAL_SHARE = 0.01
+TRIAL_SHARE = 0.0035
 """What trials may cost, as a share of plain decoding: the cost of a trial over this is the least length of a pause."""
-SAVED_FIRST, MOST_SAVED = 4.0, 16.0
+SAVED_FIRST, MOST_SAVED = 16.0, 16.0
 """The first balance of the account, and its upper bound, in plain steps."""
 LONGEST_REST = 4096
 """Tokens per request of the longest pause."""
@@ -66,7 +66,8 @@ class Trials:
         self.state, self.left = State.TRIAL, TRIAL_STEPS
 
     def begin_for_request(self) -> None:
-        """A new request may profit from drafts: end the pause if its trial is paid for."""
+        """A new request may profit from drafts: end the pause if its trial is paid for. The next one is short."""
+        self.pause = self.first_pause
         if self.is_resting and self.saved >= 0:
             self.begin()
 

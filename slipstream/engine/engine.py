@@ -288,6 +288,7 @@ class Engine:
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
             prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
+            context=_context([seqs[b] for b in decoding]),
         )
 
     def _choose_budgets(
@@ -305,7 +306,11 @@ class Engine:
         choosing = [b for b in decoding if requests[b].chosen or not requests[b].draft_tokens]
         if any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [budgets[b].depth for b in choosing]
-            each = self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts) + _count_forced_rows(forced))
+            rows, context = (
+                _prompt_rows(seqs, prompts) + _count_forced_rows(forced),
+                _context([seqs[b] for b in choosing]),
+            )
+            each = self.lengths.choose(ids, limits, rows, context)
             for b, chosen in zip(choosing, each, strict=True):
                 budgets[b] = chosen
         return budgets
@@ -451,6 +456,11 @@ NO_DRAFTER = NoDrafter()
 def _decodes(seq: Sequence) -> bool:
     """Return whether all of its prompt was read before this step."""
     return seq.unread == 1 and seq.kv_len > 0
+
+
+def _context(seqs: Seq[Sequence]) -> int:
+    """Tokens of a text, on average."""
+    return sum(len(seq.tokens) for seq in seqs) // len(seqs)
 
 
 def _count_forced_rows(forced: Mapping[int, Seq[int]]) -> int:

@@ -1,7 +1,8 @@
-"""Records past steps: `Times` by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
+"""Records past steps: costs by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
 
-import statistics
-from bisect import bisect_left, bisect_right, insort
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence as Seq
 
@@ -10,138 +11,22 @@ import numpy as np
 SHORTEST = 1e-9
 """Seconds that a step takes at least, whatever estimates and the clock say."""
 
-STALE = 8
-"""Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
-
+SPREAD = 0.1
+"""Usual error of the logarithm of a time. Doubts are variances in units of its square."""
+OUTLIER = 3.0
+"""An error of more standard deviations than this counts as this many: another process had the processor."""
+CALM, FORGETS = 0.05, 1 / 1024
+"""Growth of doubts with every step: of how slow a calm machine is at the moment, and of the cost of a number."""
+UNKNOWN, TIMED, SURE = 25.0, 0.6, 0.4
+"""Doubt of a number before its first step, and the greatest one of a number that counts as timed
+(see `CostLine`), and as compared with the last step."""
 FEW = 3
-"""Samples of a number from which on it counts as timed, see `Times.estimate`."""
+"""Samples from which on a number of levels counts as timed."""
 
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
 WEIGHT = 8.0
 """Draft tokens of other requests that count in the record of each."""
-
-
-class Pace:
-    """How slow steps are now, as a multiple of the times that are kept. Texts grow, and other programs take the
-    processor: that slows steps of all numbers of rows by about the same factor (SmolLM2 in 4 bits: after 600 tokens 1
-    to 5 rows take 1.5 to 1.7 times as long). A number of rows that was timed before the change stays comparable."""
-
-    WINDOW = 9
-
-    def __init__(self) -> None:
-        self.value = 1.0
-        self._last = deque[float](maxlen=self.WINDOW)
-
-    def add(self, ratio: float) -> None:
-        """Add a step. ratio: its measured time over the median for its number of rows."""
-        self._last.append(ratio)
-        self.value = statistics.median(self._last)
-
-
-class Times:
-    """Seconds by a number (of rows, of levels): the median of the last few of each, and estimates between them.
-
-    pace  times are kept and told as multiples of it; by default, it never changes.
-    """
-
-    def __init__(self, pace: Pace | None = None) -> None:
-        self.pace = pace or Pace()
-        self._samples: dict[int, deque[float]] = {}
-        self._known: list[int] = []
-        self._medians: dict[int, float] = {}
-        self._count, self._last = 0, dict[int, int]()  # samples so far; and when each number had its last one
-        self._line: tuple[list[int], list[float], float] | None = None  # see `_line_of_medians`
-        self._recent: deque[tuple[int, float]] = deque()  # samples that set the pace and are not kept yet
-
-    def __len__(self) -> int:
-        """How many samples there are, up to 9 of each number."""
-        return sum(map(len, self._samples.values()))
-
-    @property
-    def numbers(self) -> int:
-        return len(self._known)
-
-    @property
-    def most(self) -> int:
-        """The greatest number that `estimate` knows; there must be one."""
-        return (self._line or self._line_of_medians())[0][-1]
-
-    def add(self, n: int, seconds: float, sets_pace: bool = False) -> None:
-        """sets_pace: whether it may tell that all steps take longer now. Such a sample is kept when the pace is known
-        of the steps around it, not only of those before; else medians would take on half of a slow change. The first
-        few of a number are kept at once."""
-        if sets_pace and min(seconds, self._medians.get(n, 0.0)) > 0:
-            self.pace.add(seconds / self._medians[n])
-            if len(self._samples[n]) >= FEW or self._stale(n):
-                self._recent.append((n, seconds))
-                if len(self._recent) <= self.pace.WINDOW // 2:
-                    return
-                n, seconds = self._recent.popleft()
-        seconds /= self.pace.value
-        if n not in self._samples:
-            self._samples[n] = deque(maxlen=9)
-            insort(self._known, n)
-        elif self._stale(n):
-            self._samples[n].clear()
-        self._count += 1
-        self._line = None
-        self._last[n] = self._count
-        self._samples[n].append(seconds)
-        times = self._samples[n]  # the greater of two may be of a moment when other processes ran
-        self._medians[n] = statistics.median(times) if len(times) > 2 else min(times)
-
-    def age(self, count: int) -> None:
-        """So many steps were not timed: samples are as old as if they had been."""
-        self._count += count
-        self._line = None
-
-    def _stale(self, n: int) -> bool:
-        """Return whether the samples of a number are too old; few samples age sooner. Otherwise a number that was timed
-        in a slow moment would never be chosen again."""
-        return self._count - self._last[n] > STALE * len(self._samples[n]) ** 2
-
-    def nearest(self, n: float) -> float:
-        """The median of the nearest number that was timed."""
-        at = bisect_left(self._known, n)
-        around = self._known[max(0, at - 1) : at + 1]
-        return self._medians[min(around, key=lambda known: abs(known - n))] * self.pace.value
-
-    def estimate(self, numbers: np.ndarray) -> np.ndarray:
-        """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
-        slope of all of them, so that what looks nearly as good is tried, and then known; below them half of the least
-        time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
-        counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
-        does one whose samples are old."""
-        xs, ys, slope = self._line = self._line or self._line_of_medians()
-        inside = np.interp(numbers, xs, ys)
-        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
-        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond) * self.pace.value
-
-    def at(self, n: int) -> float:
-        """`estimate` of one number, in a tenth of the time."""
-        xs, ys, slope = self._line = self._line or self._line_of_medians()
-        i = bisect_right(xs, n) - 1
-        if i < 0:
-            return ys[0] * (1 + n / max(1, xs[0])) / 2 * self.pace.value
-        rise = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) if i + 1 < len(xs) else slope / 2
-        return (ys[i] + rise * (n - xs[i])) * self.pace.value
-
-    def _line_of_medians(self) -> tuple[list[int], list[float], float]:
-        """(numbers, seconds, seconds for each further number), for `estimate`."""
-        often = [n for n in self._known if len(self._samples[n]) >= FEW and not self._stale(n)]
-        xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
-        pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
-        for n in xs:
-            pools.append([self._medians[n], len(self._samples[n]), 1])
-            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-                mean, count, many = pools.pop()
-                before = pools[-1]
-                before[0] = (before[0] * before[1] + mean * count) / (before[1] + count)
-                before[1], before[2] = before[1] + count, before[2] + many
-        ys = [mean for mean, _, many in pools for _ in range(int(many))]
-        slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
-        return xs, ys, slope
 
 
 class Mean:
@@ -153,6 +38,148 @@ class Mean:
     def add(self, sample: float) -> None:
         self._count = min(self._count + 1, self._last)
         self.value += (sample - self.value) / self._count
+
+
+class CostLine(ABC):
+    """Estimates a cost by a number (of rows, of levels) from those that are known."""
+
+    def __init__(self) -> None:
+        self._line: tuple[list[int], list[float], float] | None = None  # see `_draw_line`
+
+    @abstractmethod
+    def known(self) -> dict[int, tuple[float, float]]:
+        """Return the known numbers: cost, and doubt."""
+
+    @property
+    def most(self) -> int:
+        """The greatest number that `estimate` knows; there must be one."""
+        return (self._line or self._draw_line())[0][-1]
+
+    def estimate(self, numbers: np.ndarray) -> np.ndarray:
+        """Costs of these numbers: between timed ones on a line that does not fall; beyond them with half the slope of
+        all of them, so that what looks nearly as good is tried, and then known; below them half of the least cost, and
+        a share of the other half. A number of which little is known, or long ago, counts as not timed: a moment in
+        which others had the processor would rule it out for good."""
+        xs, ys, slope = self._line = self._line or self._draw_line()
+        inside = np.interp(numbers, xs, ys)
+        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
+        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
+
+    def at(self, n: int) -> float:
+        """`estimate` of one number, in a tenth of the time."""
+        xs, ys, slope = self._line = self._line or self._draw_line()
+        i = bisect_right(xs, n) - 1
+        if i < 0:
+            return ys[0] * (1 + n / max(1, xs[0])) / 2
+        rise = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) if i + 1 < len(xs) else slope / 2
+        return ys[i] + rise * (n - xs[i])
+
+    def _draw_line(self) -> tuple[list[int], list[float], float]:
+        """(numbers, costs, cost of each further number), for `estimate`."""
+        known = self.known()
+        least = max(TIMED, min(doubt for _, doubt in known.values()))
+        xs = sorted(n for n, (_, doubt) in known.items() if doubt <= least or n == min(known))
+        pools: list[list[float]] = []  # mean, weight, numbers: neighbours that would fall are joined
+        for n in xs:
+            cost, doubt = known[n]
+            pools.append([cost, 1 / max(doubt, FORGETS), 1])
+            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+                mean, weight, many = pools.pop()
+                before = pools[-1]
+                before[0] = (before[0] * before[1] + mean * weight) / (before[1] + weight)
+                before[1], before[2] = before[1] + weight, before[2] + many
+        ys = [mean for mean, _, many in pools for _ in range(int(many))]
+        slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
+        return xs, ys, slope
+
+
+class StepTimes(CostLine):
+    """Learns what steps cost by their number of rows, on a machine that others use, too.
+
+    A time is a cost times how slow the machine is at this moment: texts grow, and other programs take the processor,
+    which slows all steps by about the same factor. So only steps that lie next to each other are compared. A Kalman
+    filter does it: its state holds the logarithms of the moment's factor, which may change with each step, and of the
+    cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[int, int] = {}  # of each number in the state; 0 is the moment's factor
+        self._logs, self._doubts = np.zeros(1), np.zeros((1, 1))
+        self.steps = 0  # how many were added
+        self._unrest = Mean(64)  # growth of the doubt of the moment's factor, as it follows from past errors
+        self._last, self._waited = 0, 0  # place of the last step, and steps since then
+
+    @property
+    def numbers(self) -> int:
+        return len(self._places)
+
+    @property
+    def moment(self) -> float:
+        """How many times as long as their cost steps take at the moment."""
+        return math.exp(self._logs[0])
+
+    def known(self) -> dict[int, tuple[float, float]]:
+        own = self._doubts.diagonal()
+        doubts = (own + own[self._last] - 2 * self._doubts[self._last]).tolist()
+        costs = np.exp(self._logs).tolist()
+        return {n: (costs[place], doubts[place]) for n, place in self._places.items()}
+
+    def add(self, n: int, seconds: float) -> None:
+        log, own = math.log(max(seconds, SHORTEST)), self._logs
+        if n not in self._places:
+            guess = math.log(max(self.at(n), SHORTEST)) if self._places else log
+            self._doubts = np.pad(self._doubts, (0, 1))
+            self._doubts[-1, -1] = UNKNOWN if self._places else 0.0
+            self._places[n] = len(own)
+            own = self._logs = np.append(own, guess)
+        place, doubts = self._places[n], self._doubts
+        self.steps += 1
+        steps, self._last, self._waited, self._line = self._waited + 1, place, 0, None
+        doubts.flat[:: len(own) + 1] += FORGETS * steps
+        doubts[0, 0] += (CALM + max(0.0, self._unrest.value)) * steps
+        shared = doubts[0] + doubts[place]
+        error = (log - float(own[0]) - float(own[place])) / SPREAD
+        variance = float(shared[0]) + float(shared[place]) + 1
+        most = OUTLIER * math.sqrt(variance)
+        self._unrest.add(min(error**2, most**2) - variance)
+        own += shared * (SPREAD * min(most, max(-most, error)) / variance)
+        doubts -= shared[:, None] * (shared / max(variance, (error / OUTLIER) ** 2))
+
+    def of(self, n: int) -> float:
+        """Return the cost of a number as it was timed, in a tenth of the time of `at`; estimate one that was not."""
+        return math.exp(self._logs[self._places[n]]) if n in self._places else self.at(n)
+
+    def is_timed(self, n: int) -> bool:
+        """Return whether the cost of a number is known, compared with the last step's."""
+        return n in self._places and self.known()[n][1] <= SURE
+
+    def wait(self, steps: int) -> None:
+        """So many steps were not timed."""
+        self._waited += steps
+
+
+class LevelCosts(CostLine):
+    """Keeps what drafting costs by its number of levels: the median of the last few steps of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._costs = {0: deque([0.0])}
+        self._steps, self._last = 0, {0: 0}  # steps so far, and the last one of each number
+
+    def known(self) -> dict[int, tuple[float, float]]:
+        age = {n: FORGETS * (self._steps - last) for n, last in self._last.items()}
+        return {n: (self.of(n), age[n] + 0.8 * FEW * TIMED / len(some)) for n, some in self._costs.items()}
+
+    def add(self, n: int, cost: float) -> None:
+        self._costs.setdefault(n, deque(maxlen=9)).append(cost)
+        self._steps += 1
+        self._last[n], self._line = self._steps, None
+
+    def of(self, n: int) -> float:
+        """Return the cost of a number that was timed."""
+        some = self._costs[n]  # of two, the greater may be that of a moment in which others had the processor
+        return sorted(some)[len(some) // 2] if len(some) >= FEW else min(some)
 
 
 class Survival:
@@ -178,6 +205,10 @@ class Survival:
         self._record[rows] = self._record[rows] * FADE + new
         self._width[rows] += (nodes / lengths - self._width[rows]) / 8
         self._everyone = self._everyone * FADE_ALL ** len(rows) + new.sum(0)
+
+    def fade(self) -> None:
+        """Let the records of all requests count half from now on."""
+        self._record /= 2
 
     def of(self, ids: Seq[int]) -> np.ndarray:
         """[R, most]: probability that each request accepts its first 1, 2, .. draft tokens."""

@@ -15,7 +15,7 @@ class Step:
     repeats: plain steps in this call. catching_up: whether a drafter read text that it had not followed, such as a
     prompt: that takes the same time for drafts of any length. prompt_rows: rows of prompts in the forward, of requests
     that are not among `ids`; read_rows: prompt rows that the drafter reads, all unless it is given. drawn: the most
-    draft tokens that a model drew for a request (see `Draft`)."""
+    draft tokens that a model drew for a request (see `Draft`). context: mean tokens of a text before the step."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -28,6 +28,12 @@ class Step:
     prompt_rows: int = 0
     read_rows: int | None = None
     drawn: int = 0
+    context: int = 0
+
+    @property
+    def read(self) -> int:
+        """Rows of prompts that the drafter reads."""
+        return self.prompt_rows if self.read_rows is None else self.read_rows
 
 
 class TimedStep:

@@ -22,7 +22,7 @@ from slipstream.core.drafter import Budget, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.engine.step_history import SHORTEST, Mean, Times
+from slipstream.engine.step_history import SHORTEST, Mean, StepTimes
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
 """Another engine shows none; lookups read none."""
@@ -80,7 +80,7 @@ class RowDrafts:
         self.drafter, self.most, self.context, self.timed, self.clock = drafter, most, context, timed, clock
         self._seqs: dict[str, Sequence] = {}
         self._asked: set[str] = set()  # requests that the drafter was asked for in the last call
-        self._forward, self._seconds, self._gained, self._ended = Times(), Mean(16), Mean(16), 0.0
+        self._forward, self._seconds, self._gained, self._ended = StepTimes(), Mean(16), Mean(16), 0.0
         self._cost = 0.0
         self._last: set[str] = set()  # requests of the last call
 
@@ -113,7 +113,7 @@ class RowDrafts:
 
     def _price_row(self, requests: int) -> float:
         """Return the cost of one more row in a step of this many requests, in tokens per step time; 0 if unknown."""
-        if not self.timed or len(self._forward) < KNOWN:
+        if not self.timed or self._forward.steps < KNOWN:
             return 0.0
         plain, more = map(self._forward.at, (requests, requests + max(4, requests)))
         each = max(0.0, more - plain) / max(4, requests)
@@ -149,8 +149,9 @@ class RowDrafts:
             self.drafter.observe([seqs[i] for i in shown], verified, NO_LOGITS, verdict)
         decoded = all(row.rows == 1 + row.drafted for row in rows)  # no prompt was read
         if self.timed and decoded and any(row.id in self._last for row in rows):
-            self._forward.add(sum(row.rows for row in rows), begin - self._ended)
-            self._seconds.add(begin - self._ended)
+            count = sum(row.rows for row in rows)
+            self._forward.add(count, begin - self._ended)
+            self._seconds.add(self._forward.of(count))
             self._gained.add(sum(row.gained for row in rows))
 
     def _free(self, key: str) -> None:

@@ -4,6 +4,7 @@ docs/server.md defines each; tests compare the two.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,8 +22,15 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 
 NOT_OF_VLLM = frozenset({"engine_steps", "requests_refused", "corrupted_requests", "iteration_tokens_total"})
 """Metrics that vLLM does not have, or that count something else there: they keep our prefix."""
 
-WORK = ("generation_tokens_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
-"""Counters that `describe_work` reads."""
+
+@dataclass
+class Work:
+    """Tokens since the last call of `describe_work`: a counter of Prometheus is only read by collecting all of them."""
+
+    output: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
 
 _COUNTED = {
     "num_preemptions": ("preemptions", "Requests that lost their KV cache for others and were read again."),
@@ -40,8 +48,8 @@ class ServerMetrics:
 
     def __init__(self, model: str, prefix: str = PREFIX, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()
-        self._prefix, self._labels = prefix, (model, "0")  # one engine
-        self._work = dict.fromkeys(WORK, 0.0)
+        self._labels = model, "0"  # one engine
+        self._work = Work()
 
         def add_metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: object) -> T:
             full = f"{PREFIX if name in NOT_OF_VLLM else prefix}:{name}"
@@ -112,6 +120,7 @@ class ServerMetrics:
         gained = sum(len(update.ids) for update in report.updates if not update.given)
         if gained:
             self.output_tokens.inc(gained)
+            self._work.output += gained
             self.iteration_tokens.observe(gained)
 
     def count_choice(self, reason: str, prompt: int, output: int, stats: SpecStats | None) -> None:
@@ -124,20 +133,20 @@ class ServerMetrics:
         self._drafts.inc(stats.steps - stats.undrafted)
         self._drafted.inc(stats.proposed)
         self._accepted.inc(stats.accepted)
+        self._work.drafted += stats.proposed
+        self._work.accepted += stats.accepted
         for depth, count in stats.accepted_at.items():
             self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
 
     def describe_work(self, seconds: float) -> str:
         """Return a line about the work since the last call, `seconds` ago: throughput, acceptance of choices that have
         ended, and queue; "" if there was none."""
-        labels = dict(zip(("model_name", "engine"), self._labels, strict=True))
-        now = {name: self.registry.get_sample_value(f"{self._prefix}:{name}", labels) or 0.0 for name in WORK}
-        output, drafted, accepted = (now[name] - self._work[name] for name in WORK)
-        self._work, last = now, self._last
-        if not (output or last.running or last.waiting):
+        work, last = self._work, self._last
+        self._work = Work()
+        if not (work.output or last.running or last.waiting):
             return ""
-        rate = f", acceptance rate {accepted / drafted:.0%}" if drafted else ""
-        return f"{output / seconds:.0f} tokens/s{rate}, {last.running} running, {last.waiting} waiting"
+        rate = f", acceptance rate {work.accepted / work.drafted:.0%}" if work.drafted else ""
+        return f"{work.output / seconds:.0f} tokens/s{rate}, {last.running} running, {last.waiting} waiting"
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

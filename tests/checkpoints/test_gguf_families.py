@@ -16,12 +16,16 @@ from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
 from slipstream.checkpoints.weights import load_weights
-from tests.checkpoints.gguf_files import gguf_bytes, model_parts
+from slipstream.errors import UnsupportedModelError
+from tests.backends.native.models import logits
+from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
+from tests.checkpoints.odd_gguf_files import Tensors
 from tests.tiny_checkpoints import rewrite
 
 CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
 
-IN_THE_CONFIGURATION = {"rope_factors_long.weight": 2.0, "rope_factors_short.weight": 1.0}
+IN_THE_CONFIGURATION = {"rope_factors_long.weight": [2.0] * 4, "rope_factors_short.weight": [1.0] * 4}
+IN_THE_CONFIGURATION["rope_freqs.weight"] = [1.0] * 4 + [1e30] * 12  # a quarter of each head turns
 LEFT_OUT_BY_LLAMACPP = {
     "gemma2": {"scale"}, "gemma3": {"scale", "window", "rotary"},  # it knows those of the published sizes only
     "phi3": {"window"},
@@ -29,23 +33,30 @@ LEFT_OUT_BY_LLAMACPP = {
 """Parts of layers that a file does not say, and our tiny checkpoints have in an unusual way."""
 
 
+def converted(family: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """Metadata and tensors of the file that the converter writes of a checkpoint."""
+    config, stored = DecoderConfig.load(folder), CONVERTED[family]
+    weights, names = load_weights(folder, config), stored["names"].split()
+    fused = [name.replace("*", str(i)) for name in names for i in range(config.layers)]
+    held = names_in_file(config, fused)
+    extra = {name: np.array(values) for name, values in IN_THE_CONFIGURATION.items() if name in names}
+    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in held} | set(extra) == set(names)
+    tensors: Tensors = {}
+    for name, parts in held.items():
+        values = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
+        tensors[name] = np.concatenate(values)
+        if "_exps" in name and config.experts is not None:
+            tensors[name] = tensors[name].reshape(config.experts.count, -1, *values[0].shape[1:])
+    return stored["metadata"], tensors | extra
+
+
 @pytest.mark.parametrize("family", CONVERTED)
 def test_a_converted_file_describes_the_checkpoint(
     family: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    config, stored = DecoderConfig.load(checkpoint(family)), CONVERTED[family]
-    weights, names = load_weights(checkpoint(family), config), stored["names"].split()
-    fused = [name.replace("*", str(i)) for name in names for i in range(config.layers)]
-    held = names_in_file(config, fused)
-    extra = {name: np.full(4, value) for name, value in IN_THE_CONFIGURATION.items() if name in names}
-    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in held} | set(extra) == set(names)
-    tensors: dict[str, np.ndarray] = {}
-    for name, parts in held.items():
-        values = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
-        tensors[name] = np.stack(values) if "_exps" in name else np.concatenate(values)
-    file = tmp_path / "model.gguf"
-    file.write_bytes(gguf_bytes(stored["metadata"], tensors | extra))
-    read = DecoderConfig.load(file)
+    config, file = DecoderConfig.load(checkpoint(family)), tmp_path / "model.gguf"
+    file.write_bytes(gguf_bytes(*converted(family, checkpoint(family))))
+    read, weights = DecoderConfig.load(file), load_weights(checkpoint(family), config)
     other = LEFT_OUT_BY_LLAMACPP.get(family, set())
     for ours, theirs in zip(config.described, read.described, strict=True):
         differing = {key for key, value in vars(ours).items() if vars(theirs)[key] != pytest.approx(value)}
@@ -89,3 +100,49 @@ def test_files_of_qwen_vl_without_their_pictures_are_those_of_qwen(
         texts.append(llm.generate([[5, 9, 33]], SamplingParams(max_tokens=8, ignore_eos=True))[0].token_ids)
     assert texts[0] == texts[1]
     assert "without an effect" not in caplog.text
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-shared"])
+def test_files_of_gemma_4_give_the_logits_of_their_checkpoint(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys and values of layers that read those of others are left over from training."""
+    (metadata, tensors), file = converted(family, checkpoint(family)), tmp_path / "model.gguf"
+    for name in [name for name in tensors if family == "gemma4-shared" and re.search(r"blk\.[01]\.attn_[kv]", name)]:
+        tensors[name.replace("blk.0", "blk.4").replace("blk.1", "blk.5")] = tensors[name] + 1
+    file.write_bytes(gguf_bytes(metadata, tensors))
+    assert torch.equal(logits(file), logits(checkpoint(family)))
+    assert LLM(file, threads=1).generate([[5, 9]], SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids
+    assert not caplog.records
+
+
+def test_gate_and_up_of_all_experts_may_be_one_tensor(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    metadata, tensors = converted("gemma4-moe", checkpoint("gemma4-moe"))
+    file, apart, rows = tmp_path / "model.gguf", dict(tensors), []
+    for name in [name for name in tensors if "gate_up" in name]:
+        blocks = tensors[name] = random_bytes("Q8_0", 4 * 64, 2, scale=0.0015).reshape(4, 64, 2, -1)
+        del apart[name]
+        apart |= {name.replace("_up", ""): blocks[:, :32], name.replace("gate_", ""): blocks[:, 32:]}
+    for each in (tensors, apart):
+        kinds = {name: "Q8_0" for name, values in each.items() if values.dtype == np.uint8}
+        file.write_bytes(gguf_bytes(metadata, each, kinds=kinds))
+        rows.append(logits(file))
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("attention.sliding_window_pattern", [1, 0, 1, 0, 1, 1], "last layer has a window"),
+        ("attention.sliding_window_pattern", [1, 0], "lists are not of 6"), ("rope.dimension_count_swa", 8, "is 8"),
+        ("feed_forward_length", [96, 96, 192, 192, 192, 192], "doubled in other layers"),
+        ("attention.value_length", 16, "value_length is 16"), ("attention.shared_kv_layers", 3, "no rope_freqs"),
+    ],
+)  # fmt: skip
+def test_odd_files_of_gemma_4_are_refused_by_name(key, value, says, checkpoint, tmp_path):
+    metadata, tensors = converted("gemma4-shared", checkpoint("gemma4-shared"))
+    if "rope_freqs" in says:
+        del tensors["rope_freqs.weight"]
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata | {f"gemma4.{key}": value}, tensors))
+    with pytest.raises(UnsupportedModelError, match=says):
+        DecoderConfig.load(tmp_path / "model.gguf")

@@ -18,28 +18,12 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import read_tensor, refusal
 from slipstream.checkpoints.gguf_header import GgufHeader, read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
-from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
-from tests.backends.native.models import chain
+from tests.backends.native.models import logits, logits_of
 from tests.checkpoints.gguf_files import SIZES, gguf_bytes, random_bytes
 from tests.checkpoints.tiny_hybrids import FILES, MODELS, make_checkpoint
 from tests.tiny_checkpoints import rewrite
-
-TOKENS = [3, 14, 15, 9, 26, 5, 3, 5, 8, 9, 7, 9, 3, 23, 8, 4, 6]
-
-
-def logits(checkpoint: Path) -> Tensor:
-    config = DecoderConfig.load(checkpoint)
-    return logits_of(config, load_weights(checkpoint, config))
-
-
-def logits_of(config: DecoderConfig, weights: Weights, threads: int = 1, prompt: int = 13) -> Tensor:
-    """[n, V] of TOKENS: a prompt, then single tokens."""
-    executor = NativeExecutor(config, weights, LoadSettings(threads=threads))
-    parts = [executor.forward(chain(0, 0, TOKENS[:prompt])).logits.clone()]
-    parts += [executor.forward(chain(0, at, [TOKENS[at]])).logits.clone() for at in range(prompt, len(TOKENS))]
-    return torch.cat(parts)[:, : config.vocab_size].double()
 
 
 def changed(file: Path, folder: Path, kinds: Mapping[str, str], **metadata: Any) -> tuple[Path, GgufHeader]:

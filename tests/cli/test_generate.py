@@ -36,6 +36,14 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, plain):
     assert "\x1b" not in result.out + result.err
 
 
+@pytest.mark.parametrize(("more", "hinted"), [((), True), (("--chat",), False), (("--quiet",), False)])
+def test_a_text_that_ends_at_once_is_told_of_chat(cli, pair, plain, more, hinted):
+    first = text_of(plain, plain.chat_prompt("def add(") if "--chat" in more else "def add(")[0]
+    result = cli("generate", "def add(", "--stop", first, *pair, *more, code=0)
+    assert result.out.strip() == ""
+    assert ("try --chat" in result.said) == hinted
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Count how often a checkpoint is opened, a pair compared, and a memory plan checked."""

@@ -115,8 +115,8 @@ class RememberedForm:
     """A constraint whose answers are kept: what may follow a text is a function of the text."""
 
     def __init__(self, form: Constraint):
-        self._allowed, self._complete = functools.cache(form.allowed), functools.cache(form.complete)
-        self._forced = functools.cache(form.forced)
+        self._allowed, self._complete = functools.cache(form.find_allowed), functools.cache(form.complete)
+        self._forced = functools.cache(form.find_forced)
 
     def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
         return self._allowed(tuple(output), tuple(map(tuple, tails)))

@@ -15,15 +15,35 @@ from slipstream.drafters.lookups import ROW_COST
 from slipstream.engine.draft_lengths import LengthPolicy, LengthsFromPrices, LengthsFromRates
 from slipstream.engine.draft_trials import SAVED_FIRST, TRIAL_SHARE, TRIAL_STEPS
 from slipstream.engine.step_costs import DRAW_COST
-from slipstream.engine.step_history import Times
+from slipstream.engine.step_history import LevelCosts, Mean, StepTimes
 from slipstream.engine.timed_step import Step
+
+
+class OtherProcess:
+    """Takes the processor for 10 to 500 ms now and then, `share` of the time, and makes steps 1.5 to 4 times as long.
+    step: milliseconds of a forward of one row. now, worked: forwards that have passed, and that would have without."""
+
+    def __init__(self, share: float, step: float, seed: int):
+        self._share, self._step, self._draw = share, step, random.Random(seed)
+        self._end, self._slow, self.now, self.worked = 0.0, 1.0, 0.0, 0.0
+
+    def stretch(self, seconds: float) -> float:
+        """Return how long work takes that begins now."""
+        began, left = self.now, seconds
+        while left > (room := (self._end - self.now) / self._slow):
+            left, self.now = left - room, self._end
+            runs, lasts = self._slow == 1, 10 * 50 ** self._draw.random() / self._step
+            self._slow = self._draw.choice([1.5, 2.0, 3.0, 4.0]) if runs else 1.0
+            self._end += lasts if runs else lasts * (1 / self._share - 1)
+        self.now, self.worked = self.now + left * self._slow, self.worked + seconds
+        return self.now - began
 
 
 @dataclass
 class World:
     """acceptance: of a draft token, by request; level: seconds of drafting one token for all; row: seconds of a further
     row beyond `free` rows, where a forward of one row takes 1; noise: spread of times, as a share; stride: plain steps
-    in one call, each of which takes `saved` less."""
+    in one call, each of which takes `saved` less; other: another process on the machine."""
 
     acceptance: Seq[float]
     level: float
@@ -33,6 +53,7 @@ class World:
     stride: int = 1
     saved: float = 0.0
     seed: int = 0
+    other: OtherProcess | None = None
     draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +64,8 @@ class World:
 
     def noisy(self, seconds: float) -> float:
         slow = 3.0 if self.draw.random() < 0.02 else 1.0  # now and then another process has the core
-        return seconds * slow * self.draw.uniform(1 - self.noise, 1 + self.noise)
+        seconds *= slow * self.draw.uniform(1 - self.noise, 1 + self.noise)
+        return seconds if self.other is None else self.other.stretch(seconds)
 
     def accepted(self, b: int, length: int) -> int:
         count = 0
@@ -158,6 +180,82 @@ def test_lengths_lose_at_most_3_percent_to_plain_decoding_and_to_the_best_fixed_
             assert adapted >= 0.95 * max(rates), where
 
 
+def test_beside_another_process_lengths_are_chosen_as_well_as_on_an_idle_machine() -> None:
+    """At least 0.97 of the best fixed length on average, in the worst world and seed 0.75. In 9 of 10 the predicted
+    speed is within 10 % of that of the last 2,000 tokens."""
+    shares, near = list[float](), list[bool]()
+    worlds = itertools.product((2.0, 10.0), (0.0, 0.5, 0.8), (0.02, 0.25), (0.02, 0.1))
+    for step, alpha, level, row in worlds:
+        for seed, share in enumerate((0.3, 0.6)):
+            other = OtherProcess(share, step, seed)
+            world, policy, mean = World([alpha], level, row, seed=seed, other=other), LengthsFromRates(), Mean(10**6)
+            first = adaptive(world, policy, 1000) * other.now / other.worked
+            now, worked = other.now, other.worked
+
+            def choose(policy: LengthPolicy = policy, mean: Mean = mean) -> list[int]:
+                mean.add(policy.speed)
+                return chosen(policy, range(1), [8])
+
+            last = world.run(choose, 2000, policy.learn) * (other.now - now) / (other.worked - worked)
+            shares.append(3000 / (1000 / first + 2000 / last) / max(map(world.rate, range(9))))
+            near.append(abs(mean.value / last * world.rate(0) - 1) < 0.1)
+    assert np.mean(shares) >= 0.97
+    assert min(shares) >= 0.75
+    assert np.mean(near) >= 0.9
+
+
+def test_beside_another_process_a_head_that_ends_its_drafts_does_as_well() -> None:
+    gains = []
+    for seed, (ask, row, top) in itertools.product(range(2), [(0.1, 0.02, 2.43), (0.1, 0.3, 1.3), (0.3, 0.3, 1.18)]):
+        for right, best in ((0.0, 1.0), (0.75, top)):
+            other = OtherProcess(0.3, 5.0, seed)
+            gain = asked(LengthsFromPrices(), lambda at, r=right: r, ask, row, 1.0, seed, other)  # type: ignore[misc]
+            gains.append(gain * other.now / other.worked / best)
+    assert np.mean(gains) >= 0.97
+    assert min(gains) >= 0.93
+
+
+def test_rows_are_priced_by_the_length_of_the_text() -> None:
+    """After 6,000 tokens a row costs ten times as much as after 100. Requests of both take turns."""
+    policy, worlds = LengthsFromRates(), {n: World([0.8], 0.02, row) for n, row in ((100, 0.05), (6000, 0.5))}
+    rates = {n: list[float]() for n in worlds}
+    for turn in range(12):
+        for context, world in worlds.items():
+            policy.trials.begin_for_request()
+
+            def choose(context: int = context) -> list[int]:
+                return [budget.depth for budget in policy.choose([0], [8], 0, context)]
+
+            rate = world.run(choose, 300, lambda step, n=context: policy.learn(replace(step, context=n)))  # type: ignore
+            rates[context] += [rate] if turn > 1 else []
+            policy.release(0)
+    for context, world in worlds.items():
+        assert np.mean(rates[context]) >= 0.95 * max(map(world.rate, range(9))), context
+
+
+@pytest.mark.parametrize("stride", [1, 8])
+def test_probes_of_a_resting_drafter_cost_less_than_half_a_percent(stride: int) -> None:
+    """Requests of 100 tokens, each of which is a reason to try again, after the first 4,000 tokens."""
+    policy = LengthsFromRates()
+    for level, row in ((0.8, 0.1), (0.1, 0.3)):
+        world = World([0.0], level, row, noise=0.02, stride=stride, saved=0.1 * (stride > 1))
+        adaptive(world, policy, 4000)
+        spent = 0.0
+        for _ in range(300):
+            policy.trials.begin_for_request()
+            spent += 1 / adaptive(world, policy, 100)
+        assert 300 / spent >= 0.995 * world.rate(0)
+
+
+@pytest.mark.parametrize("policy", [LengthsFromRates(), LengthsFromPrices()])
+def test_the_first_drafts_of_a_process_are_one_token_long_and_compared_with_plain_steps(policy: LengthPolicy) -> None:
+    lengths = list[int]()
+    for _ in range(2 * TRIAL_STEPS):
+        lengths += chosen(policy, [0], [8])
+        policy.learn(Step([0], lengths[-1:], lengths[-1:], lengths[-1:], 0.01 * lengths[-1], 1.0, drawn=lengths[-1]))
+    assert lengths == [1, 0] * TRIAL_STEPS
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_drafter_that_is_never_right_costs_at_most_3_percent_where_plain_steps_share_a_call(batch: int) -> None:
     """Plain decoding runs 8 steps in one call, which a step that drafts cannot."""
@@ -200,6 +298,7 @@ def test_no_length_exceeds_its_limit_and_requests_that_draft_nothing_are_not_rem
     adaptive(world, policy, 400)
     for seq_id in (0, 1):
         policy.release(seq_id)
+    policy.learn(Step([0, 1], [0, 0], rest=1.0))  # the next step drafts
     assert chosen(policy, [5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
     assert set(policy.survival._rows) == {6}
     world, policy = World([0.9] * 3, level=0.01, row=0.01), LengthsFromRates()
@@ -331,16 +430,26 @@ def test_requests_that_left_are_forgotten() -> None:
     assert len(policy.survival._width) < 8
 
 
-def test_times_between_and_beyond_those_measured() -> None:
-    times = Times()
-    for n, seconds in ((1, 1.0), (1, 1.2), (1, 9.0), (5, 2.0), (5, 2.0), (5, 9.0), (9, 1.5), (9, 1.5), (9, 1.5)):
-        times.add(n, seconds)
-    numbers = np.array([1, 3, 5, 9, 17])
-    assert times.estimate(numbers).tolist() == pytest.approx([1.2, 1.475, 1.75, 1.75, 2.025])
-    times.add(17, 30.0)  # once: others may have had the processor
-    assert times.estimate(numbers).tolist() == pytest.approx([1.2, 1.475, 1.75, 1.75, 2.025])
-    assert [times.at(n) for n in range(20)] == pytest.approx(times.estimate(np.arange(20)), rel=1e-15)
-    assert times.nearest(2) == pytest.approx(1.2)
+def test_costs_between_and_beyond_those_measured() -> None:
+    costs = LevelCosts()
+    for n, cost in ((1, 1.0), (1, 1.2), (1, 9.0), (5, 2.0), (5, 2.0), (5, 9.0), (9, 1.5), (9, 1.5), (9, 1.5)):
+        costs.add(n, cost)
+    numbers = np.array([0, 1, 3, 5, 9, 17])
+    expected = [0, 1.2, 1.475, 1.75, 1.75, 1.75 + 8 * 1.75 / 9 / 2]
+    assert costs.estimate(numbers).tolist() == pytest.approx(expected, rel=1e-3)  # older numbers weigh a little less
+    costs.add(17, 30.0)  # once: others may have had the processor
+    assert costs.at(17) == pytest.approx(expected[-1], rel=1e-3)
+    assert [costs.at(n) for n in range(20)] == pytest.approx(costs.estimate(np.arange(20)), rel=1e-15)
+
+
+def test_steps_are_compared_with_their_neighbours() -> None:
+    """Steps of 5 rows cost 1.4 of those of 1 row, in moments that differ by up to 10 times."""
+    times, draw = StepTimes(), random.Random(1)
+    for _ in range(60):
+        slow = draw.choice([1.0, 3.0, 10.0])
+        for rows in (1, 5, 5, 1):
+            times.add(rows, slow * (1.4 if rows == 5 else 1.0) * draw.uniform(0.9, 1.1))
+    assert times.of(5) / times.of(1) == pytest.approx(1.4, rel=0.05)
 
 
 def looked_up(
@@ -386,10 +495,10 @@ def test_rows_cost_what_they_took_halfway_to_their_mean(times: dict[int, float],
     """Kernels take rows in tiles, so one is free and the next is not. Rows that were never timed do not look cheap."""
     policy = LengthsFromPrices()
     assert policy.choose([0], [16])[0].row_costs == (ROW_COST,)
-    for rows, seconds in times.items():
-        for _ in range(4):
+    for _ in range(20):
+        for rows, seconds in times.items():
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
-    assert policy.choose([0], [16])[0].row_costs == pytest.approx(costs)
+    assert policy.choose([0], [16])[0].row_costs == pytest.approx(costs, rel=0.01)
 
 
 def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
@@ -439,8 +548,9 @@ def test_times_follow_when_steps_become_slower_and_no_text_that_slows_changes_an
             if slow == 1.0:
                 policy.learn(Step([0], [0], rest=1.0))
             policy.learn(Step([0], [8], [2], [1], 0.1 * slow, 1.2 * slow))
-    assert policy.costs.of_plain(1) == pytest.approx(1.6)
-    assert policy.gains.rate == pytest.approx(2 / 1.3, rel=0.02)
+    # A sudden change is nearly all the moment's; a part counts for 3 rows, until the next plain step tells.
+    assert policy.costs.forward.of(1) * policy.costs.forward.moment == pytest.approx(1.6, rel=0.07)
+    assert policy.gains.rate == pytest.approx(2 / 1.3, rel=0.05)
     # Steps of 3 rows, each of four texts 1.6 times as slow at its end as at its start. A plain step is timed once.
     policy, world = LengthsFromPrices(), World([0.5], level=0.1, row=0.1)
     for _ in range(9):
@@ -448,13 +558,14 @@ def test_times_follow_when_steps_become_slower_and_no_text_that_slows_changes_an
     for place in [*range(300)] * 4:
         slow = 1 + 0.6 * place / 300
         policy.learn(Step([0], [8], [2], [1], world.noisy(0.1 * slow), world.noisy(1.2 * slow)))
-        assert place < 20 or policy.costs.of_plain(1) == pytest.approx(slow, rel=0.17)
+        assert policy.costs.forward.of(3) / policy.costs.forward.of(1) == pytest.approx(1.2, rel=0.1)
 
 
-def asked(policy: LengthPolicy, right: Callable[[int], float], ask: float, row: float, slow: float, seed: int) -> float:
+def asked(policy: LengthPolicy, right: Callable[[int], float], ask: float, row: float, slow: float, seed: int,
+          other: OtherProcess | None = None) -> float:  # fmt: skip
     """Tokens in the time of plain decoding's, of requests of 600 tokens whose steps become `slow` times as slow. A head
     takes `ask` of a plain step and drafts; right: acceptance rate at a token, of which its confidence tells a part."""
-    world, stats, done, plain, spent = World([0.0], ask, row, seed=seed), ConfidenceStats(), 0, 0.0, 0.0
+    world, stats, done, plain, spent = World([0.0], ask, row, seed=seed, other=other), ConfidenceStats(), 0, 0.0, 0.0
     while done < 6000:
         seq_id, place = divmod(done, 600)
         if not place:

@@ -164,4 +164,4 @@ def test_the_time_in_which_an_engine_was_idle_is_no_cost() -> None:
     for turn in range(3):
         clock.now += 1000.0
         paced(0.1, drafts, clock, [Running(f"{turn}", repetitive(1, 80), repetitive(1, 60))])
-    assert drafts._forward.nearest(1) < 2.0
+    assert drafts._forward.of(1) < 2.0

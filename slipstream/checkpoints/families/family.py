@@ -36,6 +36,7 @@ class Family:
     keys        the further keys of config.json that a GGUF file's metadata say.
     gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files, where llama.cpp's usual ones are others.
     gguf_pairs  as `pairs`, in GGUF files.
+    gguf_lists  metadata of GGUF files that may differ between layers.
     """
 
     read: Callable[[ReadKeys], Fields]
@@ -52,6 +53,7 @@ class Family:
     keys: Callable[[GgufHeader], JsonMapping] | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_pairs: bool = False
+    gguf_lists: Seq[str] = ()
 
 
 QKV = {"self_attn.qkv_proj": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]}

@@ -25,7 +25,7 @@ from slipstream.checkpoints.families.family import SANDWICH, Family, Fields, com
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonObject
-from slipstream.errors import ConfigError
+from slipstream.errors import ConfigError, UnsupportedModelError
 
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 
@@ -94,7 +94,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     if not config.get("rope_parameters"):
         full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
         config["rope_parameters"] = {SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: full}
-    ropes = ropes_by_kind(config, 1e4, 1e6)
+    ropes = ropes_by_kind(config, config.get("rope_freq_base_swa", 1e4), 1e6)  # the key is of GGUF files
     for rope, kind in zip(ropes, (True, False), strict=True):
         rope["head_dim"] = next((size for size, each in zip(own["head_dim"], slides, strict=True) if each == kind), 2)
     doubled = flag(config, "use_double_wide_mlp", False)
@@ -173,6 +173,40 @@ def _gemma3_keys(header: GgufHeader) -> JsonObject:
     }  # fmt: skip
 
 
+def _gemma4_keys(header: GgufHeader) -> JsonObject:
+    layers, kinds = header.size("block_count"), header.layer_types(6)
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    shared, widths = header.size("attention.shared_kv_layers"), header.by_layer("feed_forward_length")
+    kv_heads, doubled, wrong = header.by_layer("attention.head_count_kv"), len(set(widths)) > 1, ""
+    if {len(kinds), len(kv_heads), len(widths)} != {layers}:
+        wrong = f"its lists are not of {layers} layers"
+    elif widths != [widths[0] * (2 if doubled and i >= layers - shared else 1) for i in range(layers)]:
+        wrong = "its feed_forward_length is doubled in other layers than those that share keys"
+    elif kinds[-1] == SLIDING:
+        wrong = "its last layer has a window"
+    elif "rope_freqs.weight" not in tensors:
+        wrong = "it has no rope_freqs.weight, which says how far heads turn in layers without a window"
+    if wrong:
+        why = "no model of this architecture is like that"
+        fix = "convert the model again, or give the folder of its checkpoint"
+        raise UnsupportedModelError(f"our own decoder does not run {header.path.name}: {wrong}", why=why, fix=fix)
+    sizes = {SLIDING: header.size("attention.key_length_swa"), FULL: header.size("attention.key_length")}
+    full, holders = [i for i in range(layers - shared) if kinds[i] == FULL], ("attn_v", "attn_qkv")
+    return {
+        "sliding_window": header.size("attention.sliding_window"), "layer_types": kinds,
+        "rope_freq_base_swa": header.setting("rope.freq_base_swa", 1e4), "num_kv_shared_layers": shared,
+        "final_logit_softcapping": header.setting("final_logit_softcapping", 30.0) or None,
+        "hidden_size_per_layer_input": header.size("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": tensors.get("per_layer_token_embd.weight", (1,))[0],
+        "intermediate_size": widths[0], "use_double_wide_mlp": doubled,
+        "enable_moe_block": header.size("expert_count") > 1, "top_k_experts": header.size("expert_used_count") or 1,
+        "attention_k_eq_v": not all(any(f"blk.{i}.{part}.weight" in tensors for part in holders) for i in full),
+        "per_layer_config": {
+            str(i): {"head_dim": sizes[kinds[i]], "num_key_value_heads": kv_heads[i]} for i in range(layers)
+        },
+    }  # fmt: skip
+
+
 _GEMMA4 = SANDWICH | {
     "layer_scalar": "layer_scalar.weight", "per_layer_input_gate": "side_gate",
     "per_layer_projection": "side_projection", "post_per_layer_input_norm": "side_norm", "mlp": "mlp.shared_expert",
@@ -181,12 +215,26 @@ _GEMMA4 = SANDWICH | {
     "post_feedforward_layernorm_1": "mlp.shared_out_norm", "post_feedforward_layernorm_2": "mlp.experts_out_norm",
 }  # fmt: skip
 
+_GEMMA4_GGUF = {
+    "side_embed_tokens": "per_layer_token_embd", "side_projection": "per_layer_model_proj",
+    "side_norm": "per_layer_proj_norm", "side_gate": "inp_gate", "side_projection.weight": "proj.weight",
+    "side_norm.weight": "post_norm.weight", "layer_scalar": "layer_output_scale",
+    "mlp.router_norm.weight": "ffn_gate_inp.scale", "mlp.expert_scales.weight": "ffn_down_exps.scale",
+    "mlp.experts_norm": "pre_ffw_norm_2", "mlp.experts_out_norm": "post_ffw_norm_2",
+    "mlp.shared_out_norm": "post_ffw_norm_1", "mlp.shared_expert.gate_proj": "ffn_gate",
+    "mlp.shared_expert.up_proj": "ffn_up", "mlp.shared_expert.down_proj": "ffn_down",
+}  # fmt: skip
+_GEMMA4_TEXT = Family(
+    read=_gemma4, names=_GEMMA4, reads=["per_layer_config"], gguf="gemma4", keys=_gemma4_keys, gguf_names=_GEMMA4_GGUF,
+    gguf_lists=["feed_forward_length", "attention.head_count_kv"],
+)  # fmt: skip
+
 FAMILIES = {
     "gemma": Family(
         read=_gemma, plus_one=True, gguf="gemma", keys=lambda _: {"hidden_activation": "gelu_pytorch_tanh"}
     ),
     "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one=True, gguf="gemma2", keys=_gemma2_keys),
     "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one=True, gguf="gemma3", keys=_gemma3_keys),
-    "gemma4_text": Family(read=_gemma4, names=_GEMMA4, reads=["per_layer_config"]),
+    "gemma4_text": _GEMMA4_TEXT,
     "gemma4_unified_text": Family(read=_gemma4_unified, names=_GEMMA4, reads=["per_layer_config"]),
 }

@@ -165,9 +165,7 @@ def _olmo_hybrid(config: ReadKeys) -> Fields:
 
 def layer_types(header: GgufHeader, recurrent: str) -> list[str]:
     """`layer_types` of config.json: layers without heads of keys and values are recurrent."""
-    given = header.setting("attention.head_count_kv")
-    given = given if isinstance(given, list) else [given] * header.size("block_count")
-    return [FULL if heads else recurrent for heads in given]
+    return [FULL if heads else recurrent for heads in header.by_layer("attention.head_count_kv")]
 
 
 def _lfm2_keys(header: GgufHeader) -> JsonMapping:

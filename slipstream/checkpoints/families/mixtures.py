@@ -170,6 +170,16 @@ def _glm4_moe_keys(header: GgufHeader) -> JsonMapping:
     }  # fmt: skip
 
 
+def _ernie_moe_keys(header: GgufHeader) -> JsonMapping:
+    inner, shared = header.size("expert_feed_forward_length"), header.size("expert_shared_feed_forward_length")
+    return {
+        "use_bias": False,  # exp_probs_b.bias is no bias of a linear layer
+        "moe_layer_start_index": header.size("leading_dense_block_count"),
+        "moe_layer_interval": header.size("interleave_moe_layer_step"),
+        "moe_num_shared_experts": header.size("expert_shared_count") or shared // max(inner, 1),
+    }  # fmt: skip
+
+
 _ROUTER = {"router": "gate", "sinks": "sinks.weight"}
 _GPT_OSS_GGUF = {"post_attention_layernorm": "post_attention_norm"}
 GRANITE_MOE = {
@@ -185,6 +195,9 @@ _ERNIE = {
     "moe_statics.e_score_correction_bias": "gate_correction.bias", "mtp_block": "mtp.layers",
     "mtp_emb_norm.0": "mtp.enorm", "mtp_hidden_norm.0": "mtp.hnorm", "mtp_linear_proj.0": "mtp.eh_proj",
 }  # fmt: skip
+_ERNIE_MOE = Family(
+    read=_ernie_moe, names=_ERNIE, pairs=True, further=True, gguf="ernie4_5-moe", gguf_pairs=True, keys=_ernie_moe_keys
+)
 _MINIMAX = {
     "block_sparse_moe.gate": "mlp.gate", "block_sparse_moe.e_score_correction_bias": "mlp.gate_correction.bias",
     "block_sparse_moe.experts": "mlp.experts", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
@@ -214,6 +227,6 @@ FAMILIES = {
         gguf="minimax-m2",
         keys=lambda header: {"intermediate_size": header.size("expert_feed_forward_length")},
     ),
-    "ernie4_5_moe": Family(read=_ernie_moe, names=_ERNIE, pairs=True, further=True),
+    "ernie4_5_moe": _ERNIE_MOE,
     "olmoe": Family(read=_olmoe, gguf="olmoe", keys=lambda _: {"norm_topk_prob": False}),
 }

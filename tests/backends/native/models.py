@@ -4,6 +4,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Mapping, Sequence as Seq
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import Experts
-from slipstream.checkpoints.weights import Weights
+from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.executor.executor import Batch
 
 VOCAB = 90
@@ -268,3 +269,19 @@ def random_tree(draw: random.Random, most: int) -> list[int]:
     """Parents of up to `most` nodes: wide or narrow, or with other nodes between siblings."""
     nodes, kind = draw.randint(1, most), draw.random()
     return [i - 1 if draw.random() < kind else draw.randint(-1, i - 1) for i in range(nodes)]
+
+
+_TOKENS = [3, 14, 15, 9, 26, 5, 3, 5, 8, 9, 7, 9, 3, 23, 8, 4, 6]
+
+
+def logits(checkpoint: Path) -> Tensor:
+    config = DecoderConfig.load(checkpoint)
+    return logits_of(config, load_weights(checkpoint, config))
+
+
+def logits_of(config: DecoderConfig, weights: Weights, threads: int = 1, prompt: int = 13) -> Tensor:
+    """[n, V] of a text: a prompt, then single tokens."""
+    executor = NativeExecutor(config, weights, LoadSettings(threads=threads))
+    parts = [executor.forward(chain(0, 0, _TOKENS[:prompt])).logits.clone()]
+    parts += [executor.forward(chain(0, at, [_TOKENS[at]])).logits.clone() for at in range(prompt, len(_TOKENS))]
+    return torch.cat(parts)[:, : config.vocab_size].double()

@@ -74,7 +74,7 @@ _HEADS: dict[str, Any] = {"heads": 6, "kv_heads": 2, "norm_after": True, "interm
 PARTS: dict[str, Any] = {
     "each": (
         LayerDescription(
-            **_HEADS, head_dim=16, window=5, cap=3.0, sinks=True, qk_norm="width", gate=True, growing=True
+            **_HEADS, head_dim=16, window=5, cap=3.0, sinks=True, qk_norm="width", gate="output", growing=True
         ),
         LayerDescription(
             **_HEADS, head_dim=32, rotary=1, qk_norm="head", late_norm=True, value_norm=True, key_is_value=True
