@@ -142,8 +142,9 @@ class RotaryTables:
             count = max(position + 1, 2 * self._count, 256)
             self._tables = [_turns(count, *rope) for rope in self._ropes]
             if self._growth is not None:
-                beta, step = self._growth
-                self._tables.append((1 + beta * np.log1p(np.arange(count) // step)).astype(np.float32))
+                beta, step, ahead = self._growth
+                steps = (np.arange(count) + ahead) // step
+                self._tables.append((1 + beta * np.log1p(steps)).astype(np.float32))
             self._count, self.addresses = count, np.array([address(table) for table in self._tables], np.int64)
         return self.addresses, self._tables
 

@@ -138,11 +138,18 @@ def write_kv(job, unit, thread):
 
 
 @kernel()
+def _window_at(job, position):
+    """How many positions up to its own a row sees; 0: all. A negative window is the length of chunks."""
+    return job.window if job.window >= 0 else position % -job.window + 1
+
+
+@kernel()
 def _window_start(job, rows, r):
     """The first slot of earlier passes in the window of row r. For the slots of this pass see `_sees`."""
     at = rows[r]
     first = rows[r - (at.slot - at.past)].position  # of its sequence in this pass; a head's slots may begin later
-    return max(0, min(at.past, at.past - first + at.position + 1 - job.window)) if job.window > 0 else 0
+    window = _window_at(job, at.position)
+    return max(0, min(at.past, at.past - first + at.position + 1 - window)) if window > 0 else 0
 
 
 @kernel()
@@ -154,15 +161,15 @@ def _sees(job, rows, r, j):
         return False
     if job.causal and j > at.slot - at.past:
         return False
-    same = r - (at.slot - at.past)  # the first row of this sequence
-    return job.window == 0 or abs(at.position - rows[same + j].position) < job.window
+    same, window = r - (at.slot - at.past), _window_at(job, at.position)  # the first row of this sequence
+    return window == 0 or abs(at.position - rows[same + j].position) < window
 
 
 @kernel()
 def _all_seen(job, rows, r):
     """Return whether row r sees every row of its sequence up to its own, or more."""
-    at = rows[r]
-    return job.hidden_stride == 0 and job.causal == 0 and (job.window == 0 or at.position - at.past < job.window)
+    at, window = rows[r], _window_at(job, rows[r].position)
+    return job.hidden_stride == 0 and job.causal == 0 and (window == 0 or at.position - at.past < window)
 
 
 @kernel()
