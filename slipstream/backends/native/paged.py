@@ -111,8 +111,8 @@ def _block_dtype(fmt: Format, size: int, keys: bool) -> np.dtype:
 
 
 def _by_slot(data: np.ndarray, axis: int) -> list[np.ndarray]:
-    """Views [blocks, BLOCK, Hk, ...] of a layer's keys or values, whose slots are at `axis`, and of their scales if they
-    have some."""
+    """Views [blocks, BLOCK, Hk, ...] of a layer's keys or values, whose slots are at `axis`, and of their scales, if
+    they have some."""
     parts = [data] if data.dtype.names is None else [data[name] for name in data.dtype.names]
     return [np.moveaxis(part, axis, 1) for part in parts]
 
