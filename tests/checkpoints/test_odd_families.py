@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "deepseek-v3", {"rope_interleave": False}, "rope_interleave is False"
     ),
     "odd rotated dimensions": ("deepseek-v3", {"qk_rope_head_dim": 15}, "qk_rope_head_dim 15 is odd"),
-    "biases of queries that have none": ("deepseek-v3", {"q_lora_rank": None}, "not run without q_lora_rank"),
+    "biases of queries that have none": ("deepseek-v2", {"q_lora_rank": None}, "not run without q_lora_rank"),
     "an unknown choice of experts": ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
     "weights that are not normalised there": ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob is True"),
     "scores of another kind": ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),

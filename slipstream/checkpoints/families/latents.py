@@ -154,7 +154,7 @@ def _keys(header: GgufHeader) -> JsonMapping:
         "topk_group": header.size("expert_group_used_count") or 1,
         "topk_method": "noaux_tc" if sigmoid else "greedy" if groups == 1 else "group_limited_greedy",
         "n_routed_experts": header.size("expert_count"), "n_shared_experts": header.size("expert_shared_count"),
-        "routed_scaling_factor": header.setting("expert_weights_scale") or 1.0,
+        "routed_scaling_factor": round(header.setting("expert_weights_scale") or 1.0, 6),
         "norm_topk_prob": header.setting("expert_weights_norm", False), "partial_rotary_factor": 1.0,
     }  # fmt: skip
     return keys
