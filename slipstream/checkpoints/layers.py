@@ -40,6 +40,7 @@ class LayerDescription:
     latent         None: attention has keys and values of its own. Else the cache has one head, [rotated, rank], whose
                    values are its keys.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
+    chunked        of these, a token sees only those since the last multiple of W.
     rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
     scale          of the scores; None: 1 / sqrt(head_dim).
     cap            c: scores become c * tanh(score / c); 0: they stay.
@@ -69,6 +70,7 @@ class LayerDescription:
     head_dim: int
     latent: Latent | None = None
     window: int | None = None
+    chunked: bool = False
     rotary: int | None = 0
     scale: float | None = None
     cap: float = 0.0
