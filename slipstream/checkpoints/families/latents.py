@@ -47,7 +47,7 @@ def _describe(config: ReadKeys, given: Fields, experts: Experts) -> Fields:
         scale *= (1 + 0.1 * positive(rope, "mscale_all_dim") * math.log(max(1.0, positive(rope, "factor")))) ** 2
     beta = rope.get("llama_4_scaling_beta") if given["model_type"] == "mistral4" else None
     if beta:
-        given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"))
+        given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"), 0)
         rope.get("max_position_embeddings")  # the context, which is said outside, too
     given |= {"qkv_bias": biased, "o_bias": biased, "rope_parameters": rope}
     return describe_mixture(

@@ -43,7 +43,7 @@ from tests.targets.reference import assert_close
 PART = Latent(rank=128, query_rank=96, plain=32, rotated=16, value=64)
 _LAYER: dict[str, Any] = {"heads": 12, "kv_heads": 1, "head_dim": 144, "growing": True}
 LATENT = config(
-    3, heads=12, kv_heads=1, head_dim=144, growth=(0.3, 4), qkv_bias=True,
+    3, heads=12, kv_heads=1, head_dim=144, growth=(0.3, 4, 0), qkv_bias=True,
     rope_parameters={"rope_theta": 10000.0, "dimensions": 16},
     each=(
         LayerDescription(**_LAYER, latent=PART, intermediate_size=160),
