@@ -93,9 +93,10 @@ SHAPES: dict[str, Shape] = {
         "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
         "partial_rotary_factor": 0.75,
         "original_max_position_embeddings": 4096, "max_position_embeddings": 131072, "rope_theta": 1e4,
+        "sliding_window": 262144,
         "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
     }, {"rope.dimension_count": 96, "rope.scaling.original_context_length": 4096, "context_length": 131072,
-        "rope.scaling.attn_factor": 1.19}, fused=("attn_qkv",),
+        "rope.scaling.attn_factor": 1.19, "attention.sliding_window": 262144}, fused=("attn_qkv",),
         factors={"rope_factors_short": 1.0, "rope_factors_long": 2.0}),
     "Qwen3.5-4B": Shape(_QWEN35 | {
         "model_type": "qwen3_5_text", "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import statistics
 import sys
@@ -47,6 +48,8 @@ from benchmarks.gguf.shapes_report import (
 from benchmarks.markdown import document, noise
 from benchmarks.protocol import ROOT, THREADS, ContenderError, Worker
 from slipstream.checkpoints.gguf_header import read_header
+from slipstream.checkpoints.weight_blocks import TYPES
+from slipstream.checkpoints.weight_formats import FORMATS
 from slipstream.measure.provenance import OtherProcesses, commit, machine, now, public
 
 PROMPT, ALIKE = 32, 0.9
@@ -186,22 +189,27 @@ class Measurement:
         entry["seconds"].append(seconds)
         entry["right"] &= right
 
-    def sizes(self) -> dict[str, float]:
-        """Bytes in the file that every token reads, and those of an expert of a layer."""
-        config, total = self.shape.decoder, {"always": 0.0, "experts": 0.0}
+    def sizes(self) -> dict[str, dict[str, float]]:
+        """Bytes that every token reads, whatever its experts, and those of an expert of a layer: in the file, which
+        rivals read, and as our kernels keep them. token: of both."""
+        config, kinds = self.shape.decoder, {each.name: each for each in TYPES.values()}
+        sizes = {form: {"always": 0.0, "expert": 0.0} for form in ("file", "packed")}
         for tensor in read_header(self.file).tensors:
-            if tensor.name != "token_embd.weight":
-                total["experts" if "_exps" in tensor.name else "always"] += tensor.nbytes or 0
-        experts = config.experts
-        sizes = {"always": total["always"], "token": total["always"], "expert": 0.0}
-        if experts is not None:
-            sizes["expert"] = total["experts"] / (config.layers * experts.count)
-            sizes["token"] += config.layers * experts.per_token * sizes["expert"]
+            if tensor.name == "token_embd.weight":
+                continue
+            part, count = "expert" if "_exps" in tensor.name else "always", math.prod(tensor.shape)
+            sizes["file"][part] += tensor.nbytes or 0
+            sizes["packed"][part] += count * FORMATS[kinds[tensor.type].format].bytes_per_weight
+        for each in sizes.values():
+            each["token"] = each["always"]
+            if config.experts is not None:
+                each["expert"] /= config.layers * config.experts.count
+                each["token"] += config.layers * config.experts.per_token * each["expert"]
         return sizes
 
     def passes(self, wide: int, rounds: int) -> dict[str, Any]:
         """Milliseconds of passes over one row and several, and the bytes that each reads."""
-        sizes, found = self.sizes(), {}
+        sizes, found = self.sizes()["packed"], {}
         call, cells = self.workers[SLIPSTREAM].call, {1: list[float](), wide: list[float]()}
         read = {count: list[float]() for count in cells}
         for number in range(8 * rounds):

@@ -68,9 +68,13 @@ def _typical(seconds: list[float]) -> float:
 
 
 def _share(model: Mapping[str, Any], who: str) -> float:
-    """Bytes that a token reads in the file, over those that a loop of additions reads in the same time."""
+    """Bytes that a token reads, over those that a loop of additions reads in the same time."""
     took = statistics.median(model["seconds"][DECODING][who])
-    return float(model["sizes"]["token"] / took / model["bandwidth"])
+    return float(_token_bytes(model, who) / took / model["bandwidth"])
+
+
+def _token_bytes(model: Mapping[str, Any], who: str) -> float:
+    return float(model["sizes"]["packed" if who == SLIPSTREAM else "file"]["token"])
 
 
 def heading(results: dict[str, Any]) -> list[str]:
@@ -110,11 +114,11 @@ def speeds(results: dict[str, Any]) -> list[str]:
             reading = model["seconds"][READING][who]
             body.append(
                 (
-                    name, layers, f"{model['sizes']['token'] / 1e9:.2f}", who, _rates(seconds), _rates(reading),
+                    name, layers, who, f"{_token_bytes(model, who) / 1e9:.2f}", _rates(seconds), _rates(reading),
                     f"{_share(model, who):.2f}", f"{model['alike'].get(who, 1):.4f}",
                 )
             )  # fmt: skip
-    heads = ["model", "layers", "GB a token reads", "contender", "decoding, tokens/s", f"{READING}, tokens/s",
+    heads = ["model", "layers", "contender", "GB a token reads", "decoding, tokens/s", f"{READING}, tokens/s",
              "share of the read bandwidth", "correlation of logits with ours"]  # fmt: skip
     return [rows(heads, body)]
 
