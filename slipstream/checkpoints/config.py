@@ -43,7 +43,8 @@ class DecoderConfig(ModelShape):
                  clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one.
     ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` holds for all.
-    growth       (beta, n): queries of growing layers are multiplied by 1 + beta * log(1 + position // n).
+    growth       (beta, n, ahead): queries of growing layers are multiplied by
+                 1 + beta * log(1 + (position + ahead) // n).
     embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
                  the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
     side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
@@ -68,7 +69,7 @@ class DecoderConfig(ModelShape):
     mlp_bias: bool = False
     qk_norm: bool = False
     ropes: tuple[JsonMapping, ...] = ()
-    growth: tuple[float, int] | None = None
+    growth: tuple[float, int, int] | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0

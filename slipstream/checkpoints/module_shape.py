@@ -40,6 +40,7 @@ class Experts:
     groups, top_groups  experts are picked from the best groups only, which their two best experts decide.
     router_bias  scores have a bias. shared: width of an expert of every token, 0: none; shared_gate: its output is
                multiplied by a sigmoid.
+    weighted_inputs  the weights of the picked experts multiply their inputs, and not their outputs (Llama 4).
     apart      router and experts have norms of their own for their inputs (the router's times width^-0.5), the outputs
                of experts and shared expert have norms, and the weight of each expert has a factor (Gemma 4).
     """
@@ -57,6 +58,7 @@ class Experts:
     router_bias: bool = False
     shared: int = 0
     shared_gate: bool = False
+    weighted_inputs: bool = False
     apart: bool = False
 
     @property

@@ -82,7 +82,8 @@ PARTS: dict[str, Any] = {
         LayerDescription(**_HEADS, head_dim=16, rotary=None, scale=0.3, shared=0, norm_before=False, scaled=True),
         LayerDescription(heads=4, kv_heads=4, head_dim=16, sparse=True, sinks=True),
     ),
-    "layers": 4, "head_dim": 32, "growth": (0.3, 4), "embedding_scale": 3.0, "residual_scale": 0.5, "logits_cap": 5.0,
+    "layers": 4, "head_dim": 32, "growth": (0.3, 4, 0), "embedding_scale": 3.0, "residual_scale": 0.5,
+    "logits_cap": 5.0,
     "side_width": 16, "side_vocab": 90, "activation": "gelu_tanh",
     "ropes": ({"rope_theta": 10000.0, "head_dim": 16}, {"rope_theta": 10000.0, "dimensions": 16}),
     "experts": Experts(
@@ -102,6 +103,18 @@ def test_layers_of_every_part() -> None:
             parents = random_tree(draw, 12)
             members.append((draw.randint(0, 40), ids(2 + len(parents), draw.randrange(999)), parents))
         check(model, members, seed)
+
+
+@pytest.mark.parametrize("form", ["float32", "w8a8", "float16 with a cache in float16"])
+@pytest.mark.parametrize("chunk", [1, 2, 5, 32, 33])
+def test_a_chunk_edge_inside_a_draft_and_experts_whose_inputs_are_weighted(chunk: int, form: str) -> None:
+    chunked = LayerDescription(heads=6, kv_heads=2, head_dim=16, window=chunk, chunked=True, intermediate_size=144)
+    mixture = LayerDescription(heads=6, kv_heads=2, head_dim=16, rotary=None, growing=True, sparse=True)
+    experts = Experts(4, 2, 48, False, (False, True), sigmoid=True, shared=48, weighted_inputs=True)
+    model = executor(each=(chunked, mixture), experts=experts, growth=(0.3, 4, 1))
+    for past in {0, 1, max(0, chunk - 3), chunk - 1, chunk, chunk + 1, 30, 33, 70}:
+        check(model, [(past, ids(9, past), []), (3, ids(7, past), TREES["comb"][:6])], seed=past)
+        check(model, [(past, ids(14, past), TREES["comb"])], seed=past)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64])
