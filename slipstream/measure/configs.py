@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from slipstream.drafters.draft_plan import DraftArgument
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
-STARTED_WITH = {
-    "vllm": '"num_speculative_tokens": {k} in --speculative-config',
-    "slipstream": "--draft-tokens {k}",
-}
+STARTED_WITH = {"vllm": '"num_speculative_tokens": {k} in --speculative-config', "slipstream": "--draft-tokens {k}"}
 """How a server is started to draft k tokens."""
 
 
