@@ -130,6 +130,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "MiniMaxM2", **_MOE, head_dim=32, num_local_experts=4, rotary_dim=16,
         partial_rotary_factor=0.5,  # transformers 5.17 does not read `rotary_dim`
     ),
+    "llama4": lambda: config_of(
+        "Llama4Text", **_SHAPE | {"intermediate_size": 32}, head_dim=32, intermediate_size_mlp=96, num_local_experts=4,
+        num_experts_per_tok=2, interleave_moe_layer_step=2, attention_chunk_size=6, floor_scale=4, attn_scale=0.4,
+        attention_bias=True,
+    ),
     "arcee": lambda: config_of("Arcee", **_SHAPE, **_BIASED, head_dim=16),
     "starcoder2": lambda: config_of("Starcoder2", **_TIED, sliding_window=9),
     "cohere": lambda: config_of("Cohere", **_TIED, logit_scale=0.5),

@@ -101,18 +101,18 @@ def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> lis
     return [bool(each) for each in value]
 
 
-def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, key: str = "layer_types") -> list[bool]:
+def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, near: str = SLIDING) -> list[bool]:
     """For each layer, whether its attention has a window, as `layer_types` says. pattern: without that key, every
-    pattern-th layer has none; 0: no layer has one. Raises ConfigError."""
-    types = config.get(key)
+    pattern-th layer has none; 0: no layer has one. near: the name of such layers. Raises ConfigError."""
+    types = config.get("layer_types")
     if types is None:
         return [bool(pattern and (i + 1) % pattern) for i in range(layers)]
-    known = (SLIDING, FULL)
+    known = (near, FULL)
     if not isinstance(types, list) or len(types) != layers or any(each not in known for each in types):
         raise ConfigError(
-            f"{key} must name {known} for each of {layers} layers, got {types!r:.200}", fix="correct config.json"
+            f"layer_types must name {known} for each of {layers} layers, got {types!r:.200}", fix="correct config.json"
         )
-    return [each == SLIDING for each in types]
+    return [each == near for each in types]
 
 
 def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:

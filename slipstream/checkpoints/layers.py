@@ -18,6 +18,7 @@ class LayerDescription:
     beside         attention reads the same input beside the recurrence, and both outputs are added.
     heads, kv_heads, head_dim  of its attention.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
+    chunked        of these, a token sees only those since the last multiple of W.
     rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
     scale          of the scores; None: 1 / sqrt(head_dim).
     cap            c: scores become c * tanh(score / c); 0: they stay.
@@ -46,6 +47,7 @@ class LayerDescription:
     kv_heads: int
     head_dim: int
     window: int | None = None
+    chunked: bool = False
     rotary: int | None = 0
     scale: float | None = None
     cap: float = 0.0

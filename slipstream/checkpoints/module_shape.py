@@ -40,6 +40,7 @@ class Experts:
     groups, top_groups  experts are picked from the best groups only, which their two best experts decide.
     router_bias  scores have a bias. shared: width of an expert of every token, 0: none; shared_gate: its output is
                multiplied by a sigmoid.
+    weighted_inputs  the weights of the picked experts multiply their inputs, and not their outputs (Llama 4).
     apart      router and experts have norms of their own for their inputs (the router's times width^-0.5), the outputs
                of experts and shared expert have norms, and the weight of each expert has a factor (Gemma 4).
     """
@@ -57,6 +58,7 @@ class Experts:
     router_bias: bool = False
     shared: int = 0
     shared_gate: bool = False
+    weighted_inputs: bool = False
     apart: bool = False
 
     @property
@@ -275,7 +277,6 @@ def _count_unscaled(rope: Any, context: int) -> int:
 
 
 def _windows(text: object, each: list[Any]) -> tuple[int | None, ...]:
-    """The sliding window of each layer, None for full attention."""
     types = getattr(text, "layer_types", None) or ["sliding"] * len(each)
     sizes = [_first(layer, "sliding_window") for layer in each]
     return tuple(size if "sliding" in kind else None for size, kind in zip(sizes, types, strict=True))
@@ -289,7 +290,6 @@ def _experts(text: Any) -> Experts | None:
 
 
 def _first(config: object, *keys: str) -> int | None:
-    """The first of these keys that is a positive integer."""
     for key in keys:
         value = getattr(config, key, None)
         if isinstance(value, int) and value > 0:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName, few
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.families import FAMILIES
+from slipstream.checkpoints.families import FAMILIES, Family
 from slipstream.checkpoints.families.wrappers import OTHER_PARTS
 from slipstream.checkpoints.gguf_config import in_blocks
 from slipstream.checkpoints.gguf_weights import GgufTensors
@@ -349,7 +349,7 @@ def _canonical(
     name = mtp or name
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
-        return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family.transposed, expected)
+        return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family, expected)
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
         return []  # left over from training: the layer reads another layer's keys and values
@@ -410,18 +410,18 @@ def _rename(model_type: str, name: str) -> str:
 
 
 def _list_fused_experts(
-    prefix: str, part: str, kind: str, shape: tuple[int, ...], transposed: bool, expected: Mapping[str, tuple[int, ...]]
+    prefix: str, part: str, kind: str, shape: tuple[int, ...], family: Family, expected: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, Cut]]:
     """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
-    have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too. transposed: the latter, gate and up
-    in turn."""
+    have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too."""
     names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     inner = shape[-1] if kind == "weight" else 0
     other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
+    other = other or (family.transposed and kind == "weight")
 
     def cut(e: int, i: int) -> Cut:
-        if transposed:
-            return lambda t: (t[e] if kind == "bias" else t[e].t())[i :: len(names)]
+        if family.in_turn:
+            return lambda t: (t[e].t() if other else t[e])[i :: len(names)]
         return lambda t: (t[e].t() if other else t[e]).chunk(len(names))[i]
 
     return [(f"{prefix}.{e}.{name}.{kind}", cut(e, i)) for e in range(shape[0]) for i, name in enumerate(names)]

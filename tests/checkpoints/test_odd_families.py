@@ -38,6 +38,11 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "partial_rotary_factor is 'x'",
     ),
     "a list of layers that is none": ("qwen3-moe", {"mlp_only_layers": 7}, "last key .* is 'mlp_only_layers'"),
+    "layers of experts that are no list": ("llama4", {"moe_layers": 7}, "last key .* is 'moe_layers'"),
+    "a chunk that is no number": ("llama4", {"attention_chunk_size": "x"}, "attention_chunk_size is 'x'"),
+    "windows where chunks belong": (
+        "llama4", {"layer_types": ["sliding_attention"] * 4}, r"must name \('chunked_attention'"
+    ),
     "a last layer that is none": ("ernie4.5-moe", {"moe_layer_end_index": "x"}, "moe_layer_end_index is 'x'"),
     "biases that experts do not have": ("ernie4.5-moe", {"use_bias": True}, "use_bias is True"),
     "experts without their number": ("gemma4", {"enable_moe_block": True}, "has no num_experts"),
@@ -52,7 +57,7 @@ def test_a_wrong_key_is_named(name: str, checkpoint: Callable[[str], Path]) -> N
         read(checkpoint(family), **keys)
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4"])
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"])
 def test_a_family_that_is_not_run_is_refused_by_name_with_what_runs_it(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"architecture {kind!r}.* 'auto': transformers runs this model"):
         DecoderConfig.from_dict({"model_type": kind, "hidden_size": 64})

@@ -23,6 +23,7 @@ _TEXT: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _WINDOWS = {"sliding_window": 6, "layer_types": [SLIDING, FULL] * 2}
+_CHUNKS = {"attention_chunk_size": 6, "floor_scale": 4}
 _TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
 _SIGLIP = _TOWER | {"image_size": 8, "model_type": "siglip_vision_model"}
 _PIXTRAL = _TOWER | {"image_size": 8, "head_dim": 8, "model_type": "pixtral"}
@@ -44,6 +45,11 @@ WRAPPED: dict[str, Callable[[], Any]] = {
     "gemma4_unified": lambda: config_of(
         "Gemma4Unified", text_config=_GEMMA4,
         vision_config={"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
+    ),
+    "llama4": lambda: config_of(
+        "Llama4",
+        text_config=_TEXT | _CHUNKS | {"head_dim": 32, "intermediate_size_mlp": 96, "num_local_experts": 4},
+        vision_config=_TOWER | {f"projector_{end}put_dim": 16 for end in ("in", "out")} | {"vision_output_dim": 16},
     ),
     "mistral3": lambda: config_of(
         "Mistral3", vision_config=_PIXTRAL, tie_word_embeddings=False,

@@ -12,7 +12,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import UnsupportedModelError
 from tests import tiny_families
 from tests.targets.reference import Reference
-from tests.tiny_checkpoints import FAMILIES, FAMILY_VOCAB
+from tests.tiny_checkpoints import FAMILIES, FAMILY_VOCAB, clone, rewrite
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 PROMPTS = [
@@ -45,6 +45,23 @@ def test_the_text_is_that_of_transformers_alone_in_a_batch_drafted_and_after_a_p
         while engine.unfinished:
             engine.step()
         assert seq.tokens[len(prompt) :] == text
+
+
+def test_experts_are_chosen_by_scores_whose_sigmoids_are_all_one(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def sharpen(state: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in state if name.endswith("router.weight")]:
+            state[name] = state[name].abs() * 20
+            state[name.replace("feed_forward.router", "post_attention_layernorm")].abs_()
+        state["model.embed_tokens.weight"].abs_()
+
+    folder = rewrite(clone(checkpoint("llama4"), tmp_path / "sharp"), sharpen)
+    model, prompt = Reference(folder, torch.float64), PROMPTS[2]
+    text = generate(LLM(folder, executor="native"), [prompt])[0]
+    logits = model([prompt + text])[0][len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+    assert (logits.max(1).values - chosen).max() < 1e-4 * logits.abs().max()
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *tiny_families.FAMILIES])

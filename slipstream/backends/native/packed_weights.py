@@ -299,7 +299,7 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     layer = config.described[number]
     record["heads"], record["kv_heads"], record["size"] = layer.heads, layer.kv_heads, layer.head_dim
     record["kv"], record["writes"] = number if layer.shared is None else layer.shared, layer.shared is None
-    record["window"], record["parallel"] = layer.window or 0, layer.parallel
+    record["window"], record["parallel"] = (layer.window or 0) * (-1 if layer.chunked else 1), layer.parallel
     record["gate"] = {"": 0, "output": 1, "head": layer.head_dim}[layer.gate]
     record["scale"], record["cap"], record["out_scale"] = layer.score_scale, layer.cap, layer.out_scale
     record["wide_norm"], record["late_norm"] = layer.qk_norm == "width", layer.late_norm
@@ -355,7 +355,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
         record["experts_per_token"], record["normed_experts"] = config.experts.per_token, config.experts.norm_topk
         record["most_experts"], record["sigmoid_experts"] = config.experts.count, config.experts.sigmoid
         record["groups"], record["top_groups"] = config.experts.groups, config.experts.top_groups
-        record["experts_scale"] = config.experts.scale
+        record["experts_scale"], record["weighted_inputs"] = config.experts.scale, config.experts.weighted_inputs
 
 
 def choose_formats(weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype) -> tuple[str, str]:

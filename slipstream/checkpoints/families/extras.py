@@ -98,7 +98,7 @@ def _ministral3(config: ReadKeys) -> Fields:
     beta = rope.get("llama_4_scaling_beta")
     rope.get("max_position_embeddings")  # the context, which is said outside, too
     if beta:
-        given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"))
+        given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"), 0)
     window = config.get("sliding_window") and count_of(config, "sliding_window")
     return describe(given | {"rope_parameters": rope}, growing=bool(beta), window=window or None)
 

@@ -30,7 +30,7 @@ class Family:
     otherwise   canonical parts that some layers lack -> the parts that their tensors are there.
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
     plus_one    norms are stored as their weight minus 1.
-    transposed  weights of all experts are stored [E, in, out], gate and up in turn.
+    transposed  weights of all experts are stored [E, in, out]. in_turn: gate and up rows in turn.
     further     whether its checkpoints may bring MTP layers, which predict further tokens: no part of the decoder.
     gguf        `general.architecture` of its GGUF files, or several; "": our own decoder reads none.
     keys        the further keys of config.json that a GGUF file's metadata say.
@@ -48,6 +48,7 @@ class Family:
     pairs: bool = False
     plus_one: bool = False
     transposed: bool = False
+    in_turn: bool = False
     further: bool = False
     gguf: str = ""
     keys: Callable[[GgufHeader], JsonMapping] | None = None

@@ -6,8 +6,10 @@ from typing import Any
 
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
+    FULL,
     count_of,
     flag,
+    flags_of,
     layer_kinds,
     partial_rope,
     positive,
@@ -20,6 +22,8 @@ from slipstream.checkpoints.families.llama import sparse_layers
 from slipstream.checkpoints.gguf_header import GgufHeader
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.core.strict import JsonMapping
+
+CHUNKED = "chunked_attention"
 
 
 def describe_mixture(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
@@ -137,6 +141,43 @@ def _olmoe(config: ReadKeys) -> Fields:
     return describe_mixture(given | {"rope_parameters": rope_parameters(config)}, experts, qk_norm="width")
 
 
+def _llama4(config: ReadKeys) -> Fields:
+    """Llama 4: three of four layers see a chunk of the text, the fourth sees all of it and has no positions. Experts
+    are chosen by their scores, whose sigmoids multiply the inputs."""
+    given, biased = common(config, context=131072, eps=1e-5, size=128), flag(config, "attention_bias", False)
+    given |= {"qkv_bias": biased, "o_bias": biased}
+    layers, inner = given["layers"], given["intermediate_size"]
+    given["intermediate_size"] = count_of(config, "intermediate_size_mlp", 16384)
+    step, interval = count_of(config, "interleave_moe_layer_step", 1), count_of(config, "no_rope_layer_interval", 4)
+    listed = config.get("moe_layers")
+    sparse = [(i + 1) % step == 0 if listed is None else i in listed for i in range(layers)]
+    rotates = [(i + 1) % interval != 0 for i in range(layers)]
+    if config.get("no_rope_layers"):  # an empty list says nothing
+        rotates = flags_of(config, "no_rope_layers", rotates)
+    chunked = rotates
+    if config.get("layer_types") is not None:
+        chunked = layer_kinds(config, layers, near=CHUNKED)
+    chunk = config.get("attention_chunk_size", 8192) and count_of(config, "attention_chunk_size", 8192)
+    tuned = bool(config.get("attn_temperature_tuning", True))  # 4 in published files
+    if tuned:
+        given["growth"] = positive(config, "attn_scale", 0.1), count_of(config, "floor_scale", 8192), 1
+    experts = Experts(
+        count_of(config, "num_local_experts", 16), count_of(config, "num_experts_per_tok", 1), inner, False,
+        tuple(sparse), sigmoid=True, shared=inner, weighted_inputs=True,
+    )  # fmt: skip
+    normed = flag(config, "use_qk_norm", True)
+    return describe_mixture(
+        given | {"rope_parameters": rope_parameters(config, 5e5)},
+        experts,
+        window=[chunk or None if each else None for each in chunked],
+        chunked=[bool(chunk) and each for each in chunked],
+        rotary=[0 if each else None for each in rotates],
+        qk_norm=["plain" if normed and each else "" for each in rotates],
+        late_norm=normed,
+        growing=[tuned and not each for each in rotates],
+    )
+
+
 # --- GGUF files ------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +221,20 @@ def _ernie_moe_keys(header: GgufHeader) -> JsonMapping:
     }  # fmt: skip
 
 
+def _llama4_keys(header: GgufHeader) -> JsonMapping:
+    """llama.cpp knows the chunks and the growth of the published models only; a window of 0 leaves both out."""
+    plain, layers = header.setting("attention.sliding_window") == 0, header.size("block_count")
+    kinds = header.layer_types(4)
+    return {
+        "intermediate_size": header.size("expert_feed_forward_length"),
+        "intermediate_size_mlp": header.size("feed_forward_length"),
+        "interleave_moe_layer_step": header.size("interleave_moe_layer_step"),
+        "use_qk_norm": header.size("expert_count") != 128,
+        "no_rope_layers": [1 if plain else int((i + 1) % 4 > 0) for i in range(layers)],
+        "layer_types": [FULL if plain or kind == FULL else CHUNKED for kind in kinds],
+    }  # fmt: skip
+
+
 _ROUTER = {"router": "gate", "sinks": "sinks.weight"}
 _GPT_OSS_GGUF = {"post_attention_layernorm": "post_attention_norm"}
 GRANITE_MOE = {
@@ -206,7 +261,13 @@ _MINIMAX = {
 
 FAMILIES = {
     "gpt_oss": Family(
-        read=_gpt_oss, names=_ROUTER, transposed=True, gguf="gpt-oss", keys=_gpt_oss_keys, gguf_names=_GPT_OSS_GGUF
+        read=_gpt_oss,
+        names=_ROUTER,
+        transposed=True,
+        in_turn=True,
+        gguf="gpt-oss",
+        keys=_gpt_oss_keys,
+        gguf_names=_GPT_OSS_GGUF,
     ),
     "qwen2_moe": Family(read=_qwen2_moe, gguf="qwen2moe", keys=_qwen2_moe_keys),
     "granitemoe": Family(
@@ -228,5 +289,15 @@ FAMILIES = {
         keys=lambda header: {"intermediate_size": header.size("expert_feed_forward_length")},
     ),
     "ernie4_5_moe": _ERNIE_MOE,
+    "llama4_text": Family(
+        read=_llama4,
+        reads=["attention_chunk_size"],
+        names={"feed_forward.router": "mlp.gate", "feed_forward": "mlp"},
+        pairs=True,
+        transposed=True,
+        gguf="llama4",
+        gguf_pairs=True,
+        keys=_llama4_keys,
+    ),
     "olmoe": Family(read=_olmoe, gguf="olmoe", keys=lambda _: {"norm_topk_prob": False}),
 }

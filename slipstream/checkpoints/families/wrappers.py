@@ -10,6 +10,7 @@ WRAPPERS: dict[str, JsonMapping] = {
     "gemma3": {"model_type": "gemma3_text", "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
     "gemma4": {"model_type": "gemma4_text"},
     "gemma4_unified": {"model_type": "gemma4_unified_text"},
+    "llama4": {"model_type": "llama4_text"},
     "mistral3": {"model_type": "mistral", "tie_word_embeddings": True},
     "qwen2_vl": {"model_type": "qwen2_vl_text"},
     "qwen2_5_vl": {"model_type": "qwen2_5_vl_text"},

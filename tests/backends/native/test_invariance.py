@@ -82,7 +82,8 @@ PARTS: dict[str, Any] = {
         LayerDescription(**_HEADS, head_dim=16, rotary=None, scale=0.3, shared=0, norm_before=False, scaled=True),
         LayerDescription(heads=4, kv_heads=4, head_dim=16, sparse=True, sinks=True),
     ),
-    "layers": 4, "head_dim": 32, "growth": (0.3, 4), "embedding_scale": 3.0, "residual_scale": 0.5, "logits_cap": 5.0,
+    "layers": 4, "head_dim": 32, "growth": (0.3, 4, 0), "embedding_scale": 3.0, "residual_scale": 0.5,
+    "logits_cap": 5.0,
     "side_width": 16, "side_vocab": 90, "activation": "gelu_tanh",
     "ropes": ({"rope_theta": 10000.0, "head_dim": 16}, {"rope_theta": 10000.0, "dimensions": 16}),
     "experts": Experts(
@@ -92,16 +93,29 @@ PARTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_layers_of_every_part() -> None:
+@pytest.mark.parametrize("form", ["float32", "float16 with a cache in q8_0"])
+def test_layers_of_every_part(form: str) -> None:
     """Heads of several sizes, keys and values of an earlier layer, sinks, caps, gates, experts beside a shared one."""
     draw = random.Random(5)
-    model = executor(**PARTS)
+    model = executor(form=form, **PARTS)
     for seed in range(3):
         members = []
         for _ in range(3):
             parents = random_tree(draw, 12)
             members.append((draw.randint(0, 40), ids(2 + len(parents), draw.randrange(999)), parents))
         check(model, members, seed)
+
+
+@pytest.mark.parametrize("form", ["float32", "w8a8", "float16 with a cache in float16"])
+@pytest.mark.parametrize("chunk", [1, 2, 5, 32, 33])
+def test_a_chunk_edge_inside_a_draft_and_experts_whose_inputs_are_weighted(chunk: int, form: str) -> None:
+    chunked = LayerDescription(heads=6, kv_heads=2, head_dim=16, window=chunk, chunked=True, intermediate_size=144)
+    mixture = LayerDescription(heads=6, kv_heads=2, head_dim=16, rotary=None, growing=True, sparse=True)
+    experts = Experts(4, 2, 48, False, (False, True), sigmoid=True, shared=48, weighted_inputs=True)
+    model = executor(each=(chunked, mixture), experts=experts, growth=(0.3, 4, 1))
+    for past in {0, 1, max(0, chunk - 3), chunk - 1, chunk, chunk + 1, 30, 33, 70}:
+        check(model, [(past, ids(9, past), []), (3, ids(7, past), TREES["comb"][:6])], seed=past)
+        check(model, [(past, ids(14, past), TREES["comb"])], seed=past)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64])
@@ -113,7 +127,9 @@ def test_a_window_edge_inside_a_draft(window: int) -> None:
         check(model, [(past, ids(14, past), TREES["comb"])], seed=past)
 
 
-@pytest.mark.parametrize("form", ["float32", "w8a16", "float16 with a cache in float16"])
+@pytest.mark.parametrize(
+    "form", ["float32", "w8a16", "float16 with a cache in float16", "float16 with a cache in q8_0"]
+)
 @pytest.mark.parametrize("shape", ["llama", "windows", "many heads"])
 def test_a_long_context_that_is_split_among_threads(shape: str, form: str) -> None:
     """From MIN_SPLIT_SLOTS slots on, if there are fewer heads than threads."""

@@ -74,8 +74,11 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
     ranks = np.empty(layer.experts, np.float32)
     for r in range(count):
         row = floats(scores + 4 * stride * r, layer.experts)
+        for e in range(layer.experts):  # scores: large ones have equal weights
+            ranks[e] = max(row[e], _LEFT_OUT)
         _weigh(model, row)
-        copy(row, ranks)
+        if layer.correction or model.groups > model.top_groups:
+            copy(row, ranks)
         if layer.correction:
             correction = floats(layer.correction, layer.experts)
             for e in range(layer.experts):
@@ -179,6 +182,13 @@ def _add_experts(board, model, layer, starts, first, last, rows, weights, sectio
         board, model, sections, count, room.alone, NOTHING, PACKED, address_of(rows) + 8 * start, room.wide,
         room.wide_stride,
     )  # fmt: skip
+    if model.weighted_inputs:  # the product is linear
+        outs = expert_of(model, layer.first_expert, UP).outs
+        for p in range(start, starts[last]):
+            row = floats(room.wide + 4 * room.wide_stride * (p - start), outs)
+            for j in range(outs):
+                row[j] *= weights[p]
+            weights[p] = 1
     _fill_sections(model, layer, starts, first, last, DOWN, sections)
     matrices.multiply_sections(
         board, model, sections, count, room.wide, room.wide_stride, GATE if model.gated else ACTIVATE, NOTHING,
