@@ -21,12 +21,13 @@ _TURNED = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.(weight|bia
 
 def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
     """Where the rows of a query or key projection are in a tensor whose rotary embedding rotates neighbours, elements
-    2i and 2i + 1 of a head; ours rotates i and i + n / 2. None for tensors that are not rotated."""
+    2i and 2i + 1 of a head; ours rotates i and i + n / 2. None for other tensors. Converters order the heads of layers
+    without positions like the others."""
     found = _TURNED.fullmatch(name)
     layer = config.described[int(found[1])] if found else None
-    if found is None or layer is None or layer.rotary is None:
+    if found is None or layer is None or not config.rotaries:
         return None
-    turned = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    turned = config.rotaries[layer.rotary or 0].get("dimensions", layer.head_dim)
     head = np.concatenate([np.arange(turned).reshape(-1, 2).T.ravel(), np.arange(turned, layer.head_dim)])
     heads = layer.heads if found[2] == "q" else layer.kv_heads
     if found[3] == "norm" and layer.qk_norm == "head":
