@@ -28,6 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     **{name: {"quantize": name} for name in QUANTISED},
     "bfloat16": {"dtype": "bfloat16"},
     "float16 KV": {"kv_dtype": "float16"},
+    "q8_0 KV": {"kv_dtype": "q8_0"},
 }
 
 

@@ -24,10 +24,10 @@ from torch import nn
 from benchmarks.derived_models import NORMS
 from benchmarks.figures import spread
 from benchmarks.markdown import bound
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.protocol import ROOT
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.checkpoints.load_settings import LoadSettings
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence as Text
 from slipstream.measure.estimates import estimate_mean, estimate_ratio

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.figures import FIGURES, Figure, agreement, judge, spread
 from benchmarks.markdown import document, noise, versions
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.measure.results import from_json
 from slipstream.measure.tables import Estimate, ends
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.markdown import QUIET
+from benchmarks.markdown_tables import render_markdown as table, render_markdown_rows as rows
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
-from slipstream.cli.table_forms import render_markdown as table, render_markdown_rows as rows
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.measure import plots
 from slipstream.measure.estimates import explain_doubt

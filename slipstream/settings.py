@@ -17,7 +17,6 @@ HEAD_FORMATS = ("eagle3", "speculators", "specforge", "medusa")
 """What `slipstream convert` writes draft heads as (`heads.head_convert`)."""
 SMALL_HEAD = "int8"
 """The same for an EAGLE-3 or DFlash head in half the size, which only Slipstream reads."""
-KV_DTYPES = ("float32", "float16")
 METRICS_PREFIXES = ("slipstream", "vllm")
 RULES = ("greedy", "rejection", "block", "coupled")
 """Verification rules. The function of that name in `core.rules` decides."""

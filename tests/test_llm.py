@@ -148,7 +148,7 @@ def test_chat_follows_the_template(llm):
     [
         ({"quantize": "int8"}, "w8a16", "w8a8"), ({"quantize": "w8a8"}, "w8a8", "w8a8"),
         ({"quantize": "w8a16", "draft_quantize": "none"}, "w8a16", None), ({"draft_quantize": "int8"}, None, "w8a8"),
-        ({"draft_quantize": "w8a16", "kv_dtype": "float16"}, None, "w8a16"), ({"kv_dtype": "float32"}, None, None),
+        ({"draft_quantize": "w8a16", "kv_dtype": "float16"}, None, "w8a16"), ({"kv_dtype": "q8_0"}, None, None),
     ],
     ids=str,
 )  # fmt: skip

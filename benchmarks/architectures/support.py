@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from benchmarks.architectures.table import PAGE
+from benchmarks.markdown_tables import render_markdown_rows
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.weight_formats import QUANTISATIONS
-from slipstream.cli.table_forms import render_markdown_rows
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec
 from slipstream.settings import RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, KINDS, ONE_BY_ONE, Kind
@@ -88,7 +88,7 @@ def page() -> str:
                [[kinds, "; ".join(f"{', '.join(names)} ({need})" for need, names in needs.items())]
                 for kinds, needs in quantised.items()]),
     )  # fmt: skip
-    together, apart = ("; ".join(kind.name for kind in KINDS if kind.one_forward is one) for one in (True, False))
+    together, apart = ("; ".join(kind.name for kind in KINDS if kind.trees is one) for one in (True, False))
     tokenizers = ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
     return f"""\
 # What works with what

@@ -16,8 +16,8 @@ from benchmarks.architectures.worker import (
     REFUSED,
     Found,
 )
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.protocol import ROOT
-from slipstream.cli.table_forms import render_markdown_rows as rows
 
 PAGE = ROOT / "docs" / "support.md"
 FIRST, LAST = "<!-- architectures: made by make architectures -->", "<!-- end of architectures -->"

@@ -23,10 +23,10 @@ from benchmarks.figures import spread
 from benchmarks.gguf.files import started
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side, bars, sides
 from benchmarks.markdown import beside, bound, document, noise, run_of, versions
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.measure.estimates import estimate_ratio
 from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.measure.results import from_json

@@ -24,10 +24,10 @@ from benchmarks.gguf.files import SIZES, file_of, started
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side
 from benchmarks.markdown import document, noise, run_of, versions
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.measure.estimates import estimate_mean, estimate_ratio
 from slipstream.measure.loops import find_looping
 from slipstream.measure.provenance import OtherProcesses, digest

@@ -28,12 +28,12 @@ from benchmarks.figures import spread
 from benchmarks.gguf.files import started, started_from_checkpoint
 from benchmarks.gguf.lineup import GENAI, IK, LLAMACPP, SLIPSTREAM, TRANSFORMERS, Side
 from benchmarks.markdown import beside, bound, document, noise, run_of, versions
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.cli.options import check_length
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.drafters.draft_plan import WITH_HEAD
 from slipstream.measure.estimates import estimate_mean, estimate_ratio
 from slipstream.measure.loops import find_looping

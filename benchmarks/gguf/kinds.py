@@ -30,10 +30,10 @@ from benchmarks.derived_models import larger
 from benchmarks.gguf.files import checkpoint
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from benchmarks.gguf.llamacpp import Scorer, faults, llama_cpp
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.checkpoints.gguf_header import read_header
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
 

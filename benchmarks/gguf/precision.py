@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.figures import spread
 from benchmarks.gguf.gguf_writer import convert_to_gguf
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.cli.table_forms import render_markdown_rows as rows
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
 from slipstream.llm import LLM

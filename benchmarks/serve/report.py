@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.markdown import document, noise
+from benchmarks.markdown_tables import render_markdown as table, render_markdown_rows as table_rows
 from benchmarks.serve.figures import Row
-from slipstream.cli.table_forms import render_markdown as table, render_markdown_rows as table_rows
 from slipstream.measure.measurements import TrafficData
 from slipstream.measure.results import Result
 from slipstream.measure.tables import Estimate, ends

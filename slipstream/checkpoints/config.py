@@ -236,9 +236,9 @@ class DecoderConfig(ModelShape):
         """Its recurrent layers."""
         return tuple(layer.recurrence for layer in self.described if layer.recurrence is not None)
 
-    def state_bytes(self, tokens: int = 32) -> int:
-        """Bytes of the states of a sequence, and of the inputs of its last tokens, in float32."""
-        return 4 * sum(part.cells + tokens * part.kept for part in self.recurrences)
+    def state_bytes(self) -> int:
+        """Bytes of the states of a sequence, and of the inputs of its last 32 tokens, in float32."""
+        return 4 * sum(part.cells + 32 * part.kept for part in self.recurrences)
 
     def factor(self, name: str) -> float:
         """What multiplies the outputs of a linear layer, by its canonical name."""
@@ -279,10 +279,10 @@ class DecoderConfig(ModelShape):
             if self.norm == "layer" and self.norm_bias:
                 out[f"{name}.bias"] = (width,)
 
-        def mlp(name: str, width: int, bias: bool = self.mlp_bias) -> None:
+        def mlp(name: str, width: int) -> None:
             for part in ("gate", "up") if self.gated else ("up",):
-                linear(f"{name}.{part}_proj", width, d, bias)
-            linear(f"{name}.down_proj", d, width, bias)
+                linear(f"{name}.{part}_proj", width, d, self.mlp_bias)
+            linear(f"{name}.down_proj", d, width, self.mlp_bias)
 
         if self.after:
             linear("eh_proj", d, 2 * d)
@@ -321,10 +321,10 @@ class DecoderConfig(ModelShape):
         return out
 
     def _attention(self, at: str, layer: LayerDescription, out: dict[str, tuple[int, ...]], linear: Any) -> None:
-        """Add the shapes of a layer's attention."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
-        for part, rows in (("q", q), *((part, kv) for part in own), *_gate(layer)):
+        gate = [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
+        for part, rows in (("q", q), *((part, kv) for part in own), *gate):
             linear(f"{at}.{part}_proj", rows, self.hidden_size, self.qkv_bias)
         linear(f"{at}.o_proj", self.hidden_size, q, self.o_bias)
         for part, width in zip(["q", *own[:1]] if layer.qk_norm in ("head", "width") else [], (q, kv), strict=False):
@@ -333,7 +333,6 @@ class DecoderConfig(ModelShape):
             out[f"{at}.sinks.weight"] = (layer.heads,)
 
     def _mixture(self, at: str, out: dict[str, tuple[int, ...]], linear: Any, mlp: Any) -> None:
-        """Add the shapes of a layer's experts."""
         experts = self.experts
         assert experts is not None
         linear(f"{at}.mlp.gate", experts.count, self.hidden_size, experts.router_bias)
@@ -353,11 +352,6 @@ class DecoderConfig(ModelShape):
 
 def _unreadable(config: ReadKeys) -> str:
     return f"config.json cannot be read; the last key that was read is {config.last!r}"
-
-
-def _gate(layer: LayerDescription) -> list[tuple[str, int]]:
-    """The part and the rows of an attention's gate, if it has one."""
-    return [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
 
 
 _ORDINARY: JsonMapping = {

@@ -174,12 +174,6 @@ def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape),) if len(wanted) == 1 else tuple(size for size in shape if size > 1)
 
 
-def rotate_rows(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
-    """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
-    order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
-    return values if order is None else values[np.argsort(order)]
-
-
 def _rows(
     config: DecoderConfig, name: str, first: int, shape: tuple[int, ...], outs: int
 ) -> Callable[[np.ndarray], np.ndarray]:

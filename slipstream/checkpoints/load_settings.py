@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 from slipstream import settings
-from slipstream.checkpoints.weight_formats import BY_ROLE, DRAFT_QUANTISATIONS, QUANTISATIONS, QUANTISED, WeightFormat
+from slipstream.checkpoints.weight_formats import (
+    BY_ROLE,
+    DRAFT_QUANTISATIONS,
+    KV_FORMATS,
+    QUANTISATIONS,
+    QUANTISED,
+    WeightFormat,
+)
 from slipstream.core.params import integer, option
 from slipstream.core.strict import Strict
 from slipstream.errors import ParameterError, did_you_mean
@@ -76,7 +83,8 @@ class LoadSettings(Strict):
     draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
                target's tokenizer (see `drafters.string_match`).
     threads    None: as many as can run at once. For torch the setting holds for the whole process.
-    kv_dtype   None, "float32" or "float16": the KV cache of the native executor.
+    kv_dtype   None, "float32", "float16" or "q8_0" (8 bits, with a float16 scale for 32 numbers of a key or value): the
+               KV cache of the native executor.
     kv_tokens  tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
     device_map  where transformers puts the target's layers, as in its `from_pretrained`: a word such as "auto", or a
                mapping of modules to devices.
@@ -117,9 +125,9 @@ class LoadSettings(Strict):
     threads: int | None = option(None, "Number of CPU threads.", check=settings.check_threads)
     kv_dtype: str | None = option(
         None,
-        "KV cache dtype of the native executor: float32 or float16.",
+        "KV cache dtype of the native executor: float32, float16 or q8_0 (8 bits).",
         shown="float32",
-        check=_one_of(*settings.KV_DTYPES),
+        check=_one_of(*KV_FORMATS),
     )
     kv_tokens: int | None = option(
         None,

@@ -277,7 +277,6 @@ def _count_unscaled(rope: Any, context: int) -> int:
 
 
 def _windows(text: object, each: list[Any]) -> tuple[int | None, ...]:
-    """The sliding window of each layer, None for full attention."""
     types = getattr(text, "layer_types", None) or ["sliding"] * len(each)
     sizes = [_first(layer, "sliding_window") for layer in each]
     return tuple(size if "sliding" in kind else None for size, kind in zip(sizes, types, strict=True))
@@ -291,7 +290,6 @@ def _experts(text: Any) -> Experts | None:
 
 
 def _first(config: object, *keys: str) -> int | None:
-    """The first of these keys that is a positive integer."""
     for key in keys:
         value = getattr(config, key, None)
         if isinstance(value, int) and value > 0:

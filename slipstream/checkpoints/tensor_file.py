@@ -54,7 +54,6 @@ class MappedFile:
         self._seen = self._state()
 
     def _state(self) -> tuple[int, int]:
-        """Size and time of the last change of the open file."""
         seen = os.fstat(self._file.fileno())
         return seen.st_size, seen.st_mtime_ns
 

@@ -41,7 +41,6 @@ class Scales:
 
     @property
     def _numbers(self) -> np.ndarray:
-        """Values in float32."""
         if self.powers:
             return np.ldexp(np.float32(1), self.values.astype(np.int32) - 128)
         return self.values.astype(np.float32)

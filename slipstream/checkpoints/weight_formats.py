@@ -62,6 +62,10 @@ class WeightFormat:
             return whole + (1 + self.minima) * ((2 - self.powers) / self.span + self.factors / self.group)
         return whole + 0.01 * self.integer
 
+    def head_bytes(self, size: int) -> int:
+        """Bytes of the key of one head, which has `size` numbers. Its last span may be shorter than the others."""
+        return size * self.bits // 8 + (2 * -(-size // self.span) if self.span else 0)
+
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -92,6 +96,10 @@ FORMATS = {
     )
 }
 """Every format by name. Which of them the blocks of GGUF files have says `weight_blocks.TYPES`."""
+
+Q8_0 = WeightFormat("q8_0", 1, 8, span=32)
+KV_FORMATS = {each.name: each for each in (FORMATS["float32"], FORMATS["float16"], Q8_0)}
+"""Formats of the KV cache, by the value of `kv_dtype`."""
 
 QUANTISED = {each.quantize: each for each in FORMATS.values() if each.quantize}
 """The formats that a model can be quantised to, by the value of `quantize`."""

@@ -54,14 +54,10 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
         command(**values, **objects)
 
     # Help shows panels in the order of their first options.
-    parameters.sort(key=lambda parameter: _panel_of(parameter) == LoadSettings.PANEL)
+    parameters.sort(key=lambda each: each.annotation.__metadata__[0].rich_help_panel == LoadSettings.PANEL)
     run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
-
-
-def _panel_of(parameter: inspect.Parameter) -> str | None:
-    return getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None)
 
 
 def _members(group: Any) -> list[tuple[str, Any, Any]]:

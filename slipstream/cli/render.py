@@ -86,7 +86,6 @@ class TextWriter:
 
 
 def _one_stream() -> bool:
-    """Return whether standard output and standard error are the same file or pipe."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # replaced by objects that are no files

@@ -1,9 +1,9 @@
-"""Render tables for a terminal and in Markdown, with the same text in each cell; print results."""
+"""Render tables for a terminal; print results."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
 LABEL, NARROWEST = 12, 7
 """Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
-
-
-def render_markdown(table: Table) -> str:
-    """Render a table in Markdown; a cell of several lines becomes one."""
-    left = [i for i, column in enumerate(table.columns) if column.words]
-    cells = [[text.replace("\n", ", ") for text in row] for row in table.texts()]
-    return render_markdown_rows([column.heading for column in table.columns], cells, left)
-
-
-def render_markdown_rows(heads: Seq[str], body: Iterable[Seq[object]], left: Collection[int] = (0,)) -> str:
-    """Render cells as a table in Markdown; columns that are not `left` are numbers."""
-    lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def render_terminal(table: Table) -> RichTable:

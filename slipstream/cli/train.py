@@ -71,8 +71,6 @@ app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=Tr
 
 
 def _command(method: TrainingMethod) -> Callable[..., None]:
-    """Make the command of a method: the options of all methods, then its own."""
-
     def command(run: RunOptions, options: object) -> None:
         start(run.of(method, options), run.dry_run)
 

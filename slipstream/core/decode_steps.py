@@ -24,11 +24,11 @@ CALL_BYTES = 18_000_000
 """Bytes of weights that are read in the time of Python's overhead per call (0.55 ms at 33 GB/s, measured)."""
 
 
-def best_steps_per_call(weight_bytes: int, most: int = 12, call_bytes: int = CALL_BYTES) -> int:
+def best_steps_per_call(weight_bytes: int, call_bytes: int = CALL_BYTES) -> int:
     """Number of plain decoding steps to run in one call. n steps save 1 - 1 / n of Python's overhead, but on average
     (n - 1) / 2 steps are wasted after the end of the text. Returns the best n for TYPICAL_TOKENS tokens: 1 for large
-    models, at most `most`."""
-    return max(1, min(most, round(math.sqrt(2 * TYPICAL_TOKENS * call_bytes / weight_bytes))))
+    models, at most 12."""
+    return max(1, min(12, round(math.sqrt(2 * TYPICAL_TOKENS * call_bytes / weight_bytes))))
 
 
 @dataclass(frozen=True, eq=False)

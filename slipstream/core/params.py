@@ -23,13 +23,9 @@ from slipstream.errors import ParameterError
 from slipstream.settings import MOST_DRAFT_TOKENS
 
 
-def check_number(
-    name: str, value: Any, low: float, high: float, *, open_low: bool = False, optional: bool = False
-) -> Any:
+def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> Any:
     """`value` as a Python number. Raises ParameterError unless it is a finite number in [low, high], or (low, high] if
-    `open_low`; None is allowed as well if `optional`."""
-    if value is None and optional:
-        return None
+    `open_low`."""
     value = _as_python(value)
     ok = isinstance(value, (int, float)) and not isinstance(value, bool)
     # The range first: an integer that is too long for a float is outside of it, and math.isfinite raises for it.
@@ -41,11 +37,8 @@ def check_number(
     return value
 
 
-def check_integer(name: str, value: object, low: int, *, optional: bool = False) -> Any:
-    """`value` as a Python integer. Raises ParameterError unless it is an integer and at least `low`; None is allowed as
-    well if `optional`."""
-    if value is None and optional:
-        return None
+def check_integer(name: str, value: object, low: int) -> Any:
+    """`value` as a Python integer. Raises ParameterError unless it is an integer and at least `low`."""
     value = _as_python(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ParameterError(f"{name} is {value!r}, must be an integer >= {low}", fix=f"choose {name} >= {low}")
@@ -76,14 +69,9 @@ def number(low: float, high: float, **more: Any) -> Check:
     return partial(check_number, low=low, high=high, **more)
 
 
-def integer(low: int, **more: Any) -> Check:
-    """An integer, at least `low`; more: as in `check_integer`."""
-    return partial(check_integer, low=low, **more)
-
-
-def draft_length(name: str, value: object) -> Any:
-    """Draft tokens a step; None as well."""
-    return None if value is None else check_draft_tokens(value)
+def integer(low: int) -> Check:
+    """An integer, at least `low`."""
+    return partial(check_integer, low=low)
 
 
 def flag(name: str, value: object) -> bool:
@@ -124,16 +112,15 @@ def word_list(name: str, value: object) -> tuple[tuple[int, ...] | str, ...]:
 
 def bias_map(name: str, value: object) -> dict[int, float] | None:
     """Token id -> number in [-100, 100]. None if there are none."""
-    if value is not None and not isinstance(value, Mapping):
+    if not isinstance(value, Mapping):
         raise ParameterError(f"{name} is {value!r}, must map token ids to numbers", fix=f"write {name}={{7: 1.5}}")
     check_id, check_bias = integer(0), number(-100.0, 100.0)
-    biases = {check_id(f"{name} key", t): check_bias(f"{name}[{t}]", bias) for t, bias in (value or {}).items()}
+    biases = {check_id(f"{name} key", t): check_bias(f"{name}[{t}]", bias) for t, bias in value.items()}
     return biases or None
 
 
-def structure(name: str, value: object) -> Structured | None:
-    """Check the form of the text; None is fine, too."""
-    if value is not None and not isinstance(value, Structured):
+def structure(name: str, value: object) -> Structured:
+    if not isinstance(value, Structured):
         raise ParameterError(
             f"{name} is {value!r}, must be a Structured or None", fix=f'write {name}=Structured(regex="[0-9]+")'
         )
@@ -190,7 +177,7 @@ class SamplingParams(Strict):
     )
     repetition_penalty: float | None = parameter(
         None,
-        number(0.0, 100.0, open_low=True, optional=True),
+        number(0.0, 100.0, open_low=True),
         Effect.NEEDS_HISTORY,
         "Repetition penalty; above 1 discourages repetition.",
         neutral=1.0,
@@ -228,16 +215,16 @@ class SamplingParams(Strict):
     stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, "Stop before this text; repeatable.")
     stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, "", ids_in=tuple)
     ignore_eos: bool = parameter(False, flag, Effect.ENDS_TEXT, "Continue after the end-of-text token.")
-    seed: int | None = parameter(None, integer(-(2**63), optional=True), Effect.CONTROLS_RUN, "Sampling seed.")
+    seed: int | None = parameter(None, integer(-(2**63)), Effect.CONTROLS_RUN, "Sampling seed.")
     logprobs: int | None = parameter(
         None,
-        integer(0, optional=True),
+        integer(0),
         Effect.CONTROLS_RUN,
         "Show log-probabilities of the tokens and of N alternatives.",
         metavar="N",
     )
     draft_tokens: int | None = parameter(  # on the command line --draft-tokens is the engine's
-        None, draft_length, Effect.CONTROLS_RUN, ""
+        None, lambda name, value: check_draft_tokens(value), Effect.CONTROLS_RUN, ""
     )
 
     def _uses(self, *effects: Effect) -> bool:

@@ -107,7 +107,6 @@ def _edit(
     stop_ids: Seq[int] | frozenset[int],
     allowed: NDArray[np.bool_] | None,
 ) -> Tensor:
-    """Everything that changes single logits."""
     if not params.edits_logits:
         return logits
     x = logits.double()
@@ -207,7 +206,6 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
 
 
 def _warp_rows(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: Seq[Seq[int]] | None) -> Tensor:
-    """`warp` of rows that follow these outputs of one sequence."""
     allowed = None if outputs is None else find_allowed(seq, outputs)
     return warp(logits, params, seq.tokens[: seq.prompt], outputs, seq.stop_ids, allowed)
 

@@ -19,7 +19,8 @@ Both time plain steps and drafts in turns like this, and pause as `Trials` says:
 
 Nothing is measured beforehand. S is learned from each request's own steps, starting from the rates of earlier requests
 (`Survival`). Costs come from ratios of steps that lie next to each other, so another process on the machine changes
-nothing (`StepTimes`); a number of rows that was never timed is estimated from its neighbours.
+nothing (`StepTimes`); a number of rows that was never timed is estimated from its neighbours, and in a mixture of
+experts by the experts that it is expected to read.
 Prompts must be read anyway, so the time of their rows is not counted as a cost of decoding (see `StepCosts.shares`). On
 a busy server nearly every step has such rows.
 
@@ -28,9 +29,10 @@ distribution is unchanged. They depend on times, though: under `rejection` a see
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from copy import deepcopy
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -57,15 +59,18 @@ counts."""
 LEARN_LAST = 16
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them."""
 
+RelativeCost: TypeAlias = Callable[[int], float]
+
 
 class LengthPolicy(ABC):
     """Chooses in the turns drawn above. keep: steps for which a choice holds while nobody joins or leaves, because
-    choosing takes 0.1 ms."""
+    choosing takes 0.1 ms. relative_cost: see `StepCosts`."""
 
     keep: int
 
-    def __init__(self, trials: Trials, gains: Gains):
-        self.costs, self.trials, self.gains = StepCosts(), trials, gains
+    def __init__(self, trials: Trials, gains: Gains, relative_cost: RelativeCost | None):
+        self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
+        self._shared = {id(relative_cost): relative_cost}  # by all costs: the target goes on learning it
         self._costs_by_context = {0: self.costs}  # by powers of two of `SHORT_CONTEXT`
         # Ids, lengths, and for how many steps they were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
@@ -85,7 +90,9 @@ class LengthPolicy(ABC):
         kind = (context // SHORT_CONTEXT).bit_length()
         if self._costs_by_context.get(kind) is not self.costs:
             near = min(self._costs_by_context, key=lambda known: abs(known - kind))
-            self.costs = self._costs_by_context.setdefault(kind, deepcopy(self._costs_by_context[near]))
+            self.costs = self._costs_by_context.setdefault(
+                kind, deepcopy(self._costs_by_context[near], dict(self._shared))
+            )
             self.costs.forward.wait(CHANGE)
             self._choice = (), [], 0
 
@@ -175,8 +182,8 @@ class LengthsFromRates(LengthPolicy):
 
     keep = 4
 
-    def __init__(self, most: int = 8, prior: float = 0.6):
-        super().__init__(Trials(first_pause=32), Gains(cold=0))
+    def __init__(self, most: int = 8, prior: float = 0.6, relative_cost: RelativeCost | None = None):
+        super().__init__(Trials(first_pause=32), Gains(cold=0), relative_cost)
         self.survival = Survival(most, prior)
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
@@ -227,8 +234,8 @@ class LengthsFromPrices(LengthPolicy):
 
     keep = 16
 
-    def __init__(self) -> None:
-        super().__init__(Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4))
+    def __init__(self, relative_cost: RelativeCost | None = None) -> None:
+        super().__init__(Trials(0, look=0.5, most_debt=MOST_SAVED), Gains(cold=4), relative_cost)
 
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
         return list(limits), self.gains.rate
@@ -250,11 +257,18 @@ class DraftLengths:
     def __init__(self, most: int = 8, prior: float = 0.6):
         self.most, self.prior = most, prior
         self.policy: LengthPolicy = LengthsFromRates(most, prior)
+        self._relative_cost: RelativeCost | None = None
 
-    def serve(self, prices_rows: bool) -> None:
-        """Take the policy for a drafter (see `DrafterTraits.prices_rows`); one of this kind goes on."""
-        if prices_rows != isinstance(self.policy, LengthsFromPrices):
-            self.policy = LengthsFromPrices() if prices_rows else LengthsFromRates(self.most, self.prior)
+    def serve(self, prices_rows: bool, relative_cost: RelativeCost | None = None) -> None:
+        """Take the policy for a drafter (see `DrafterTraits.prices_rows`) and a target (see `Capabilities`); one of
+        this kind goes on."""
+        if prices_rows == isinstance(self.policy, LengthsFromPrices) and relative_cost is self._relative_cost:
+            return
+        self._relative_cost = relative_cost
+        if prices_rows:
+            self.policy = LengthsFromPrices(relative_cost)
+        else:
+            self.policy = LengthsFromRates(self.most, self.prior, relative_cost)
 
     @property
     def resting(self) -> bool:

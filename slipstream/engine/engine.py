@@ -104,7 +104,7 @@ class Engine:
         self.drafter = drafter if isinstance(drafter, Guard) else Guard(drafter, target)
         self.lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
         if self.lengths is not None:
-            self.lengths.serve(self.drafter.traits.prices_rows)
+            self.lengths.serve(self.drafter.traits.prices_rows, target.capabilities.relative_cost)
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.forced_tokens, self._forms = forced_tokens, Guard(FormDrafter(target.device), target)

@@ -1,6 +1,7 @@
 """`StepCosts` keeps the seconds of forwards, drafting and plain steps, and derives the price of rows from them."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,11 +23,12 @@ class StepCosts:
     """Keeps what an engine's steps cost.
 
     price  costs of rows and of drawing, as `set_price` left them.
+    relative_cost  see `Capabilities`: the shape of the costs of rows that were not timed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, relative_cost: Callable[[int], float] | None = None) -> None:
         self.price = Budget(0, (ROW_COST,), DRAW_COST)
-        self.forward = StepTimes()  # by rows
+        self.forward = StepTimes(relative_cost)  # by rows
         self.drafting: dict[int, LevelCosts] = {}  # by requests that draft: by levels
         self._with_prompts = Mean(64)  # the share of steps that read prompts
         self._reading = Mean(16)  # cost for the drafter of reading a row of a prompt

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 import numpy as np
 
@@ -22,6 +22,10 @@ UNKNOWN, TIMED, SURE = 25.0, 0.6, 0.4
 (see `CostLine`), and as compared with the last step."""
 FEW = 3
 """Samples from which on a number of levels counts as timed."""
+EXPECTED = (*range(1, 33), 40, 48, 64, 96, 128)
+"""Numbers whose costs follow from the expected shape of costs, where they were not timed."""
+APART = 1e-9
+"""Least difference of the expected costs of two numbers, by which they are told apart."""
 
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
@@ -41,9 +45,11 @@ class Mean:
 
 
 class CostLine(ABC):
-    """Estimates a cost by a number (of rows, of levels) from those that are known."""
+    """Estimates a cost by a number (of rows, of levels) from those that are known. shape: number -> its expected cost,
+    in any unit; None: nothing is expected."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Callable[[int], float] | None = None) -> None:
+        self._shape = shape
         self._line: tuple[list[int], list[float], float] | None = None  # see `_draw_line`
 
     @abstractmethod
@@ -89,8 +95,23 @@ class CostLine(ABC):
                 before[0] = (before[0] * before[1] + mean * weight) / (before[1] + weight)
                 before[1], before[2] = before[1] + weight, before[2] + many
         ys = [mean for mean, _, many in pools for _ in range(int(many))]
+        if self._shape is not None:
+            xs, ys = self._add_expected(self._shape, xs, ys)
         slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
         return xs, ys, slope
+
+    @staticmethod
+    def _add_expected(shape: Callable[[int], float], xs: list[int], ys: list[float]) -> tuple[list[int], list[float]]:
+        """Add numbers that were not timed. Between timed ones, costs rise as they are expected to; outside of them, the
+        nearest one tells how much dearer than expected everything is."""
+        numbers = sorted({*xs, *EXPECTED})
+        expected = {n: shape(n) + APART * n for n in numbers}
+        inside = np.interp(list(expected.values()), [expected[n] for n in xs], ys).tolist()
+        ends = [ys[at] / expected[xs[at]] for at in (0, -1)]
+        return numbers, [
+            ends[n > xs[-1]] * expected[n] if n < xs[0] or n > xs[-1] else cost
+            for n, cost in zip(numbers, inside, strict=True)
+        ]
 
 
 class StepTimes(CostLine):
@@ -102,8 +123,8 @@ class StepTimes(CostLine):
     cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, shape: Callable[[int], float] | None = None) -> None:
+        super().__init__(shape)
         self._places: dict[int, int] = {}  # of each number in the state; 0 is the moment's factor
         self._logs, self._doubts = np.zeros(1), np.zeros((1, 1))
         self.steps = 0  # how many were added

@@ -98,7 +98,6 @@ def _read_target(target: Checkpoint) -> JsonMapping:
 
 
 def _find_dtype(source: Checkpoint) -> torch.dtype:
-    """The narrowest dtype that holds every stored float."""
     return reduce(torch.promote_types, {t.dtype for t in read_tensors(source).values() if t.is_floating_point()})
 
 

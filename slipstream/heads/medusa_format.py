@@ -129,7 +129,6 @@ def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
 
 
 def _keep_rows(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
-    """Return the same heads with only the draft ids `rows`."""
     cut = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
     state = heads.state_dict()
     state["token_map"] = state["token_map"][rows]
@@ -203,7 +202,6 @@ def _read_accuracies(folder: Path, measured: Iterable[Iterable[float]]) -> Accur
 
 
 def _read_count(folder: Path, config: JsonMapping, *keys: str) -> int | None:
-    """The value of the first of these keys that config.json has; None if it has none."""
     for key in keys:
         value = config.get(key)
         if value is not None:

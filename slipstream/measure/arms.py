@@ -182,7 +182,6 @@ class Run:
         return float(np.median(times)) if times else None
 
     def _rows(self, groups: Seq[int] | None) -> list[list[Cell]]:
-        """Cells of the complete passes."""
         chosen = self.cells if groups is None else [self.cells[g] for g in groups]
         return [row[: self.rounds] for row in chosen]
 
@@ -286,7 +285,6 @@ def _time(run: Run, g: int, seed: int) -> None:
 
 
 def _compare(run: Run, i: int, completion: Completion) -> None:
-    """Compare a greedy text with plain decoding's, in every pass until the prompt's first difference."""
     if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
         return
     stats, batch = completion.stats, run.arm.batch

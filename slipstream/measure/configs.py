@@ -169,6 +169,5 @@ def _none(choice: DrafterChoice, more: str) -> Settings:
 
 
 def _flags(values: Mapping[str, object]) -> str:
-    """Write values as on a command line; objects as JSON."""
     texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in values.items()}
     return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in texts.items())

@@ -41,14 +41,19 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Raced:
-    """A setting that was measured against plain decoding. contender: index of its drafter. exact: whether its texts
-    equal plain decoding's."""
+class Candidate:
+    """A drafter (contender: its index) at a draft length, and its predicted speed-up."""
 
     label: str
     contender: int
     draft_tokens: int
     predicted: float
+
+
+@dataclass(frozen=True)
+class Raced(Candidate):
+    """A setting that was measured against plain decoding. exact: whether its texts equal plain decoding's."""
+
     speedup: Estimate
     exact: bool
     overall: Figures
@@ -62,13 +67,9 @@ class Raced:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Chosen(Candidate):
     """The setting to use. break_even: acceptance rate below which plain decoding is faster."""
 
-    label: str
-    contender: int
-    draft_tokens: int
-    predicted: float
     speedup: Estimate
     drafter: str
     break_even: float | None

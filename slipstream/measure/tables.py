@@ -1,5 +1,5 @@
-"""Reports as data: tables, plots, remarks. A renderer turns them into text for a terminal (`slipstream.cli.render`),
-HTML (`slipstream.cli.report`) or Markdown (`slipstream.cli.table_forms`).
+"""Reports as data: tables, plots, remarks. A renderer turns them into text for a terminal
+(`slipstream.cli.table_forms`) or HTML (`slipstream.cli.report`).
 
 Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are formatted, so all
 renderers write the same text.

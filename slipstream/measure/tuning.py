@@ -11,12 +11,12 @@ measurement is reused in another run, because the speed of a machine drifts.
 """
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
 from slipstream.checkpoints.checkpoint import Checkpoint
-from slipstream.core.params import Strict, check_integer
+from slipstream.core.params import check_integer
 from slipstream.core.strict import JsonObject
 from slipstream.drafters.draft_plan import find_role
 from slipstream.llm import LLM
@@ -28,7 +28,7 @@ from slipstream.measure.lab_settings import TuneConfig
 from slipstream.measure.measured_steps import CountingArm, measure_steps, time_target
 from slipstream.measure.prompts import PromptSet
 from slipstream.measure.provenance import OtherProcesses, note_drafts, note_provenance
-from slipstream.measure.report_tune import Chosen, Configurations, Raced, Recorded, TuneData
+from slipstream.measure.report_tune import Candidate, Chosen, Configurations, Raced, Recorded, TuneData
 from slipstream.measure.results import Result, record
 from slipstream.measure.step_figures import Measured
 from slipstream.measure.tables import Estimate
@@ -43,21 +43,11 @@ RECORDED = 2
 """Timed passes of a recording. With one, a single disturbance would affect every prediction."""
 
 
-@dataclass(frozen=True)
-class Candidate(Strict):
-    """A drafter (its index in the contenders) at a draft length, and its predicted speed-up."""
-
-    contender: int
-    label: str
-    draft_tokens: int
-    predicted: float
-
-
 def list_candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
     tokens per level as the recorded one."""
     choices = [
-        Candidate(i, label, k, m.expect(k))
+        Candidate(label, i, k, m.expect(k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
         for k in range(1, m.draft_tokens + 1)
     ]

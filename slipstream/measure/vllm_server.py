@@ -75,12 +75,12 @@ class ServerProcess:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/v1"
 
-    def tail(self, lines: int = 12) -> str:
+    def tail(self) -> str:
         """The lines that name an error, if it printed any, else the last ones."""
         self._reader.join(1.0 if self.process.poll() is not None else 0.0)
         log = [line.strip() for line in self._log if line.strip()]
         wrong = dict.fromkeys(line[match.start() :] for line in log if (match := ERROR.search(line)))
-        return "\n".join(line[:WIDEST] for line in (list(wrong) or log)[-lines:])
+        return "\n".join(line[:WIDEST] for line in (list(wrong) or log)[-12:])
 
     def ready(self, seconds: float, given_up: Event | None = None) -> str:
         """Its URL, once it answers; "" if it is given up before. Raises ServedError with what it printed if it ends

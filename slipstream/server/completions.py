@@ -88,7 +88,6 @@ class ChoicesWriter(ResponseWriter):
         return "", body
 
     def _write_statistics(self, choice: Choice) -> JsonObject:
-        """The statistics of a choice that has ended, if they were asked for."""
         if not self._statistics or choice.stats is None:
             return {}
         more = {"drafted_by": choice.proposers, "others": choice.concurrent}
@@ -258,7 +257,6 @@ class ChatWriter(ChoicesWriter):
 
 
 def _write_reasoning(text: str) -> JsonObject:
-    """Write the reasoning under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
 
 

@@ -157,7 +157,6 @@ def _turns(tokenizer: Tokenizer | None, *answer: JsonObject, **given: object) ->
 
 
 def _read_calls(form: ToolFormat, turn: str) -> list[tuple[str, object]]:
-    """Return the calls that a format reads in the text of a turn."""
     reply = Reply(dict.fromkeys(_NAMES, _SCHEMA), form.read)
     reply.add(turn, True)
     try:

@@ -288,7 +288,6 @@ async def read_body(request: Request, most: int) -> bytearray:
 
 
 def _parse_object(read: bytearray) -> JsonObject:
-    """The JSON object of a body. Raises ApiError 400."""
     try:
         body = json.loads(read.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as fault:
@@ -306,7 +305,6 @@ def _too_large(most: int) -> ApiError:
 
 
 def _check(field: str, value: object, depth: int = 0) -> None:
-    """Raise ApiError for texts that cannot be encoded, and for deep nesting."""
     if depth > MOST_DEPTH:
         raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} deep", field, "invalid_json")
     if isinstance(value, dict):

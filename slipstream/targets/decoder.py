@@ -20,7 +20,7 @@ from slipstream.checkpoints.gguf_config import keys_read
 from slipstream.checkpoints.gguf_keys import warn_of_keys
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.lora import Adapter
-from slipstream.checkpoints.weight_formats import FORMATS
+from slipstream.checkpoints.weight_formats import FORMATS, KV_FORMATS
 from slipstream.checkpoints.weights import Progress, Weights, from_module, load_weights, stored_as
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
@@ -289,7 +289,8 @@ class DescribedDecoder(Described):
     def kv_bytes(self) -> int:
         if self.runner != "native":
             return super().kv_bytes
-        return self.config.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
+        fmt = KV_FORMATS[self.settings.kv_dtype or "float32"]
+        return sum(2 * each.kv_heads * fmt.head_bytes(each.head_dim) for each in self.config.described if each.has_kv)
 
     @property
     def state_bytes(self) -> int:

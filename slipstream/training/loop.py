@@ -262,7 +262,6 @@ def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, l
 
 
 def _read_tokens(stream: TokenStream, windows: Seq[int], config: RunConfig) -> tuple[Tensor, Tensor]:
-    """`tokens` and `counts` of a `Window`."""
     tokens = stream.rows(windows, config.length)[:, :-1]
     if config.answers_only:
         return tokens, stream.masks(windows, config.length)[:, :-1]

@@ -110,7 +110,6 @@ class TokenStream:
         return self._windows[length]
 
     def _locate(self, indices: Iterable[int], length: int) -> NDArray[np.int64]:
-        """Of the tokens of windows by index, [rows, length + 1]."""
         return self.windows(length)[list(indices)][:, None] + np.arange(length + 1)
 
     def rows(self, indices: Iterable[int], length: int) -> Tensor:

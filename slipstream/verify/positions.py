@@ -81,7 +81,6 @@ class Positions:
 
     @contextmanager
     def _note_proposals(self) -> Iterator[None]:
-        """Notes what the drafter proposes meanwhile."""
         observe = self.drafter.observe
 
         def note(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

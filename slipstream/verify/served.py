@@ -88,17 +88,8 @@ def smallest_shift(tokens: float, level: float, prompts: int) -> float:
     """Return the total variation between the shares of the `PLACES` at two servers that the test finds with probability
     `POWER`. tokens: tokens with a place at each server. A shift x adds at least 2 x^2 for each token to the
     noncentrality: as much as it adds if two places have half of the tokens each."""
-    return min(1.0, math.sqrt(_noncentrality(level, prompts) / (2 * max(1.0, tokens))))
-
-
-def requests_for(shift: float, length: int = 16, level: float = 1e-3, prompts: int = 9) -> int:
-    """Sampled requests, to both servers together, in which a shift of this total variation is found with probability
-    `POWER`, if all their tokens have a place. It is at most 1, and above 0."""
-    return math.ceil(_noncentrality(level, prompts) / shift**2 / length)
-
-
-def _noncentrality(level: float, prompts: int) -> float:
-    return shift_seen(PLACES - 1, decisive_level(level, prompts + 1), math.sqrt(POWER))
+    noncentrality = shift_seen(PLACES - 1, decisive_level(level, prompts + 1), math.sqrt(POWER))
+    return min(1.0, math.sqrt(noncentrality / (2 * max(1.0, tokens))))
 
 
 @dataclass(frozen=True)

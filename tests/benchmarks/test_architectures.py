@@ -20,7 +20,7 @@ def test_the_table_has_every_architecture_as_the_package_says_and_no_text_differ
     here = listed(TEXT)
     for name, kind in kinds.ARCHITECTURES.items():
         if name in here and "encoder-decoder" not in kind.name:
-            assert (here[name] == RUN[PACKED]) == kind.one_forward, name
+            assert (here[name] == RUN[PACKED]) == kind.trees, name
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma4_text", "rwkv"])

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gguf.gguf_writer import rotate_rows
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import MODEL_TYPES
-from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
+from slipstream.checkpoints.gguf_weights import names_in_file
 from slipstream.checkpoints.weight_blocks import TYPES
 
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gguf.gguf_writer import rotate_rows
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
-from slipstream.checkpoints.gguf_weights import names_in_file, rotate_rows
+from slipstream.checkpoints.gguf_weights import names_in_file
 from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import UnsupportedModelError
 from tests.backends.native.models import logits

@@ -60,9 +60,12 @@ TABLE: list[tuple[str, str]] = [
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
     ("generate x -m mine --drafter model", "without a draft model"),
-    ("generate x -m /nonexistent --kv-dtype float61", "must be one of float32, float16. Fix: did you mean 'float16'?"),
+    (
+        "generate x -m /nonexistent --kv-dtype float61",
+        "must be one of float32, float16, q8_0. Fix: did you mean 'float16'?",
+    ),
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
-    ("generate x {pair} --kv-dtype float16", "Fix: drop kv_dtype"),
+    ("generate x {pair} --kv-dtype q8_0", "Fix: drop kv_dtype"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
     *(
         (

@@ -15,8 +15,9 @@ from slipstream.drafters.lookups import ROW_COST
 from slipstream.engine.draft_lengths import LengthPolicy, LengthsFromPrices, LengthsFromRates
 from slipstream.engine.draft_trials import SAVED_FIRST, TRIAL_SHARE, TRIAL_STEPS
 from slipstream.engine.step_costs import DRAW_COST
-from slipstream.engine.step_history import LevelCosts, Mean, StepTimes
+from slipstream.engine.step_history import LevelCosts, Mean, StepTimes, Survival
 from slipstream.engine.timed_step import Step
+from slipstream.targets.target_costs import ExpertReads
 
 
 class OtherProcess:
@@ -43,7 +44,8 @@ class OtherProcess:
 class World:
     """acceptance: of a draft token, by request; level: seconds of drafting one token for all; row: seconds of a further
     row beyond `free` rows, where a forward of one row takes 1; noise: spread of times, as a share; stride: plain steps
-    in one call, each of which takes `saved` less; other: another process on the machine."""
+    in one call, each of which takes `saved` less; other: another process on the machine; union: cost of a forward by
+    rows, of a mixture of experts."""
 
     acceptance: Seq[float]
     level: float
@@ -54,12 +56,15 @@ class World:
     saved: float = 0.0
     seed: int = 0
     other: OtherProcess | None = None
+    union: Callable[[int], float] | None = None
     draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
 
     def forward(self, rows: int) -> float:
+        if self.union is not None:
+            return self.union(rows)
         return 1 + self.row * max(0, rows - self.free)
 
     def noisy(self, seconds: float) -> float:
@@ -416,6 +421,41 @@ def test_a_clock_that_stands_still_divides_nothing_by_zero_and_ends_no_lookup_fo
         drafted += length > 0
         policy.learn(Step([0], [length], [length], [min(length, 3)], 0.05 * time, (1 + 0.1 * length) * time))
     assert drafted > 1000 * isinstance(policy, LengthsFromPrices)
+
+
+@pytest.mark.parametrize("seen", [1.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("experts", [(8.0, (2, 8)), (8.0, (4, 128)), (40.0, (8, 128)), (0.0, (1, 3))], ids=str)
+def test_the_best_length_of_a_mixture_is_chosen_before_other_numbers_of_rows_are_timed(
+    experts: tuple[float, tuple[int, int]], alpha: float, seen: float
+) -> None:
+    """Passes cost `seen` times as much as the weights that they read. Only rows 1 and 2 are timed."""
+    reads = ExpertReads(experts[0], 1.0, 1, experts[1])
+    world = World([alpha], level=0.01, row=0.0, noise=0.0, union=reads)
+    policy = LengthsFromRates(prior=alpha, relative_cost=reads)
+    for length in (1, 1, 1, 0):
+        policy.learn(Step([7], [length], [length], [length], 0.01 * length * seen, seen * reads(1 + length)))
+    policy.survival = Survival(8, prior=alpha)  # these few were luck
+    best = max(range(1, 9), key=world.rate)
+    assert world.rate(chosen(policy, [0], [8])[0]) > 0.97 * world.rate(best)
+    assert policy.costs.forward.estimate(np.arange(1, 9)) == pytest.approx([seen * reads(n) for n in range(1, 9)])
+
+
+def test_what_was_timed_holds_against_what_a_mixture_is_expected_to_cost() -> None:
+    """Also while the target goes on learning how alike rows choose, and in longer contexts."""
+    reads = ExpertReads(0.0, 1.0, 1, (8, 128))
+    policy = LengthsFromRates(relative_cost=reads)
+    for _ in range(40):
+        for rows in (1, 5):
+            policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, 1.0 if rows == 1 else 1.5, context=600))
+    forward = policy.costs.forward
+    assert [forward.at(1), forward.at(5)] == pytest.approx([1.0, 1.5], rel=0.01)
+    assert forward.at(5) < forward.at(9) < 3
+    for _ in range(300):
+        reads.learn(9, 8)
+    forward.add(1, 1.0)
+    assert forward.at(9) == pytest.approx(1.5, rel=0.05)
+    assert [forward.at(n) for n in range(1, 300)] == pytest.approx(forward.estimate(np.arange(1, 300)).tolist())
 
 
 def test_requests_that_left_are_forgotten() -> None:

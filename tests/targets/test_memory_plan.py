@@ -19,6 +19,7 @@ from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
+from slipstream.kv.blocks import BLOCK
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import describe
 from slipstream.targets.described import MemoryPlan, plan
@@ -43,6 +44,8 @@ def test_the_bytes_before_loading_are_those_after_loading_and_fewer_with_fewer_b
 
     assert of().draft == 0
     assert of(kv_dtype="float16").per_token * 2 == of().per_token
+    small = Decoder.load(tiny.target, "native", kv_dtype="q8_0", kv_tokens=64).executor
+    assert of(kv_dtype="q8_0").per_token * BLOCK == small._blocks.block_bytes
     assert of(quantize="w8a16").weights < of().weights
 
 

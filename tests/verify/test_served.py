@@ -21,7 +21,6 @@ from slipstream.verify.served import (
     count_requests,
     judge_texts,
     measure_noise,
-    requests_for,
     verify_served,
 )
 
@@ -202,7 +201,7 @@ def test_a_fault_after_one_letter_alone_is_found():
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_a_shift_of_two_percent_is_found_in_as_many_requests_as_stated(planted):
+def test_a_shift_of_two_percent_is_found_in_as_many_requests_as_its_power_needs(planted):
     """The likeliest follower of each letter is taken in 2 % of the tokens more, at the cost of the next one: a total
     variation of 0.02 between the shares. A power of 0.9 is promised where both have half of the tokens each; here the
     first two have fewer, and it is above 0.99."""
@@ -213,8 +212,7 @@ def test_a_shift_of_two_percent_is_found_in_as_many_requests_as_stated(planted):
         chance = 0.02 / (np.exp(logits[second]) / np.exp(logits).sum())
         return int(first) if temperature and token == second and rng.random() < chance else token
 
-    asked = requests_for(0.02, length=48, prompts=len(PROMPTS))
-    config = ServedConfig(tokens=4, samples=asked // 2 // len(PROMPTS), length=48, clients=1)
+    config = ServedConfig(tokens=4, samples=307, length=48, clients=1)
     served = Near("http://a", choose=wrong if planted else sampled)
     row = verify_served(served, Near("http://b"), PROMPTS, config).data.sampled[-1]
     assert row.prompt == "all prompts"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.compiled import compile_lock
+from slipstream.backends.native.kernels.formats import FLOAT32, KV_FORMATS
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedTables, decoder_weights
@@ -33,8 +34,6 @@ would spin: 0.1 to 1.7 s of processor time for 17M weights on two cores, by how 
 LONGEST_TAKEN_BACK = 16
 """Draft tokens, of a draft model with recurrent layers."""
 
-KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
-
 
 class NativeExecutor(NativePaged):
     """A decoder on the CPU; implements `executor.Executor`.
@@ -47,26 +46,29 @@ class NativeExecutor(NativePaged):
     Logits are batch-invariant: a row has bitwise the same logits in any batch, chain or tree. Kernels that are not
     compiled on this machine yet are compiled here, so that the first request does not wait for them.
 
-    config and settings: `native_backend.refusal` must not refuse them. Raises ParameterError for a cache in float16 on
-    a processor without it.
+    config and settings: `native_backend.refusal` must not refuse them. Raises ParameterError for a cache in float16
+    or q8_0 on a processor without float16.
     """
 
     torch_threads = 1
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
         quantised, dtype = settings.weight_format, settings.dtype or torch.float32
-        if settings.kv_dtype == "float16" and not converts_half():
+        kv_dtype = settings.kv_dtype or FLOAT32.name
+        if kv_dtype != FLOAT32.name and not converts_half():
             raise ParameterError(
-                "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"
+                f"kv_dtype is {kv_dtype!r} on a processor without instructions for float16 (F16C)",
+                why="it stores keys and values, or their scales, in float16",
+                fix="choose 'float32'",
             )
         self.config, self.device = config, torch.device("cpu")
         with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
-            super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks, lag=_lag(settings))
+            super().__init__(config, KV_FORMATS[kv_dtype], settings.kv_blocks, lag=_lag(settings))
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
             give_back_freed()
             self._workspace = Workspace(settings.threads, self._layout.nbytes)
-            kv_dtype, quantize = settings.kv_dtype or "float32", quantised.quantize if quantised else weights.quantised
+            quantize = quantised.quantize if quantised else weights.quantised
             lag = None if self._states is None else self._states.lag
             self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most, rollback=lag)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)

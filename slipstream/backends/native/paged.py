@@ -9,6 +9,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks
+from slipstream.backends.native.kernels.formats import FLOAT32, Q8_0, Format
 from slipstream.backends.native.kernels.records import CACHE, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, ROW, ROWS
 from slipstream.backends.native.states import NativeStates
 from slipstream.backends.native.threads import Workspace, kernel_lock
@@ -29,20 +30,22 @@ class NativeBlocks:
     The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer after
     another. Recurrent layers, and layers that read the keys and values of an earlier one, have no arrays.
 
+    In q8_0 the arrays are [blocks, Hk] of records: int8 "values" of these shapes, and "scales" in float16, of which
+    each belongs to 32 neighbours in D, or to the last fewer ones.
+
     block_bytes  bytes of one block in all layers.
     """
 
-    def __init__(self, layers: Seq[LayerDescription], dtype: type = np.float32):
-        self.dtype = np.dtype(dtype)
+    def __init__(self, layers: Seq[LayerDescription], fmt: Format = FLOAT32):
         owners = [i for i, layer in enumerate(layers) if layer.has_kv]
         self._owner = [
             owners.index(i if layer.shared is None else layer.shared) if layer.attends else None
             for i, layer in enumerate(layers)
         ]
         shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in owners]
-        self.block_bytes = sum(2 * heads * BLOCK * size * self.dtype.itemsize for heads, size in shapes)
-        self.keys: list[np.ndarray] = [np.empty((0, heads, size, BLOCK), dtype) for heads, size in shapes]
-        self.values: list[np.ndarray] = [np.empty((0, heads, BLOCK, size), dtype) for heads, size in shapes]
+        self.block_bytes = sum(2 * heads * BLOCK * fmt.head_bytes(size) for heads, size in shapes)
+        self.keys = [np.empty((0, heads), _block_dtype(fmt, size, True)) for heads, size in shapes]
+        self.values = [np.empty((0, heads), _block_dtype(fmt, size, False)) for heads, size in shapes]
         self._addresses = np.zeros((len(layers), 2), np.int64)
         self._moved = True
 
@@ -62,7 +65,7 @@ class NativeBlocks:
                 if len(old) >= blocks:
                     continue  # already grown by an interrupted call
                 try:
-                    new = np.empty((blocks, *old.shape[1:]), self.dtype)
+                    new = np.empty((blocks, *old.shape[1:]), old.dtype)
                 except MemoryError as error:
                     raise TargetError(
                         f"no memory for {blocks} KV blocks of {self.block_bytes} bytes: {error}",
@@ -79,22 +82,48 @@ class NativeBlocks:
     def move(self, src: Seq[int], dst: Seq[int]) -> None:
         from_block, from_slot = np.divmod(np.asarray(src, np.int64), BLOCK)
         to_block, to_slot = np.divmod(np.asarray(dst, np.int64), BLOCK)
-        for data in self.keys:
-            data[to_block, :, :, to_slot] = data[from_block, :, :, from_slot]
-        for data in self.values:
-            data[to_block, :, to_slot] = data[from_block, :, from_slot]
+        for arrays, axis in ((self.keys, 3), (self.values, 2)):
+            for part in (part for data in arrays for part in _by_slot(data, axis)):
+                part[to_block, to_slot] = part[from_block, from_slot]
 
     def read(self, places: Seq[int]) -> Tensor:
         """Return a copy of these places, float32 [layers with keys of their own, 2, Hk, places, D], filled up with
         zeros where layers have fewer or smaller heads than others."""
         block, slot = np.divmod(np.asarray(places, np.int64), BLOCK)
-        layers = [
-            np.stack([keys[block, :, :, slot], values[block, :, slot]])  # [2, places, Hk, D]
-            for keys, values in zip(self.keys, self.values, strict=True)
-        ]
+        keys, values = (
+            [_as_floats([part[block, slot] for part in _by_slot(data, axis)]) for data in arrays]
+            for arrays, axis in ((self.keys, 3), (self.values, 2))
+        )
+        layers = [np.stack(pair) for pair in zip(keys, values, strict=True)]  # [2, places, Hk, D]
         largest = np.max([layer.shape for layer in layers], axis=0)
         full = [np.pad(x, [(0, most - n) for n, most in zip(x.shape, largest, strict=True)]) for x in layers]
-        return torch.from_numpy(np.stack(full)).float().transpose(2, 3).contiguous()
+        return torch.from_numpy(np.stack(full)).transpose(2, 3).contiguous()
+
+
+def _block_dtype(fmt: Format, size: int, keys: bool) -> np.dtype:
+    """The keys, or values, of one head in a block."""
+    shape, scales = (size, BLOCK), (-(-size // fmt.span) if fmt.span else 0, BLOCK)
+    if not keys:
+        shape, scales = shape[::-1], scales[::-1]
+    if not fmt.span:
+        return np.dtype((fmt.name, shape))
+    return np.dtype([("values", np.int8, shape), ("scales", np.float16, scales)])
+
+
+def _by_slot(data: np.ndarray, axis: int) -> list[np.ndarray]:
+    """Views [blocks, BLOCK, Hk, ...] of a layer's keys or values, whose slots are at `axis`, and of their scales, if
+    they have some."""
+    parts = [data] if data.dtype.names is None else [data[name] for name in data.dtype.names]
+    return [np.moveaxis(part, axis, 1) for part in parts]
+
+
+def _as_floats(parts: list[np.ndarray]) -> np.ndarray:
+    """float32 [places, Hk, D] of numbers of these places, and their scales if they have some."""
+    numbers = parts[0].astype(np.float32)
+    if len(parts) == 1:
+        return numbers
+    with np.errstate(invalid="ignore"):  # 0 times a scale that is not finite
+        return numbers * parts[1].astype(np.float32).repeat(Q8_0.span, -1)[..., : numbers.shape[-1]]
 
 
 class RotaryTables:
@@ -165,20 +194,20 @@ class NativePaged(PagedCache[NativeBlocks]):
     def __init__(
         self,
         config: DecoderConfig,
-        kv_dtype: type = np.float32,
+        kv_format: Format = FLOAT32,
         kv_blocks: int | None = None,
         ahead: int = 0,
         lag: int = 0,
     ):
         """lag: see `NativeStates`."""
-        self._options = (config, kv_dtype, kv_blocks, ahead, lag)
+        self._options = (config, kv_format, kv_blocks, ahead, lag)
         self._rotary = RotaryTables(config)
-        self._tiles = addresses.attention_tile_addresses(np.dtype(kv_dtype) == np.float16)
+        self._tiles = addresses.attention_tile_addresses(kv_format)
         self._reset_cache()
 
     def _reset_cache(self) -> None:
-        config, kv_dtype, kv_blocks, ahead, lag = self._options
-        blocks, self._states = NativeBlocks(config.described, kv_dtype), None
+        config, kv_format, kv_blocks, ahead, lag = self._options
+        blocks, self._states = NativeBlocks(config.described, kv_format), None
         if config.recurrences:
             room = int((1 - RESERVE) * available_bytes(torch.device("cpu"))) - (kv_blocks or 0) * blocks.block_bytes
             beside = (kv_blocks or MOST_BLOCKS) * blocks.block_bytes
@@ -239,7 +268,7 @@ class NativePaged(PagedCache[NativeBlocks]):
             record = self._record[0]
             record["layers"], record["slots"] = address(layers), BLOCK
             record["tables"], record["stride"] = address(tables), tables.shape[1]
-            record["half"] = blocks.dtype == np.float16
+            record["bytes"] = self._options[1].bytes
             record["scores"], record["mix"] = self._tiles
             self._tables = key, tables
         if self._states is not None:

@@ -130,7 +130,6 @@ class ChainsOnly:
     def _forward(
         self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Read tokens; logits [keep, V] after the last ones."""
         if self.one_by_one and cache.tokens and len(tokens) > 1:
             return self._apart(seq, cache, tokens, keep, taps)
         ids = torch.tensor([list(tokens)], device=self.device)  # [1, n]
@@ -159,7 +158,6 @@ class ChainsOnly:
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
     def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, object]:
-        """Make the arguments with which the model reads ids [1, n]."""
         given: dict[str, object] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
             start = len(cache.tokens)

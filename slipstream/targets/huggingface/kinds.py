@@ -8,27 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """name and note: for people. trees, heads, early_exit: as in `Capabilities`. one_forward: whether a batch is one
+    """name and note: for people. trees, heads, early_exit: as in `Capabilities`. With trees, a batch is one
     forward."""
 
     name: str
     note: str
     trees: bool
     early_exit: bool
-    one_forward: bool
     heads: bool = True
 
 
-DECODER = Kind("decoder", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True)
-PACKED = Kind("packed", "transformers, rows of several sequences over our own KV blocks", True, True, True)
-ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
-STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
-ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False)
+DECODER = Kind("decoder", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True)
+PACKED = Kind("packed", "transformers, rows of several sequences over our own KV blocks", True, True)
+ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False)
+STATES = Kind("states", "the same; recurrent states are copied", False, False)
+ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False)
 _ENCODED = "transformers, a source that is encoded once, rows of several texts over our own KV blocks"
-ENCODER_DECODER = Kind("encoder-decoder", _ENCODED, True, False, True, heads=False)
-ENCODER_DECODER_EACH = Kind(
-    "encoder-decoder, one each", "the same, a cache for each text", False, False, False, heads=False
-)
+ENCODER_DECODER = Kind("encoder-decoder", _ENCODED, True, False, heads=False)
+ENCODER_DECODER_EACH = Kind("encoder-decoder, one each", "the same, a cache for each text", False, False, heads=False)
 
 KINDS = (DECODER, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH)
 

@@ -135,7 +135,6 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
 
 
 def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: object) -> PreTrainedModel:
-    """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer
 

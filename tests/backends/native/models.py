@@ -35,6 +35,7 @@ FORMATS = {
     "w8a8": (torch.float16, {"quantize": "w8a8"}),
     "int8 without dot products": (torch.float16, {"quantize": "w8a8"}),
     "float16 with a cache in float16": (torch.float16, {"kv_dtype": "float16"}),
+    "float16 with a cache in q8_0": (torch.float16, {"kv_dtype": "q8_0"}),
 }
 """All formats of weights, products and KV cache."""
 

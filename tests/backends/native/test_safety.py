@@ -160,5 +160,6 @@ def test_without_float16_instructions_weights_are_converted_and_logits_are_the_s
     assert torch.equal(model.forward(chain(0, 0, text)).logits, want)
     assert model.memory()["weights"] > 1.8 * plain.memory()["weights"]
     monkeypatch.setattr(native_executor, "converts_half", lambda: False)
-    with pytest.raises(ParameterError, match="F16C"):
-        executor(form="float16 with a cache in float16")
+    for name in ("float16", "q8_0"):
+        with pytest.raises(ParameterError, match=f"{name!r} .*F16C"):
+            executor(form=f"float16 with a cache in {name}")

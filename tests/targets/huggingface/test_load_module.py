@@ -237,7 +237,7 @@ def test_a_loaded_model_that_cannot_be_run_is_refused(make, settings, error, say
         LLM(make(), **settings)
 
 
-@pytest.mark.parametrize(("name", "value"), [("quantize", "int8"), ("kv_dtype", "float16")])
+@pytest.mark.parametrize(("name", "value"), [("quantize", "int8"), ("kv_dtype", "q8_0")])
 def test_settings_that_transformers_does_not_have_are_refused(folder: Path, name: str, value: str) -> None:
     for model in (folder, random_model("gpt-neox", torch.float32)):
         with pytest.raises(ParameterError, match=f"{name}='{value}' was asked of transformers"):

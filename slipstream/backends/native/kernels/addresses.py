@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.backends.native.kernels.block_tiles import block_tile
 from slipstream.backends.native.kernels.compiled import entry
-from slipstream.backends.native.kernels.formats import FLOAT16, FLOAT32, FORMATS, Format
+from slipstream.backends.native.kernels.formats import FORMATS, KV_FORMATS, Format
 from slipstream.backends.native.kernels.tiles import attention_tile, matrix_tile
 from slipstream.backends.native.kernels.vectors import locator
 
@@ -27,8 +27,8 @@ def _entry(name: str, make: Callable[..., Any], *parameters: Any) -> Any:
 
 
 _MATRIX = {fmt: _entry(fmt.name, block_tile if fmt.group else matrix_tile, fmt) for fmt in FORMATS}
-_SCORES = {fmt: _entry(f"scores_{fmt.name}", attention_tile, fmt, True) for fmt in (FLOAT32, FLOAT16)}
-_MIX = {fmt: _entry(f"mix_{fmt.name}", attention_tile, fmt, False) for fmt in (FLOAT32, FLOAT16)}
+_SCORES = {fmt: _entry(f"scores_{fmt.name}", attention_tile, fmt, True) for fmt in KV_FORMATS.values()}
+_MIX = {fmt: _entry(f"mix_{fmt.name}", attention_tile, fmt, False) for fmt in KV_FORMATS.values()}
 
 
 @functools.cache
@@ -38,7 +38,6 @@ def matrix_tile_address(fmt: Format) -> int:
 
 
 @functools.cache
-def attention_tile_addresses(half: bool) -> tuple[int, int]:
-    """Addresses of the tiles for scores and for values of a KV cache in float16 or float32."""
-    fmt = FLOAT16 if half else FLOAT32
+def attention_tile_addresses(fmt: Format) -> tuple[int, int]:
+    """Addresses of the tiles for scores and for values of a KV cache."""
     return int(_SCORES[fmt]()), int(_MIX[fmt]())

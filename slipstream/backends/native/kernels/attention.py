@@ -12,14 +12,15 @@ from numba import carray
 from slipstream.backends.native.kernels.arithmetic import (
     cap_in_place,
     is_finite,
+    max_abs,
     rms_norm,
     rotate,
     sigmoid,
     softmax_in_place,
 )
 from slipstream.backends.native.kernels.compiled import kernel
-from slipstream.backends.native.kernels.formats import FLOAT32
-from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, put_half
+from slipstream.backends.native.kernels.formats import FLOAT32, Q8_0
+from slipstream.backends.native.kernels.memory import address_of, call, floats, half, integers, pointer, put_half, small
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.records import LAYER, NOTHING, ROW
 
@@ -27,6 +28,7 @@ MOST_HEADS = FLOAT32.most_rows
 """Number of query heads of one key/value head, from one or several rows, that are processed together."""
 
 ALL = np.int64(MOST_HEADS)
+SPAN = np.int64(Q8_0.span)
 
 
 @kernel()
@@ -36,15 +38,41 @@ def rows_at(address, count):
 
 
 @kernel()
-def _copy(x, address, step, narrow):
-    """Write x with stride `step` to an address, as float16 if `narrow`."""
-    if narrow:
+def spans_of(size):
+    return (size + SPAN - 1) // SPAN
+
+
+@kernel()
+def head_bytes(job, size):
+    """Bytes of the keys, or values, of one head in a block. In 8 bits their scales come after them."""
+    return (job.bytes * size + (2 * spans_of(size) if job.bytes == 1 else 0)) * job.slots
+
+
+@kernel()
+def _copy(x, address, step, bytes, scales):
+    """Write x with stride `step` to an address, in numbers of so many bytes; in 8 bits the scales of its spans go to
+    address `scales`, with the same stride."""
+    if bytes == 4:
+        out = floats(address, step * (x.shape[0] - 1) + 1)
+        for i in range(x.shape[0]):
+            out[step * i] = x[i]
+    elif bytes == 2:
         for i in range(x.shape[0]):
             put_half(address + 2 * step * i, x[i])
-        return
-    out = floats(address, step * (x.shape[0] - 1) + 1)
+    else:
+        for i in range(0, x.shape[0], SPAN):
+            _quantise(x[i : i + SPAN], address + step * i, step, scales + 2 * step * (i // SPAN))
+
+
+@kernel()
+def _quantise(x, address, step, scale_address):
+    """Write x as int8 times a scale, which is not finite where x is not: then 0 times the scale is NaN."""
+    put_half(scale_address, max_abs(x) / np.float32(127))
+    scale, most = half(scale_address), np.float32(127)
+    out, usable = small(address, step * (x.shape[0] - 1) + 1), 0 < scale < np.inf
     for i in range(x.shape[0]):
-        out[step * i] = x[i]
+        number = np.rint(x[i] / scale) if usable else np.float32(0)
+        out[step * i] = np.int8(min(max(number, -most), most))
 
 
 @kernel()
@@ -73,7 +101,7 @@ def write_kv(job, unit, thread):
     layer = carray(pointer(job.layer), (1,), LAYER)[0]
     size, heads, kv_heads = layer.size, layer.heads, layer.kv_heads if layer.writes else 0
     rows, rotated = rows_at(job.rows, job.count), heads + kv_heads
-    bytes, tables = 2 if job.half else 4, integers(job.positions, layer.rotary + layer.growth)
+    tables = integers(job.positions, layer.rotary + layer.growth)
     for r in range(unit * job.each, min((unit + 1) * job.each, job.count)):
         row, at = floats(job.qkv + 4 * job.stride * r, (rotated + kv_heads) * size), rows[r]
         if layer.key_is_value:
@@ -98,10 +126,12 @@ def write_kv(job, unit, thread):
         block = integers(job.tables + 8 * job.table_stride * at.sequence, job.table_stride)[at.slot // job.slots]
         slot = at.slot % job.slots
         for g in range(kv_heads):
-            start = (block * kv_heads + g) * size * job.slots
+            start = (block * kv_heads + g) * head_bytes(job, size)
+            scales = start + job.slots * size
             key, value = row[(heads + g) * size :], row[(rotated + g) * size :]
-            _copy(key[:size], job.keys + bytes * (start + slot), job.slots, job.half)
-            _copy(value[:size], job.values + bytes * (start + slot * size), 1, job.half)
+            keys, values = job.keys + start + job.bytes * slot, job.values + start + job.bytes * slot * size
+            _copy(key[:size], keys, job.slots, job.bytes, job.keys + scales + 2 * slot)
+            _copy(value[:size], values, 1, job.bytes, job.values + scales + 2 * slot * spans_of(size))
 
 
 # --- the slots that a row sees ---------------------------------------------------------------------------------------
@@ -222,10 +252,11 @@ def _score(job, group, scores, packed, low, high):
         row = floats(job.q + 4 * (job.stride * active[first + j // heads] + (head + j % heads) * size), size)
         for i in range(size):
             packed[i * count + j] = row[i]
-    queries, bytes = address_of(packed), 2 if job.half else 4
+    queries, bytes = address_of(packed), head_bytes(job, job.size)
     for t in range(max(low, begin), min(high, longest), slots):
-        keys = job.keys + bytes * (blocks[t // slots] * job.kv_heads + g) * size * slots
-        call(job.scores, (keys, queries, scores + 4 * t, size, slots, PANEL, 0, job.width, slots, count))
+        keys = job.keys + (blocks[t // slots] * job.kv_heads + g) * bytes
+        scales = keys + size * slots
+        call(job.scores, (keys, scales, queries, scores + 4 * t, size, slots, PANEL, 0, job.width, slots, count))
 
 
 @kernel()
@@ -241,6 +272,14 @@ def _softmax(job, group, scores, low, high):
 
 
 @kernel()
+def _values_at(job, block, g, slot, low):
+    """Addresses of column `low` of the values of a slot, and of its scale."""
+    head = job.values + (block * job.kv_heads + g) * head_bytes(job, job.size)
+    scales = head + job.slots * job.size + 2 * (slot * spans_of(job.size) + low // SPAN)
+    return head + job.bytes * (slot * job.size + low), scales
+
+
+@kernel()
 def _visible_sum(job, rows, r, g, weights, sums, low):
     """sums = weighted sum of the values that row r sees, columns low, low + 1, ... of key/value head g, in the order of
     slots: what `_weighted_sum` computes if all hidden values are finite. Slow, for rows whose sum is not finite."""
@@ -251,9 +290,8 @@ def _visible_sum(job, rows, r, g, weights, sums, low):
         sums[i] = 0
     for t in range(_window_start(job, rows, r), at.length):
         if t < at.past or every or _sees(job, rows, r, t - at.past):
-            place = ((blocks[t // slots] * job.kv_heads + g) * slots + t % slots) * size + low
-            values = job.values + (2 if job.half else 4) * place
-            call(job.mix, (values, weights + 4 * t, address_of(sums), 1, size, PANEL, job.width, wide, wide, 1))
+            values, scales = _values_at(job, blocks[t // slots], g, t % slots, low)
+            call(job.mix, (values, scales, weights + 4 * t, address_of(sums), 1, size, PANEL, job.width, wide, wide, 1))
 
 
 @kernel()
@@ -265,11 +303,11 @@ def _weighted_sum(job, group, scores, mixed, low, high):
     blocks, begin, longest = _slot_range(job, rows, active, first, stop)
     for i in range(count * wide):
         mixed[i] = 0
-    sums, bytes = address_of(mixed), 2 if job.half else 4
+    sums = address_of(mixed)
     for t in range(begin, longest, slots):
-        values = job.values + bytes * ((blocks[t // slots] * job.kv_heads + g) * slots * size + low)
+        values, scales = _values_at(job, blocks[t // slots], g, NOTHING, low)
         n = min(slots, longest - t)
-        call(job.mix, (values, scores + 4 * t, sums, n, size, PANEL, job.width, wide, wide, count))
+        call(job.mix, (values, scales, scores + 4 * t, sums, n, size, PANEL, job.width, wide, wide, count))
     for j in range(count):
         output = mixed[j * wide : (j + 1) * wide]
         if not is_finite(output):

@@ -79,3 +79,6 @@ FORMATS = tuple(Format(**vars(each)) for each in weight_formats.FORMATS.values()
 named = {each.name: each for each in FORMATS}.__getitem__
 FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS = map(named, ("float32", "float16", "bfloat16", "bfloat16_pairs"))
 INT8_PAIRS, INT8_QUADS_TWICE = map(named, ("int8_pairs", "int8_quads_twice"))
+Q8_0 = Format(**vars(weight_formats.Q8_0))
+KV_FORMATS = {each.name: each for each in (FLOAT32, FLOAT16, Q8_0)}
+"""As in `weight_formats`."""

@@ -159,7 +159,7 @@ def write_kv(board, model, layer, cache, rows, qkv, stride):
     pair = integers(cache.layers + 16 * layer.kv, 2)
     job.layer, job.qkv, job.stride = where(layer), qkv, stride
     job.rows, job.count, job.positions = rows.at, count, rows.tables
-    job.keys, job.values, job.half = pair[0], pair[1], cache.half
+    job.keys, job.values, job.bytes = pair[0], pair[1], cache.bytes
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.eps, job.each = model.eps, 8
     share(board, records.KV_WRITTEN, (count + 7) // 8, count * stride > MIN_SHARED_NUMBERS)
@@ -186,7 +186,7 @@ def attend(board, layer, cache, rows, active, starts, bundles, longest, q, strid
     job, threads = board.attend, board.threads
     pair = integers(cache.layers + 16 * layer.kv, 2)
     job.q, job.stride, job.out, job.out_stride = q, stride, out, out_stride
-    job.keys, job.values, job.half = pair[0], pair[1], cache.half
+    job.keys, job.values, job.bytes = pair[0], pair[1], cache.bytes
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.rows, job.hidden, job.hidden_stride = rows.at, rows.hidden, rows.stride
     job.active, job.starts = address_of(active), address_of(starts)

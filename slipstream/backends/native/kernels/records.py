@@ -177,7 +177,7 @@ CACHE = _record(
     tables=_I,  # int64 [B, stride]: the blocks that a sequence owns
     stride=_I,
     slots=_I,  # of a block
-    half=_I,  # 1: float16, 0: float32
+    bytes=_I,  # of a key's number: 4 float32, 2 float16, 1 int8 with scales
     scores=_I,  # addresses of the code: see `tiles.attention_tile`
     mix=_I,
     states=_I,  # STATE [B]; 0 for a model without recurrent layers
@@ -237,13 +237,13 @@ MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, 
 """Outputs to normalise and to add to the residual stream: see `products.merge`."""
 
 WRITE_KV = _record(
-    layer=_I, qkv=_I, stride=_I, rows=_I, count=_I, positions=_I, keys=_I, values=_I, half=_I, tables=_I,
+    layer=_I, qkv=_I, stride=_I, rows=_I, count=_I, positions=_I, keys=_I, values=_I, bytes=_I, tables=_I,
     table_stride=_I, slots=_I, each=_I, eps=_F,
 )  # fmt: skip
 """Heads to normalise and rotate, keys and values to write: see `attention.write_kv`."""
 
 ATTEND = _record(
-    q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
+    q=_I, stride=_I, keys=_I, values=_I, bytes=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
     hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, causal=_I, out=_I,
     out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I, sinks=_I, gate=_I,
     gate_each=_I, scale=_F, cap=_F,

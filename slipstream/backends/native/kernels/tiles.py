@@ -20,10 +20,28 @@ from numba import types
 from numba.core import cgutils
 
 from slipstream.backends.native.kernels import processor, vectors
-from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT32, INT8_PAIRS, INT8_QUADS_TWICE, Format
+from slipstream.backends.native.kernels.formats import (
+    BFLOAT16_PAIRS,
+    FLOAT16,
+    FLOAT32,
+    INT8_PAIRS,
+    INT8_QUADS_TWICE,
+    Format,
+)
 from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, BFloat, Builder
+from slipstream.backends.native.kernels.vectors import (
+    BYTE,
+    FLOAT,
+    FLOATS,
+    HALF,
+    INT,
+    INTS,
+    SHORTS,
+    WORD,
+    BFloat,
+    Builder,
+)
 
 # --- one step: weights of PANEL outputs times one number of a row, added to sums -------------------------------------
 
@@ -214,20 +232,25 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
 # --- tiles of attention ----------------------------------------------------------------------------------------------
 
 
-@vectors.emit(10)
+@vectors.emit(11)
 def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
     """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
 
-    Arguments: w, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
+    Arguments: w, scales, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
 
     scores  y[r * stride_y + o] = sum over i < n of x[i * rows + r] * w(i, o): interleaved queries times keys
     else    y[r * stride_y + o] += sum over i < n of x[r * stride_x + i] * w(i, o): weights of slots times values
 
-    w(i, o) is value i * step + (o // PANEL) * apart + o % PANEL of w.
+    w(i, o) is value i * step + (o // PANEL) * apart + o % PANEL of w. Of a format with spans it is times a scale, which
+    `fmt.span` values of a head share, i of keys and o of values:
+
+    scores  scale i // span * step + o
+    else    scale i * ceil(step / span) + o // span; outputs begin with a span, or are one panel
     """
-    w, x, y = map(b.bytes_at, b.function.args[:3])
-    n, step, apart, stride_x, stride_y, outs, rows = b.function.args[3:]
+    w, scales, x, y = map(b.bytes_at, b.function.args[:4])
+    n, step, apart, stride_x, stride_y, outs, rows = b.function.args[4:]
     x = b.bitcast(x, FLOAT.as_pointer())
+    spans = b.udiv(b.add(step, WORD(fmt.span - 1)), WORD(fmt.span)) if fmt.span else step
 
     def group(count: int, panels: int, o: ir.Value) -> None:
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
@@ -241,19 +264,33 @@ def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
         sums = {rp: cgutils.alloca_once(b, FLOATS) for rp in outs_at}
         for rp, out in outs_at.items():
             b.store(zero if scores else b.load_vector(out, FLOAT, PANEL, 4), sums[rp])
-        with cgutils.for_range(b, n) as loop:
-            near = [
-                b.as_floats(b.gep(s, [b.mul(b.mul(loop.index, step), WORD(fmt.bytes))]), fmt, PANEL) for s in starts
-            ]
+
+        def add_products(i: ir.Value, factors: list[ir.Value]) -> None:
+            near = [b.as_floats(b.gep(s, [b.mul(b.mul(i, step), WORD(fmt.bytes))]), fmt, PANEL) for s in starts]
+            near = [b.fmul(values, factor) for values, factor in zip(near, factors, strict=True)] if fmt.span else near
             for r in range(count):
-                at = (
-                    b.add(b.mul(loop.index, WORD(count)), WORD(r))
-                    if scores
-                    else b.add(b.mul(stride_x, WORD(r)), loop.index)
-                )
+                at = b.add(b.mul(i, WORD(count)), WORD(r)) if scores else b.add(b.mul(stride_x, WORD(r)), i)
                 number = b.spread(b.load(b.gep(x, [at]), align=4))
                 for p in range(panels):
                     b.store(_add(b, FLOAT32, b.load(sums[r, p]), near[p], number), sums[r, p])
+
+        if fmt.span and scores:
+            with cgutils.for_range_slice(b, WORD(0), n, WORD(fmt.span), inc=True) as (begin, _):
+                first = b.mul(b.udiv(begin, WORD(fmt.span)), step)
+                begins = [b.gep(scales, [b.mul(b.add(first, at), WORD(2))]) for at in places]
+                factors = [b.as_floats(at, FLOAT16, PANEL) for at in begins]
+                end = b.add(begin, WORD(fmt.span))
+                end = b.select(b.icmp_unsigned("<", end, n), end, n)
+                with cgutils.for_range_slice(b, begin, end, WORD(1), inc=True) as (i, _):
+                    add_products(i, factors)
+        else:
+            with cgutils.for_range(b, n) as loop:
+                factors = []
+                if fmt.span:
+                    at = b.add(b.mul(loop.index, spans), b.udiv(o, WORD(fmt.span)))
+                    factor = b.spread(b.load(b.place_at(scales, b.mul(at, WORD(2)), HALF), align=2))
+                    factors = [b.fpext(factor, FLOATS)] * panels
+                add_products(loop.index, factors)
         for rp, out in outs_at.items():
             b.store(b.load(sums[rp]), b.bitcast(out, FLOATS.as_pointer()), align=4)
 

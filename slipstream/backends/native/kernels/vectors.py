@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from slipstream.backends.native.kernels.formats import FLOAT16, FLOAT32, Format
+from slipstream.backends.native.kernels.formats import FLOAT16, FLOAT32, Q8_0, Format
 from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
 
@@ -92,11 +92,13 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.extract_element(v, INT(0))
 
     def as_floats(self, pointer: ir.Value, fmt: Format, count: int) -> ir.Value:
-        """`count` weights from `pointer` on, widened to float32: exact."""
+        """`count` weights from `pointer` on, widened to float32: exact. Integers without their scale."""
         if fmt is FLOAT32:
             return self.load_vector(pointer, FLOAT, count, 4)
         if fmt is FLOAT16:
             return self.fpext(self.load_vector(pointer, HALF, count, 2), ir.VectorType(FLOAT, count))
+        if fmt is Q8_0:
+            return self.sitofp(self.load_vector(pointer, BYTE, count, 1), ir.VectorType(FLOAT, count))
         wide = ir.VectorType(INT, count)  # a bfloat16 is the upper half of a float32
         upper = self.zext(self.load_vector(pointer, SHORT, count, 2), wide)
         return self.bitcast(self.shl(upper, ir.Constant(wide, [16] * count)), ir.VectorType(FLOAT, count))
