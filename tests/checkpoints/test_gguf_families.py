@@ -21,7 +21,7 @@ from slipstream.errors import UnsupportedModelError
 from tests.backends.native.models import logits
 from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
 from tests.checkpoints.odd_gguf_files import Tensors
-from tests.checkpoints.test_wrappers import make
+from tests.checkpoints.tiny_wrapped import make
 from tests.tiny_checkpoints import rewrite
 
 CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
