@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", help="only the cells of this engine, or of: controls")
     parser.add_argument("--method", help="only cells of this method")
-    parser.add_argument("--check", help="only these checks, with commas between them")
+    parser.add_argument("--check", action="append", help="only this check; may be given several times")
     parser.add_argument("--cell", help="only this cell, also if it has a record")
     parser.add_argument("--row", type=int, help="only the cells of this row of the page, also if they have a record")
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"texts of each prompt at each side ({SAMPLES})")
@@ -224,7 +224,7 @@ def main() -> None:
         if options.cell in (None, cell.key)
         and options.engine in (None, cell.engine)
         and options.method in (None, cell.method)
-        and (options.check is None or cell.check in options.check.split(","))
+        and (options.check is None or cell.check in options.check)
         and (options.cell or options.row or options.again or not is_recorded(board["cells"].get(cell.key)))
     ]
     if options.cell or options.row:

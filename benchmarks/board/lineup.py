@@ -56,7 +56,7 @@ class Check:
         return {"streams": self.streams, "prefix_cache": self.prefix_cache}
 
 
-FILTERS = "filters and penalty"
+FILTERS = "filters, penalty"
 CHECKS = {
     "greedy": Check("greedy", tokens=GREEDY_TOKENS),
     "T 1": Check("sampled", {"temperature": 1.0}),
@@ -68,7 +68,7 @@ CHECKS = {
         FILTERS, {"temperature": 0.7, "repetition_penalty": 1.5}, tokens=16, context=16
     ),
     "JSON schema": Check("structured", {"temperature": 1.0}, schema=SCHEMA),
-    "8 streams, prefix cache": Check("8 streams, prefix cache", {"temperature": 0.7}, streams=8, prefix_cache=True),
+    "8 streams, prefix cache": Check("8 streams", {"temperature": 0.7}, streams=8, prefix_cache=True),
 }
 """Those of one setup follow one another: an engine is loaded once for each setup."""
 AGAINST_ITSELF = ("greedy", "T 1", "T 0.7", "top-p", "8 streams, prefix cache")
@@ -120,7 +120,7 @@ ENGINES = {
         ),
         Engine(
             "OpenVINO GenAI", "benchmarks.board.genai_engine", ROOT / ".venv-peers/bin/python", "make peer-genai",
-            ("draft model", "prompt lookup"),
+            ("draft model", "prompt lookup", "EAGLE-3"),
             promises="the output of the main model (https://github.com/openvinotoolkit/openvino.genai)",
             needs=ROOT / ".venv-peers/.ready",
         ),
@@ -144,7 +144,11 @@ ENGINES = {
             "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",
         ),
-        Engine("ik_llama.cpp", absent="no adapter yet: its server must be built from source"),
+        Engine(
+            "ik_llama.cpp",
+            absent="its Python package (ik-llama-cpp-python 0.1.5) does not speculate; its server does, but "
+            "`make ik-llamacpp` compiles the libraries without it",
+        ),
         Engine(
             "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",
             "make ortgenai", ("draft model", "ngram"),

@@ -28,22 +28,32 @@ UNRUN = "not run"
 """Verdict of a cell that has no record yet."""
 Records = dict[str, dict[str, Any]]
 
-HEAD = f"""# The lossless board
+NO_RECORD = "–"
+HEAD = """# The lossless board
 
 Speculative decoding promises the text of the model without it. This page says which engine keeps that promise, on a
-CPU. Each row compares an engine that speculates with the same engine without.
+CPU. Each row compares an engine that speculates with the same engine without. {counts}.
 
-- **same**: greedy texts are equal, or part where two logits are as good as equal in float64; samples show no
-  difference. *Shift* is the total variation that samples would have shown with a probability of 0.9.
-- **differs**: samples differ, twice, on new samples, or greedy texts do. All cells together say so of right engines
-  with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for each.
-- **{OPEN}**: a difference was seen that is not published, because a link to the maintainers' issue, or a reproduction
-  without Slipstream, is missing.
-- **refused**: the engine says that it does not do this. **not tested**: the notes say why. **{UNRUN}**: no record yet.
+- **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
+  that it does not do this. **not tested**: the note says why. {none}: there is no record yet. "same (1 of 2)": one of
+  the two checks of this column has a record.
+- *shift*: total variation that the samples would have shown with a probability of 0.9.
+"""
 
-The model is the embedded pair of 14.2M and 2.4M parameters. Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each.
-Samples: {PROMPTS} prompts, texts of {TOKENS} tokens (penalty: 16). Filters and penalty: top-k, top-p, min-p, repetition
-penalty. Structured: a JSON schema. `python -m benchmarks.board --row 1` repeats row 1 from nothing.
+LEGEND = f"""
+How a cell is judged:
+
+- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or part where two logits are as good
+  as equal in float64.
+- Sampled (temperatures 1 and 0.7): {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
+  and a repetition penalty over texts of 16 tokens. Structured: a JSON schema. 8 streams: eight texts at once, with a
+  prefix cache.
+- If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
+  each cell.
+- A difference is **{OPEN}**, and not published, as long as a link to the maintainers' issue, or a reproduction without
+  Slipstream, is missing.
+- The model is the embedded pair of 14.2M and 2.4M parameters. `python -m benchmarks.board --row 1` repeats row 1 from
+  nothing.
 """
 
 TAIL = """## Run it
@@ -82,14 +92,18 @@ program of at most 15 lines, without Slipstream, shows it.
 def page(board: dict[str, Any]) -> str:
     records: Records = board["cells"]
     columns = list(dict.fromkeys(check.column for check in CHECKS.values()))
-    lines = [HEAD, f"| row | engine | method | {' | '.join(columns)} | shift | date | notes |"]
+    notes = dict[str, int]()
+    lines = [HEAD.format(counts=summary(board), none=NO_RECORD)]
+    lines.append(f"| row | engine | method | {' | '.join(columns)} | shift | date | notes |")
     lines.append("|---" * (len(columns) + 6) + "|")
     for number, (engine, method) in enumerate(rows(), 1):
-        lines.append(_row(number, engine, method, columns, records))
-    absent = [engine for engine in ENGINES.values() if engine.absent]
-    lines += [f"| | {engine.name} | |{f' {UNTESTED} |' * len(columns)} | | {engine.absent} |" for engine in absent]
-    tested = [engine for engine in ENGINES.values() if engine.promises]
-    lines += ["", "What they promise:", "", *(f"- {engine.name}: {engine.promises}." for engine in tested)]
+        lines.append(_row(number, engine, method, columns, records, notes))
+    lines += ["", "Notes:", "", *(f"{number}. {note}" for note, number in notes.items())] if notes else []
+    lines += ["", "Not tested:", "", *(f"- {each.name}: {each.absent}." for each in ENGINES.values() if each.absent)]
+    lines += [LEGEND, "What they promise:", ""]
+    for engine in ENGINES.values():
+        if engine.promises:
+            lines.append(f"- {engine.name} ({_versions(engine, records) or 'not run'}): {engine.promises}.")
     lines += ["", *_controls(records)]
     lines += ["", TAIL.format(example="python -m benchmarks.board --cell 'transformers | assisted | T 1'")]
     return "\n".join(lines)
@@ -104,24 +118,44 @@ def shown(engine: Engine, method: str, check: str, records: Records) -> dict[str
     return record | ({"known": known} if known else {"verdict": OPEN, "known": "no issue or reproduction yet"})
 
 
-def _row(number: int, engine: Engine, method: str, columns: list[str], records: Records) -> str:
+def _row(number: int, engine: Engine, method: str, columns: list[str], records: Records, notes: dict[str, int]) -> str:
+    """One row of the table. notes: numbers of the notes of the page so far, to which the row adds its own."""
     each = {check: shown(engine, method, check, records) for check in CHECKS}
-    groups = [[each[name] for name, check in CHECKS.items() if check.column == column] for column in columns]
+    groups = [{name: each[name] for name, check in CHECKS.items() if check.column == column} for column in columns]
     dates = sorted(record["date"] for record in each.values() if "date" in record)
-    versions = next((record["versions"] for record in each.values() if "versions" in record), {})
-    which = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("python", "torch"))
+    version = _versions(engine, records).partition(",")[0].rpartition(" ")[2]
     shifts = [record["smallest_shift"] for record in each.values() if "smallest_shift" in record]
-    cells = [str(number), f"{engine.name}: {which}" if which else engine.name, method, *map(_verdicts, groups)]
-    cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:]), _notes(each)]
+    name, *more = engine.name.split(" (", 1)
+    cells = [str(number), " (".join([f"{name} {version}".strip(), *more]), method, *map(_verdicts, groups)]
+    marks = [str(notes.setdefault(note, len(notes) + 1)) for note in _notes(each)]
+    cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:]), ", ".join(marks)]
     return f"| {' | '.join(cells)} |"
 
 
-def _verdicts(group: list[dict[str, Any]]) -> str:
-    counts = Counter(record["verdict"] for record in group)
-    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+def _versions(engine: Engine, records: Records) -> str:
+    """The packages that matter, of the engine's latest record."""
+    own = [record for key, record in records.items() if key.startswith(f"{engine.name} | ") and "versions" in record]
+    latest = max(own, key=lambda record: record["date"], default={"versions": {}})["versions"]
+    return ", ".join(f"{name} {version}" for name, version in latest.items() if name not in ("python", "torch"))
 
 
-def _notes(each: dict[str, dict[str, Any]]) -> str:
+def _verdicts(group: dict[str, dict[str, Any]]) -> str:
+    """The verdicts of one column of a row, by check where they are not the same."""
+    checks = dict[str, list[str]]()
+    for check, record in group.items():
+        checks.setdefault(record["verdict"], []).append(check)
+    checks.pop(UNRUN, None)
+    names = {verdict: f"**{verdict}**" if verdict in (DIFFERS, OPEN) else verdict for verdict in checks}
+    if not checks:
+        return NO_RECORD
+    if len(checks) > 1:
+        return "; ".join(f"{names[verdict]} ({', '.join(of)})" for verdict, of in checks.items())
+    ((verdict, of),) = checks.items()
+    return names[verdict] if len(of) == len(group) else f"{names[verdict]} ({len(of)} of {len(group)})"
+
+
+def _notes(each: dict[str, dict[str, Any]]) -> list[str]:
+    """What the cells of a row have to say besides their verdict, each with the checks that it is about."""
     notes = dict[str, list[str]]()
     for check, record in each.items():
         if record.get("ties"):
@@ -132,8 +166,8 @@ def _notes(each: dict[str, dict[str, Any]]) -> str:
             p = f"p = {record['second_p']:.1g}" if "second_p" in record else record["request"]
             notes.setdefault(f"{p}; {record['known']}", []).append(check)
         elif "why" in record:
-            notes.setdefault(record["why"][:160], []).append(check)
-    return "; ".join(f"{', '.join(checks)}: {note}" for note, checks in notes.items()).replace("|", "/")
+            notes.setdefault(record["why"], []).append(check)
+    return [f"{', '.join(checks)}: {note}" for note, checks in notes.items()]
 
 
 def _controls(records: Records) -> list[str]:
@@ -160,13 +194,14 @@ def _controls(records: Records) -> list[str]:
 
 
 def summary(board: dict[str, Any]) -> str:
-    """Engines and methods that have a verdict."""
-    judged = [
-        (engine.name, method)
-        for engine, method in rows()
-        if any(
-            shown(engine, method, check, board["cells"])["verdict"] in (SAME, DIFFERS, REFUSED, OPEN)
-            for check in CHECKS
-        )
-    ]
-    return f"{len({name for name, _ in judged})} engines, {len(judged)} methods with a verdict"
+    """Count engines, methods and cells that have a verdict."""
+    judged = Counter[str]()
+    pairs = set[tuple[str, str]]()
+    for engine, method in rows():
+        for check in CHECKS:
+            verdict = shown(engine, method, check, board["cells"])["verdict"]
+            if verdict in (SAME, DIFFERS, REFUSED, OPEN):
+                judged[verdict] += 1
+                pairs.add((engine.name, method))
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in judged.items())
+    return f"{len({name for name, _ in pairs})} engines, {len(pairs)} methods, {judged.total()} cells: {counts}"

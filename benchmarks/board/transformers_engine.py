@@ -3,14 +3,17 @@ and assisted by a model with a tokenizer of its own ("universal")."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.protocol import serve, versions
 
-EARLY_EXIT, DRAFT_TOKENS = 2, 4
+EARLY_EXIT, DRAFT_TOKENS, FEWER_TOKENS = 2, 4, 96
 models: dict[str, Any] = {}
 options: dict[str, Any] = {}
 
@@ -36,10 +39,23 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
         options["prompt_lookup_num_tokens"] = DRAFT_TOKENS
     elif method == "early exit":
         options["assistant_early_exit"] = EARLY_EXIT
-    if method == "universal":  # refused for pairs of one vocabulary
-        for name, folder in (("tokenizer", target), ("assistant_tokenizer", draft)):
-            options[name] = AutoTokenizer.from_pretrained(folder)
+    if method == "universal":
+        options["tokenizer"] = AutoTokenizer.from_pretrained(target)
+        options["assistant_tokenizer"] = shorten(options["assistant_model"], Path(draft))
     return {}
+
+
+def shorten(model: Any, folder: Path) -> Any:
+    """Take the last tokens of a model away, in place, because pairs of one vocabulary are refused, and rename another
+    one, because `generate` fails if the target has all tokens of its assistant. Returns its tokenizer."""
+    described = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, kept = described["model"]["vocab"], model.config.vocab_size - FEWER_TOKENS
+    described["model"]["vocab"] = {token: number for token, number in vocabulary.items() if number < kept} | {
+        "<|other|>": kept
+    }
+    described["model"]["merges"] = [pair for pair in described["model"]["merges"] if vocabulary["".join(pair)] < kept]
+    model.resize_token_embeddings(kept + 1)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(described)))
 
 
 @torch.inference_mode()

@@ -36,13 +36,16 @@ def scheduler() -> genai.SchedulerConfig:
     return config
 
 
-def export(path: str, precision: str) -> Path:
-    """Convert a checkpoint by optimum-intel, once for each content of its weights; `precision`: fp32, fp16 or int8."""
+def export(path: str, precision: str, *options: str) -> Path:
+    """Convert a checkpoint by optimum-intel, once for each content of its weights; `precision`: fp32, fp16 or int8.
+    options: more of `optimum-cli export openvino`."""
     folder = EXPORTS / f"{fingerprint(path)}-{precision}"
     if not (folder / "openvino_model.bin").exists():
         tool = Path(sys.executable).parent / "optimum-cli"
         command = [str(tool), "export", "openvino", "--model", path, "--task", "text-generation-with-past"]
-        done = subprocess.run([*command, "--weight-format", precision, str(folder)], capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "--weight-format", precision, *options, str(folder)], capture_output=True, text=True
+        )
         if done.returncode:
             raise RuntimeError(f"optimum-cli could not export:\n{done.stderr[-2000:]}")
     return folder

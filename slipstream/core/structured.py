@@ -58,8 +58,9 @@ class Structured(Strict):
     choice       strings, one of which is the text.
     tokens       token ids, which are the text: with `logprobs`, how likely the target finds them. Without `after`.
     after        the text before the first occurrence of this string, and the string itself, are free (the reasoning of
-                 a model, `after="</think>"`). Stop ids may then end the text also before it. None: all has the form.
-    trigger      the text is free but for what begins with a trigger (see `Trigger`). Without `after` and `tokens`.
+                 a model, `after="</think>"`). Stop ids may then end the text also before it. None: the form holds from
+                 the first token.
+    trigger      the form holds only for parts that begin with a trigger (see `Trigger`). Without `after`, `tokens`.
     """
 
     prefix: ClassVar[str] = "structured."

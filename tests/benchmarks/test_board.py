@@ -148,6 +148,31 @@ def test_a_difference_is_shown_only_with_what_fairness_asks_for(engine):
     assert "T 1: p = 0.0002; reported" in table
 
 
+def test_a_row_of_the_page_says_which_checks_have_which_verdict_and_where_its_notes_are(engine):
+    same, refused = {"verdict": "same"}, {"verdict": "refused", "why": "ValueError: no such thing"}
+    records = {f"fake | good | {check}": same for check in ("greedy", "T 1", "T 0.7", "top-k")}
+    records |= {"fake | good | top-p": refused, "fake | good | JSON schema": refused, "fake | other | greedy": refused}
+    lines = page.page({"cells": records}).splitlines()
+    good, other = (next(line for line in lines if f"| fake | {method} |" in line) for method in ("good", "other"))
+    assert [cell.strip() for cell in good.split("|")[4:9]] == [
+        "same", "same", "same (top-k); refused (top-p)", "refused", "–"
+    ]  # fmt: skip
+    assert (good.split("|")[-2].strip(), other.split("|")[-2].strip()) == ("1", "2")
+    assert "1. top-p, JSON schema: ValueError: no such thing" in lines
+    assert "2. greedy: ValueError: no such thing" in lines
+
+
+def test_checks_are_chosen_by_their_whole_names(engine, monkeypatch, tmp_path):
+    monkeypatch.setattr(board, "RECORDS", tmp_path / "board.json")
+    monkeypatch.setattr(board, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    wanted = ["8 streams, prefix cache", "T 1"]
+    options = [word for check in wanted for word in ("--check", check)]
+    monkeypatch.setattr("sys.argv", ["board", "--engine", "fake", "--method", "good", "--samples", "2", *options])
+    board.main()
+    assert board.records()["cells"].keys() == {f"fake | good | {check}" for check in wanted}
+
+
 def test_reproductions_are_short_and_need_no_slipstream():
     folder = board.ROOT / "benchmarks" / "board" / "reproductions"
     named = {word for engine in ENGINES.values() for text in engine.known.values() for word in text.split()}

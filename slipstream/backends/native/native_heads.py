@@ -46,7 +46,8 @@ INPUTS = {
 
 class NativeEagle(NativePaged):
     """Implements `EagleRuntime`, with the cache and packed rows of a decoder. One call drafts several tokens, which are
-    drawn in float64. Created only if `table.backend_for_head` chooses this backend.
+    drawn in float64. Created only if `table.backend_for_head` chooses this backend. Heads have few layers, so their
+    cache is float32 under every `kv_dtype`: rounding it would save little memory.
 
     head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
     shared     the target's tables, if they are in memory already; None: copy the tables that the head borrowed.

@@ -93,10 +93,11 @@ PARTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_layers_of_every_part() -> None:
+@pytest.mark.parametrize("form", ["float32", "float16 with a cache in q8_0"])
+def test_layers_of_every_part(form: str) -> None:
     """Heads of several sizes, keys and values of an earlier layer, sinks, caps, gates, experts beside a shared one."""
     draw = random.Random(5)
-    model = executor(**PARTS)
+    model = executor(form=form, **PARTS)
     for seed in range(3):
         members = []
         for _ in range(3):
@@ -126,7 +127,9 @@ def test_a_window_edge_inside_a_draft(window: int) -> None:
         check(model, [(past, ids(14, past), TREES["comb"])], seed=past)
 
 
-@pytest.mark.parametrize("form", ["float32", "w8a16", "float16 with a cache in float16"])
+@pytest.mark.parametrize(
+    "form", ["float32", "w8a16", "float16 with a cache in float16", "float16 with a cache in q8_0"]
+)
 @pytest.mark.parametrize("shape", ["llama", "windows", "many heads"])
 def test_a_long_context_that_is_split_among_threads(shape: str, form: str) -> None:
     """From MIN_SPLIT_SLOTS slots on, if there are fewer heads than threads."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.backends.native.kernels.addresses import attention_tile_addresses
 from slipstream.backends.native.kernels.formats import FLOAT32, Q8_0, Format
+from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.native.paged import NativeBlocks
@@ -24,7 +26,8 @@ from slipstream.core.sequence import Sequence
 from slipstream.kv.blocks import BLOCK
 from slipstream.targets.decoder import Decoder
 from slipstream.tokens.text import load_tokenizer
-from tests.backends.native.models import chain, config, executor, ids, weights
+from tests.backends.native.models import chain, check, config, executor, ids, weights
+from tests.checkpoints.tiny_hybrids import make_checkpoint
 
 SPAN = 32
 SIZES = [16, 48, 64, 80, 128]
@@ -42,8 +45,8 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def in_q8_0(of: DecoderConfig, **settings: Any) -> NativeExecutor:
-    return NativeExecutor(of, weights(of), LoadSettings(threads=1, kv_dtype="q8_0", **settings))
+def in_q8_0(of: DecoderConfig) -> NativeExecutor:
+    return NativeExecutor(of, weights(of), LoadSettings(threads=1, kv_dtype="q8_0"))
 
 
 def one_layer(size: int, fmt: Format) -> NativeBlocks:
@@ -134,6 +137,26 @@ def test_numbers_of_every_size_are_rounded_to_the_nearest_that_their_scale_has()
             assert np.isnan(stored[:, [0, -1]]).any()
         else:
             assert np.array_equal(stored, rounded(values.reshape(2, 64).numpy()))
+
+
+@pytest.mark.parametrize("size", [48, 80])
+def test_rows_after_a_long_context_are_bitwise_as_alone_where_threads_share_the_columns_of_a_head(size: int) -> None:
+    """A thread then begins in the middle of a span."""
+    model = in_q8_0(config(head_dim=size))
+    model._workspace._small = False
+    for past in (MIN_SPLIT_SLOTS + 1, MIN_SPLIT_SLOTS + 100):
+        check(model, [(past, ids(6, past), [-1, 0, -1, 2])], seed=past)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
+def test_texts_of_a_hybrid_are_those_of_plain_decoding(name: str, tmp_path: Path) -> None:
+    folder, params = make_checkpoint(tmp_path, name), SamplingParams(max_tokens=40, ignore_eos=True)
+    llm = LLM(folder, executor="native", threads=1, kv_dtype="q8_0", draft_tokens=4)
+    prompts = [ids(40, seed, 32) for seed in range(3)]
+    plain = [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+    llm.use("suffix")
+    for _ in range(2):
+        assert [done.token_ids for done in llm.generate(prompts, params)] == plain
 
 
 @pytest.fixture(scope="module")
