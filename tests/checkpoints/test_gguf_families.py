@@ -16,9 +16,9 @@ from benchmarks.gguf.gguf_writer import rotate_rows
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_weights import names_in_file
-from slipstream.checkpoints.weights import load_weights
-from slipstream.errors import UnsupportedModelError
-from tests.backends.native.models import logits
+from slipstream.checkpoints.weights import Weights, load_weights
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from tests.backends.native.models import logits, logits_of
 from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
 from tests.checkpoints.odd_gguf_files import Tensors
 from tests.tiny_checkpoints import rewrite
@@ -48,6 +48,8 @@ def converted(family: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
         tensors[name] = np.concatenate(values)
         if "_exps" in name and config.experts is not None:
             tensors[name] = tensors[name].reshape(config.experts.count, -1, *values[0].shape[1:])
+        if name.endswith(("attn_k_b.weight", "attn_v_b.weight")):
+            tensors[name] = tensors[name].reshape(config.heads, -1, *values[0].shape[1:])
     return stored["metadata"], tensors | extra
 
 
@@ -163,3 +165,55 @@ def test_odd_files_of_gemma_4_are_refused_by_name(key, value, says, checkpoint, 
     (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata | {f"gemma4.{key}": value}, tensors))
     with pytest.raises(UnsupportedModelError, match=says):
         DecoderConfig.load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("family", ["deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"])
+def test_files_of_latent_attention_give_the_logits_of_their_checkpoint(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(gguf_bytes(*converted(family, checkpoint(family))))
+    assert torch.equal(logits(file), logits(checkpoint(family)))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
+    kind: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    metadata, tensors = converted("deepseek-v3", checkpoint("deepseek-v3"))
+    file, kinds = tmp_path / "model.gguf", {}
+    for name in [name for name in tensors if name.endswith(("attn_k_b.weight", "attn_v_b.weight"))]:
+        heads, outs, columns = tensors[name].shape
+        blocks = random_bytes(kind, heads * outs, columns // 32, scale=0.0015)
+        tensors[name], kinds[name] = blocks.reshape(heads, outs, columns // 32, -1), kind
+    file.write_bytes(gguf_bytes(metadata, tensors, kinds=kinds))
+    stored = load_weights(file, DecoderConfig.load(file))
+    assert stored.blocks("layers.1.self_attn.k_up_proj.weight") is not None
+    wide = {name: stored[name].clone() for name in stored}
+    exact = Weights({n: (n, t.__getitem__) for n, t in wide.items()}, stored.config, torch.float32)
+    rows, wanted = logits(file), logits_of(stored.config, exact)
+    assert (rows - wanted).abs().amax(
+        1
+    ).median() < 0.05 * wanted.abs().max()  # in a few, rounding chooses other experts
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("attention.key_length_mla", None, "has no deepseek2.attention.key_length_mla.*convert the model again"),
+        ("attention.kv_lora_rank", None, "kv_lora_rank is 0"),
+        ("attention.q_lora_rank", None, "lacks blk.0.attn_q.weight"),
+        ("attention.value_length_mla", 128, "attn_v_b.weight.* expected is .4, 128, 64."),
+        ("expert_gating_func", 1, "norm_topk_prob is True"),
+    ],
+)
+def test_odd_files_of_latent_attention_are_refused_by_name(
+    key: str, value: int | None, says: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    metadata, tensors = converted("deepseek-v3", checkpoint("deepseek-v3"))
+    file = tmp_path / "model.gguf"
+    changed = {name: each for name, each in (metadata | {f"deepseek2.{key}": value}).items() if each is not None}
+    file.write_bytes(gguf_bytes(changed, tensors))
+    with pytest.raises((CheckpointError, ConfigError, UnsupportedModelError), match=says):
+        load_weights(file, DecoderConfig.load(file))

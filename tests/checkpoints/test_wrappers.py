@@ -15,7 +15,7 @@ from slipstream.checkpoints.weights import load_weights
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.targets.reference import Wide
 from tests.tiny_checkpoints import config_of, rewrite
-from tests.tiny_families import FULL, SLIDING
+from tests.tiny_families import FULL, MINISTRAL, MLA, SLIDING
 
 _TEXT: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -57,6 +57,11 @@ WRAPPED: dict[str, Callable[[], Any]] = {
     ),
     "mistral3 of Ministral 3": lambda: config_of(
         "Mistral3", vision_config=_PIXTRAL, text_config=_TEXT | {"model_type": "ministral3", "head_dim": 16}
+    ),
+    "mistral3 of Mistral 4": lambda: config_of(
+        "Mistral3", vision_config=_PIXTRAL, text_config=MLA | {
+            "model_type": "mistral4", "q_lora_rank": 64, "n_group": 4, "topk_group": 2, "rope_parameters": MINISTRAL,
+        },
     ),
     "muse_glimmer": lambda: config_of(
         "MuseGlimmer", text_config=_TEXT | _WINDOWS | {"head_dim": 32, "layer_types": [SLIDING] * 3 + [FULL]},
