@@ -79,7 +79,7 @@ def closed_form(kit: Kit) -> str:
         "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, verification free. Dashed: plain "
         "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.0,
     )  # fmt: skip
-    return block(kit.draw("closed-form", plot), f"The best length up to {CLOSED_LONGEST} at c = {CLOSED_C:g}: {said}.")
+    return kit.draw("closed-form", plot)
 
 
 def pairs(kit: Kit) -> str:
@@ -228,8 +228,8 @@ def _rate(arm: dict[str, Any]) -> float:
 def tracker(kit: Kit) -> str:
     command = f"slipstream trace -m smollm2 --chat '{TRACED}' -n {20 if kit.quick else 120} --drafter suffix,eagle3"
     result, shown = kit.measure(f"{command} -k 4 --out tracker.json")
-    drawn = [kit.draw(f"tracker-{name}", named(shown, name)) for name in ("acceptance-over-time", "accepted-histogram")]
-    return block(fence(f"{command} -k 4 --out tracker.json"), shown.lead, *drawn, warnings(result))
+    drawn = kit.draw("tracker-acceptance-over-time", named(shown, "acceptance-over-time"))
+    return block(fence(f"{command} -k 4 --out tracker.json"), shown.lead, drawn, warnings(result))
 
 
 def load(kit: Kit) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gguf.lineup import LLAMACPP, SLIPSTREAM
 from benchmarks.gguf.ngram_server import PLAIN
 from benchmarks.markdown import beside, bound, run_of
-from slipstream.cli.table_forms import render_markdown_rows as rows
+from benchmarks.markdown_tables import render_markdown_rows as rows
 from slipstream.measure.estimates import estimate_ratio
 from slipstream.measure.tables import Estimate, ends
 

@@ -19,7 +19,8 @@ KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "tokens")
 
 @dataclass(frozen=True)
 class Trigger(Strict):
-    """Where the form begins in a text that is free otherwise, as calls of tools do. Without one, the text has no form.
+    """Says where the form begins in a text that is free otherwise, as a call of a tool does. A text without a trigger
+    has no form.
 
     texts      the form begins with one of these, wherever it occurs first; it is part of the form.
     first      only where the text begins with one, white space aside; other texts are free to their end.
