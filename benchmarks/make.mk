@@ -169,12 +169,12 @@ lossless-board: $(READY)
 
 # The animated picture at the top of README, recorded anew.
 .PHONY: recording
-recording: $(READY)
+recording: $(READY) $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.recording $(RECORDING)
 
 # Every figure, table and number of docs/tutorial.md, measured anew.
 .PHONY: figures
-figures: $(READY)
+figures: $(READY) $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.tutorial $(FIGURES)
 
 # Drafts of forced text under schemas of real tools, ten minutes: make bench-forced FORCED="--bits 4".

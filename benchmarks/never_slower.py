@@ -17,6 +17,7 @@ from statistics import mean
 from time import monotonic
 from typing import Any
 
+from benchmarks.derived_decoders import derived_decoder
 from benchmarks.forced_schemas import TOOLS
 from benchmarks.gguf.files import file_of
 from benchmarks.markdown import beside
@@ -27,12 +28,15 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.measure.prompts import choose_prompts
 from slipstream.measure.provenance import commit, machine, now
 from slipstream.targets.target_costs import measure_costs
+from slipstream.tokens.text import load_tokenizer
 
 BOUND = 0.99
 MEANS = {16: 1.4, 8: 1.35, 4: 1.3}
 BITS: dict[int, tuple[str, str | None]] = {16: ("F16", None), 8: ("F16", "w8a8"), 4: ("Q4_1", None)}
 """Kind of the file, and `quantize`, by the bits of the weights. Derived models are read from F16 in all formats."""
 KINDS = ("code", "edit", "proofread", "summary", "chat", "tools", "long", "sampled")
+DERIVED = ("mixture", "hybrid")
+"""Targets that `derived_decoders` makes; the file of "510M" is made once."""
 LONG = 6000
 """Tokens of the prompts of kind "long"."""
 DEPTHS, ROWS = (100, 1000, LONG), (1, 2, 4, 8, 16)
@@ -42,13 +46,17 @@ IDLE, BUSY = "idle", "busy"
 def models(target: str, bits: int, streams: int) -> tuple[LLM, LLM]:
     """(plain decoding, the default drafter) of one target in this format."""
     kind, quantize = BITS[bits]
-    if target != "smollm2" and bits == 4:
-        kind, quantize = "F16", "int4"
-    file = file_of(target, kind, ROOT / "build" / "gguf")
-    stack: Any = "suffix"
-    if target == "smollm2":
+    files, embedded = ROOT / "build" / "gguf", load_tokenizer(zoo.target_dir())
+    if target in DERIVED:
+        drafts = LLM(derived_decoder(target, bits, THREADS, files), "suffix", tokenizer=embedded, max_batch=streams)
+    elif target == "smollm2":
         stack = ["suffix", ("eagle3", {"head": zoo.head_dir("eagle3", zoo.smollm2_file())})]
-    drafts = LLM(file, stack, threads=THREADS, quantize=quantize, max_batch=streams)
+        tokenizer = load_tokenizer(zoo.smollm2_file())  # the 16-bit file that is made of it has none
+        file = file_of(target, kind, files)
+        drafts = LLM(file, stack, tokenizer=tokenizer, threads=THREADS, quantize=quantize, max_batch=streams)
+    else:
+        file, quantize = file_of(target, "F16", files), "int4" if bits == 4 else quantize
+        drafts = LLM(file, "suffix", tokenizer=embedded, threads=THREADS, quantize=quantize, max_batch=streams)
     return LLM(drafts.target, draft_tokens=0, tokenizer=drafts.tokenizer, max_batch=streams), drafts
 
 
@@ -173,7 +181,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.never_slower", description=__doc__)
-    parser.add_argument("--targets", nargs="+", default=["smollm2"], choices=("smollm2", "510M"))
+    parser.add_argument("--targets", nargs="+", default=["smollm2"], choices=("smollm2", "510M", *DERIVED))
     parser.add_argument("--bits", type=int, nargs="+", choices=BITS, default=list(BITS))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))

@@ -1,6 +1,6 @@
 """Every figure, table and measured number of docs/tutorial.md, written into it between marks.
 
-make figures                                # all of them, under three minutes on a quiet machine
+make figures                                # all of them, ten minutes on a quiet machine, with SmolLM2 installed
 make figures FIGURES="--only lengths tracker"
 make figures FIGURES=--still                # what is computed and not measured, in seconds
 make figures FIGURES=--quick                # tiny settings: does everything run?
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import re
 import sys
@@ -26,6 +25,7 @@ from time import monotonic
 
 from benchmarks import tutorial_blocks as blocks
 from benchmarks.tutorial_kit import Kit
+from slipstream.zoo import has_smollm2
 
 TUTORIAL = Path(__file__).resolve().parents[1] / "docs" / "tutorial.md"
 FIGURE = re.compile(r"(<!-- figure:([\w-]+) -->\n)(.*?)(<!-- /figure -->)", re.DOTALL)
@@ -35,7 +35,6 @@ Block = Callable[[Kit], str]
 STILL: dict[str, Block] = {
     "closed-form": blocks.closed_form,
     "pairs": blocks.pairs,
-    "advice": blocks.advice,
     "drafters": blocks.drafters,
     "load": blocks.load,
 }
@@ -49,16 +48,13 @@ MEASURED: dict[str, Block] = {
     "tune": blocks.tune,
     "gpt2": blocks.gpt2,
     "lengths": blocks.lengths,
-    "three-lengths": blocks.three_lengths,
     "tracker": blocks.tracker,
-    "weights": blocks.weights,
-    "gguf": blocks.gguf,
     "batches": blocks.batches,
     "origin": blocks.origin,  # last: it says what was measured on what
 }
 BLOCKS = STILL | MEASURED
-EXTRAS = {"gguf": ("llama_cpp", "make gguf")}
-"""Blocks that need more than the project itself: a module, and what installs it. Without it they stay as they are."""
+OF_SMOLLM2 = ("prices", "lookups", "bench", "tune", "lengths", "tracker", "batches")
+"""Blocks that need SmolLM2. Without it they stay as they are."""
 
 
 def snippets(text: str) -> list[tuple[str, str]]:
@@ -97,10 +93,9 @@ def with_figure(text: str, name: str, figure: str) -> str:
 
 def lacking(name: str) -> str | None:
     """Why a block cannot be made here, or None."""
-    module, command = EXTRAS.get(name, (None, None))
-    if module is None or importlib.util.find_spec(module) is not None:
+    if name not in OF_SMOLLM2 or has_smollm2():
         return None
-    return f"{name}: left as it is, there is no {module} ({command})"
+    return f"{name}: left as it is, SmolLM2 is not installed (make .venv/.smollm2)"
 
 
 def main() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.markdown import QUIET
 from benchmarks.markdown_tables import render_markdown as table, render_markdown_rows as rows
-from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
+from benchmarks.tutorial_kit import Kit, block, fence, named, warnings
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.measure import plots
 from slipstream.measure.estimates import explain_doubt
-from slipstream.measure.tables import Estimate, Plot, interval, percent, spell, times
+from slipstream.measure.tables import Estimate, Plot, percent, spell, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -22,13 +21,13 @@ CAPTIONS = {
     "speedup-by-category": "Points: over plain decoding in the same run, for each kind of prompt. Bars: 95 % "
     "intervals. Dashed: plain decoding.",
 }
-PEER_RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
-WEIGHTS = ("llamacpp", "llamacpp_f16", "llamacpp_q8", "llamacpp_q4", "plain", "int8")
-"""Contenders of `make side-by-side` that differ only in their weight format."""
+TRACED = "Write a Python function that reverses a string."
+VERDICT = "No bug found in "
+"""The words with which the last part of the output of `verify` begins."""
 
 
 def prices(kit: Kit) -> str:
-    command = "slipstream simulate --measure -m embedded -md embedded --alpha 0.8"
+    command = "slipstream simulate --measure -m smollm2 --alpha 0.8"
     output = kit.json(command)
     curve, c = output["costs"]["curve"], output["costs"]["c"]
     counts, relative = curve["rows"], [s / curve["seconds"][0] for s in curve["seconds"]]
@@ -42,15 +41,15 @@ def prices(kit: Kit) -> str:
 
     plot = Plot(
         "prices", "Cost of a target pass by the number of tokens it verifies",
-        "Embedded target, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
+        "SmolLM2 in 4 bits, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
         "; ".join(f"{spell(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
         draw,
     )  # fmt: skip
     at = counts.index(8)
     said = (
-        f"Here, a one-token pass of the embedded target takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over "
+        f"Here, a one-token pass of SmolLM2 takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over "
         f"{counts[at]} tokens takes {relative[at]:.2f} times as long; {counts[at]} passes: {counts[at]} times "
-        f"as long. A step of the draft model takes {c:.2f} times as long."
+        f"as long. A suffix tree, which copies from earlier text, drafts a token in {c:.3f} of that time."
     )
     return block(fence(command), said, kit.draw("prices", plot))
 
@@ -80,7 +79,7 @@ def closed_form(kit: Kit) -> str:
         "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, verification free. Dashed: plain "
         "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.0,
     )  # fmt: skip
-    return block(kit.draw("closed-form", plot), f"The best length up to {CLOSED_LONGEST} at c = {CLOSED_C:g}: {said}.")
+    return kit.draw("closed-form", plot)
 
 
 def pairs(kit: Kit) -> str:
@@ -100,14 +99,6 @@ def pairs(kit: Kit) -> str:
     return block(fence("slipstream simulate --pairs"), rows(heads, body), describe_assumptions(place))
 
 
-def advice(kit: Kit) -> str:
-    from slipstream.cli.simulate import ADVICE
-
-    lines = ADVICE.read_text(encoding="utf-8").splitlines()
-    body = [[one, *map(str.strip, lines[i + 1 : i + 3])] for i, one in enumerate(lines) if not one.startswith(" ")]
-    return block(fence("slipstream simulate --advice"), rows(["situation", "do this", "because"], body, (0, 1, 2)))
-
-
 def drafters(kit: Kit) -> str:
     from slipstream.cli.drafters import summary
 
@@ -125,42 +116,44 @@ def check_pair(kit: Kit) -> str:
 
 
 def lookups(kit: Kit) -> str:
-    size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 8"
+    size = "--prompts 2 -n 8 --rounds 1" if kit.quick else "--prompts 6 -n 96 --rounds 3 --seconds 20"
     return bench_block(
-        kit, f"slipstream bench -m embedded edit {fixed('ngram', 'suffix', 'lookahead', 'layerskip')},exit=5 {size} "
-        "--out lookups.json", ["speedup"],
+        kit, f"slipstream bench -m smollm2 proofread,summary {fixed('ngram', 'suffix', 'lookahead', 'eagle3')} {size} "
+        "--out lookups.json", ["speedup-by-category"],
     )  # fmt: skip
 
 
 def fixed(*names: str) -> str:
-    """Options for these drafters, each with its fixed length, so that its acceptance is the same in every run. The
-    exit of layerskip is fixed for the same reason: its default is measured."""
+    """Options for these drafters, each with its fixed length, so that its acceptance is the same in every run."""
     return " ".join(f"--drafter {name}:draft_tokens={DRAFTERS[name].length}" for name in names)
 
 
 def bench(kit: Kit) -> str:
-    size = "--prompts 2 -n 12 --rounds 1" if kit.quick else "--prompts 6 -n 48 --rounds 3 --seconds 8"
+    size = "--prompts 2 -n 8 --rounds 1" if kit.quick else "--prompts 6 -n 96 --rounds 3 --seconds 20"
     return bench_block(
-        kit, f"slipstream bench -m embedded code,edit {fixed('model', 'ngram')} {size} --out bench.json",
-        ["speedup-by-category"],
+        kit, "slipstream bench -m smollm2 proofread,chat --drafter suffix --drafter eagle3 --drafter suffix,eagle3 "
+        f"{size} --out bench.json", ["speedup-by-category"],
     )  # fmt: skip
 
 
 def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
-    result, shown = kit.lab(command)
+    result, shown = kit.measure(command)
     name = command.split()[-1].removesuffix(".json")
     drawn = [kit.draw(f"{name}-{plot}", replace(named(shown, plot), caption=CAPTIONS[plot])) for plot in wanted]
     return block(fence(command), shown.lead, table(shown.tables[0]), *drawn, warnings(result))
 
 
 def verify(kit: Kit) -> str:
+    """Show the verdict only: the tables above it fill two screens."""
     size = "--prompts 1 -n 8 --texts 2" if kit.quick else "--prompts 4 -n 32"
-    return printed(kit, f"slipstream verify -m embedded --drafter model -k 4 {size}")
+    command = f"slipstream verify -m embedded --drafter model -k 4 {size}"
+    output = kit.run(command, fails=True)
+    return block(fence(command), fence(output[max(output.find(VERDICT), 0) :], "text"))
 
 
 def tune(kit: Kit) -> str:
     size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 4 --confirm 2 --rounds 3 --seconds 8"
-    return printed(kit, f"slipstream tune -m embedded {size} --write tuned.json")
+    return printed(kit, f"slipstream tune -m smollm2 {size} --write tuned.json")
 
 
 def printed(kit: Kit, command: str) -> str:
@@ -174,7 +167,7 @@ def gpt2(kit: Kit) -> str:
     pair = "-m gpt2-pair/target -md gpt2-pair/draft"
     command = f"slipstream bench code {pair} --drafter model -k 2 --ignore-eos {size} --out gpt2.json"
     kit.run(make)
-    result, shown = kit.lab(command)
+    result, shown = kit.measure(command)
     fast = next(arm for arm in result.data["arms"] if not arm["plain"])
     f, gain, k = fast["overall"], fast["overall"]["speedup"], fast["draft_tokens"]
     # Duration of a step in plain decode steps; prefill is spread over both.
@@ -193,39 +186,14 @@ def gpt2(kit: Kit) -> str:
 
 
 def lengths(kit: Kit) -> str:
-    command = sweep_command(kit)
-    result, shown = kit.lab(command)
+    size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 6 -n 96 --rounds 3 --seconds 30"
+    command = f"slipstream bench -m smollm2 proofread,summary --drafter suffix -k 2:8,10 {size} --out lengths.json"
+    result, shown = kit.measure(command)
     drawn = [
         kit.draw("lengths-acceptance", named(shown, "acceptance-by-axis")),
         kit.draw("lengths-speed", speeds(result.data["arms"], "draft_tokens", "draft length K")),
     ]
     return block(fence(command), shown.lead, table(shown.tables[0]), *drawn, warnings(result))
-
-
-def three_lengths(kit: Kit) -> str:
-    """From the same run as `lengths`, so that all lengths can be compared."""
-    from slipstream.measure.results import read
-
-    command, path = sweep_command(kit), kit.folder / "lengths.json"
-    if not path.exists():
-        kit.lab(command)
-    chosen = [arm for arm in read(path).data["arms"] if not arm["plain"] and arm["draft_tokens"] in (2, 5, 10)]
-    body = []
-    for arm in chosen:
-        f, expected = arm["overall"], arm["predicted"]
-        gain = f["speedup"]
-        body.append([
-            arm["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
-            interval(Estimate(**gain)), times(expected["speedup"]),
-        ])  # fmt: skip
-    heads = ["K", "acceptance rate", "tokens per step", "speed-up (95 % interval)", "predicted"]
-    return block(rows(heads, body, ()))
-
-
-def sweep_command(kit: Kit) -> str:
-    lengths = "2,5,10" if kit.quick else "2:8,10"
-    size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 12"
-    return f"slipstream bench -m embedded code --drafter model -k {lengths} {size} --out lengths.json"
 
 
 def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
@@ -258,39 +226,10 @@ def _rate(arm: dict[str, Any]) -> float:
 
 
 def tracker(kit: Kit) -> str:
-    command = f"slipstream trace -m embedded -n {20 if kit.quick else 100} --drafter model -k 4 --ignore-eos"
-    command += " --temperature 0.8 --seed 1 --out tracker.json"
-    result, shown = kit.lab(command)
-    drawn = [kit.draw(f"tracker-{name}", named(shown, name)) for name in ("acceptance-over-time", "accepted-histogram")]
-    return block(fence(command), shown.lead, *drawn, warnings(result))
-
-
-def weights(kit: Kit) -> str:
-    """From the results of `make side-by-side`; contenders that the run did not measure are listed as missing."""
-    command = fence("make peer-llamacpp\nmake side-by-side")
-    if not PEER_RESULTS.exists():
-        return block(command, "Not measured yet: the figures will come from `benchmarks/results/peers.json`.")
-    peers = json.loads(PEER_RESULTS.read_text("utf-8"))
-    known = {row["key"]: row for row in peers["contenders"]}
-    body = [
-        [known[key]["label"], *(f"{known[key][kind]['median']:.0f}" for kind in ("code", "edit"))]
-        for key in WEIGHTS
-        if key in known
-    ]
-    missing = [f"{key}: {peers['skipped'].get(key, 'not part of that run')}" for key in WEIGHTS if key not in known]
-    when = f"*Plain decoding; `benchmarks/results/peers.json`, {peers['provenance']['date'][:10]}.*"
-    lacking = f"Not measured: {'; '.join(missing)}." if missing else ""
-    return block(command, rows(["weights", "code, tokens/s", "edits, tokens/s"], body), when, lacking)
-
-
-def gguf(kit: Kit) -> str:
-    from benchmarks.gguf.precision import compared, table
-
-    size = "--prompts 1 --tokens 8 --rounds 1" if kit.quick else "--prompts 3 --tokens 48 --rounds 3"
-    command = f"python -m benchmarks.gguf.precision {size} --processor-time"
-    output = kit.json(command)
-    kit.sources.append(output["provenance"])
-    return block(fence(f"make gguf\n{command}"), table(output), compared(output))
+    command = f"slipstream trace -m smollm2 --chat '{TRACED}' -n {20 if kit.quick else 120} --drafter suffix,eagle3"
+    result, shown = kit.measure(f"{command} -k 4 --out tracker.json")
+    drawn = kit.draw("tracker-acceptance-over-time", named(shown, "acceptance-over-time"))
+    return block(fence(f"{command} -k 4 --out tracker.json"), shown.lead, drawn, warnings(result))
 
 
 def load(kit: Kit) -> str:
@@ -330,11 +269,11 @@ def load(kit: Kit) -> str:
 
 
 def batches(kit: Kit) -> str:
-    size = "--batch 1,4 --prompts 4 -n 12 --rounds 1"
+    size = "--batch 1,2,4,8 --prompts 1 -n 8 --rounds 1"
     if not kit.quick:
-        size = "--batch 1,2,4,8 --prompts 8 -n 32 --rounds 3 --seconds 8"
-    command = f"slipstream bench -m embedded code --drafter model -k 4 {size} --out batches.json"
-    result, shown = kit.lab(command)
+        size = "--batch 1,2,4,8 --prompts 8 -n 64 --rounds 3 --seconds 30"
+    command = f"slipstream bench -m smollm2 edit --drafter suffix -k 8 {size} --out batches.json"
+    result, shown = kit.measure(command)
     plot = speeds(result.data["arms"], "batch", "batch size")
     return block(fence(command), shown.lead, table(shown.tables[0]), kit.draw("batches", plot), warnings(result))
 

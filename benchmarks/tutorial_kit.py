@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from slipstream.measure.results import Result, read
 from slipstream.measure.tables import Plot, Section, remark
 
 WIDTH = 100
+LONGEST_ALT = 400
+"""Characters of the text that stands for a plot."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -48,7 +51,7 @@ class Kit:
         output: dict[str, Any] = json.loads(self.run(f"{command} --json"))
         return output
 
-    def lab(self, command: str) -> tuple[Result, Section]:
+    def measure(self, command: str) -> tuple[Result, Section]:
         """Return the result file that a command writes with --out, and its section."""
         self.run(command, fails=True)
         result = read(self.folder / shlex.split(command)[-1])
@@ -61,7 +64,7 @@ class Kit:
         text = re.sub(r"<metadata>.*?</metadata>\s*", "", plots.draw_svg(plot), flags=re.DOTALL)
         text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
         (self.figures / f"{name}.svg").write_text(text, "utf-8")
-        alt = re.sub(r"[\[\]\n]", " ", f"{plot.title}. {plot.alt}")
+        alt = re.sub(r"[\[\]\n]", " ", f"{plot.title}. {textwrap.shorten(plot.alt, LONGEST_ALT, placeholder=' ...')}")
         return f"![{alt}](figures/{name}.svg)\n\n*{plot.title}. {plot.caption}*"
 
 

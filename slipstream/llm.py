@@ -267,8 +267,8 @@ class LLM:
         return [self.completion(seq) for seq in seqs]
 
     def beam_search(self, prompts: Prompt | Seq[Prompt], params: BeamParams | None = None) -> list[list[Beam]]:
-        """The most probable continuations of one prompt or several (text or token ids), by beam search: for each prompt
-        the best `n`, best first. `max_batch` prompts at a time, all their beams in one forward a step.
+        """Return the most probable continuations of one prompt or several (text or token ids), by beam search: for each
+        prompt the best `n`, best first. Each step is one forward pass over all beams of up to `max_batch` prompts.
 
         Nothing is drafted (see `engine.beams`): raises ParameterError where a drafter is in use."""
         params = self.checks.beams(params or BeamParams())

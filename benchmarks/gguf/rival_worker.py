@@ -33,6 +33,8 @@ class Model:
 
     def __init__(self, file: str, threads: int):
         self.model = api.llama_model_load_from_file(file.encode(), api.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"{file} cannot be loaded")
         params = api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = CONTEXT, CHUNK, CHUNK
         params.n_threads = params.n_threads_batch = threads
@@ -41,6 +43,8 @@ class Model:
         else:
             params.flash_attn_type = 1
         self.context = api.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"no context for {file}")
         self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.batch = api.llama_batch_init(CHUNK, 0, 1)
 
@@ -163,6 +167,12 @@ def loss(name: str, ids: list[int]) -> dict[str, Any]:
     return {"loss": float((log_sums - logits[np.arange(len(ids) - 1), ids[1:]]).sum()), "count": len(ids) - 1}
 
 
+def logits(name: str, ids: list[int], file: str) -> dict[str, Any]:
+    """See `slipstream_worker`."""
+    np.save(file, models[name].read(ids)[0])
+    return {}
+
+
 def memory(name: str) -> dict[str, Any]:
     """Bytes: the highest of the process so far."""
     return {"peak": peak_memory()}
@@ -175,4 +185,4 @@ if __name__ == "__main__":
         api.llama_log_set(_QUIET, ctypes.c_void_p(0))
     api.llama_backend_init()
     info = lambda: {"versions": versions("ik-llama-cpp-python" if IK else "llama-cpp-python", "numpy")}  # noqa: E731
-    serve({"info": info, "load": load, "request": request, "loss": loss, "memory": memory})
+    serve({"info": info, "load": load, "request": request, "loss": loss, "logits": logits, "memory": memory})

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.protocol import peak_memory, serve, versions
@@ -14,6 +15,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT, names_of, parse_draft
+from slipstream.executor.executor import make_batch
 from slipstream.settings import AUTO
 
 models: dict[str, LLM] = {}
@@ -69,19 +71,31 @@ def loss(name: str, ids: list[int]) -> dict[str, Any]:
     return {"loss": float(nll), "count": len(ids) - 1}
 
 
-def rows(name: str, count: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds of a pass over `rows` rows of one text, after 64 tokens."""
+def logits(name: str, ids: list[int], file: str) -> dict[str, Any]:
+    """Write the logits after the last token to a file of numpy, float32 [V]."""
     target = models[name].target
-    seq, times = Sequence(list(range(10, 74))), []
+    seq = Sequence(ids)
+    np.save(file, target.run([seq], Draft.empty(1)).logits[-1].float().numpy())
+    target.release(seq.id)
+    return {}
+
+
+def rows(name: str, count: int, repeats: int, first: int = 20) -> dict[str, Any]:
+    """Milliseconds of a pass over `count` rows of one text, after 64 tokens, and the experts that it read in all
+    layers. first: the first draft token."""
+    target = models[name].target
+    seq, times, experts = Sequence(list(range(10, 74))), [], []
     target.run([seq], Draft.empty(1))
     seq.kv_len = len(seq.tokens)
     seq.tokens.append(7)
     for _ in range(repeats):
+        draft = Draft.chains([list(range(first, first + count - 1))]) if count > 1 else Draft.empty(1)
+        batch = make_batch([seq], draft, target.device)
         started = time.perf_counter()
-        target.run([seq], Draft.chains([list(range(20, 20 + count - 1))]) if count > 1 else Draft.empty(1))
+        experts.append(target.executor.forward(batch).experts_read)
         times.append(1000 * (time.perf_counter() - started))
     target.release(seq.id)
-    return {"milliseconds": times}
+    return {"milliseconds": times, "experts": experts}
 
 
 def bandwidth(gigabytes: float = 1.0) -> dict[str, Any]:
@@ -102,5 +116,5 @@ def memory(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     info = lambda: {"versions": versions("slipstream", "torch")}  # noqa: E731
-    served = {each.__name__: each for each in (load, request, loss, rows, memory, bandwidth)}
+    served = {each.__name__: each for each in (load, request, loss, logits, rows, memory, bandwidth)}
     serve({"info": info, **served})

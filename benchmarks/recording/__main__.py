@@ -1,8 +1,8 @@
 """`python -m benchmarks.recording`: record plain and speculative decoding of one text, as an animated SVG.
 
-SmolLM2-135M-Instruct writes a text as numbered steps. Both methods decode it alternately, several times; the
-pass of median time of each method is drawn. Decoding is greedy, so all texts must be token-identical; otherwise
-nothing is drawn. The tokens appear at the measured times, slowed down by one stated factor.
+SmolLM2-135M-Instruct corrects a text, as in the first scene of `slipstream demo`. Both methods decode it alternately,
+several times; the pass of median time of each method is drawn. Decoding is greedy, so all texts must be
+token-identical; otherwise nothing is drawn. The tokens appear at the measured times, slowed down by one stated factor.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slipstream.settings import EXECUTORS
 from slipstream.zoo import SMOLLM2, smollm2_file
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUEST = "Write this text as numbered steps."
+REQUEST = "Correct the mistakes in this text. Change nothing else."
 TEXT = (
-    "The pump must stand on a level floor, at least thirty centimetres from the wall. Fill the housing with clean "
-    "water through the upper opening. Close the screw by hand. Open the valve of the suction line, then switch the "
-    "pump on."
+    "The lighthouse was built in 1891 on a small rock near the harbour. It was painted red and white so that ships "
+    "could sees it by day. The last keeper left in 1974, when the lamp became automatic. Today visitors can climb the "
+    "two hundred steps on summer weekends."
 )
 NOTES = {
     "suffix": "drafts by suffix matching",

@@ -166,7 +166,7 @@ def draw(recording: Recording, narrow: bool = False) -> str:
     x, y = (margin + 2, 51) if narrow else (margin + 62, 29)
     picture.text(x, y, "ink code", recording.request, fitted(recording.request, 0.86 * COLUMN if narrow else COLUMN))
     if not narrow:
-        picture.text(width - margin - 2, 29, "soft small", "and the text", ' text-anchor="end"')
+        picture.text(width - margin - 2, 29, "soft small", "followed by the text", ' text-anchor="end"')
     for i, take in enumerate(recording.takes):
         left = margin if narrow else margin + i * (pane_width + gap)
         above = top + i * (pane_height + gap) if narrow else top

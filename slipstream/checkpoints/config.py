@@ -20,7 +20,7 @@ from slipstream.checkpoints.config_values import make_refusal, object_of
 from slipstream.checkpoints.families import FAMILIES
 from slipstream.checkpoints.families.wrappers import WRAPPERS, text_part
 from slipstream.checkpoints.gguf_config import gguf_config
-from slipstream.checkpoints.layers import LayerDescription
+from slipstream.checkpoints.layers import Latent, LayerDescription
 from slipstream.checkpoints.module_shape import ModelShape
 from slipstream.checkpoints.mxfp4 import is_mxfp4
 from slipstream.checkpoints.recurrence import Recurrence
@@ -150,12 +150,16 @@ class DecoderConfig(ModelShape):
         for layer in self.described:
             if layer.heads % layer.kv_heads:
                 wrong = f"{layer.heads} heads do not divide among {layer.kv_heads} key/value heads"
+            elif layer.latent is not None and layer.latent.rotated % 2:
+                wrong, why = f"qk_rope_head_dim {layer.latent.rotated} is odd", "rotary positions rotate pairs"
             elif self.position == "rope" and layer.rotary is not None and layer.head_dim % 2:
                 wrong, why = f"head_dim {layer.head_dim} is odd", "rotary positions rotate pairs"
             elif layer.recurrence is not None and layer.recurrence.heads % layer.recurrence.groups:
                 wrong = f"{layer.recurrence.heads} recurrent heads do not divide into {layer.recurrence.groups} groups"
             elif layer.window is not None and layer.window < 1:
                 wrong = f"sliding_window is {layer.window}"
+            elif layer.latent is not None and (layer.gate or layer.qk_norm or layer.value_norm or layer.beside):
+                raise make_refusal("latent attention is not run with gates, other norms or a recurrence beside it")
             elif layer.parallel and (layer.sparse or layer.norm_after or layer.scaled or self.residual_scale != 1):
                 raise make_refusal(
                     "attention and MLP side by side are not run with experts, norms of outputs or factors"
@@ -321,6 +325,9 @@ class DecoderConfig(ModelShape):
         return out
 
     def _attention(self, at: str, layer: LayerDescription, out: dict[str, tuple[int, ...]], linear: Any) -> None:
+        if layer.latent is not None:
+            self._latent_attention(at, layer.heads, layer.latent, out, linear)
+            return
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         own = [] if layer.shared is not None else ["k"] if layer.key_is_value else ["k", "v"]
         gate = [("gate", layer.heads * (layer.head_dim if layer.gate == "output" else 1))] if layer.gate else []
@@ -331,6 +338,23 @@ class DecoderConfig(ModelShape):
             out[f"{at}.{part}_norm.weight"] = (layer.head_dim if layer.qk_norm == "head" else width,)
         if layer.sinks:
             out[f"{at}.sinks.weight"] = (layer.heads,)
+
+    def _latent_attention(
+        self, at: str, heads: int, part: Latent, out: dict[str, tuple[int, ...]], linear: Any
+    ) -> None:
+        """Add the shapes of latent attention. k_up and v_up are those of all heads, one below the other."""
+        d, queries = self.hidden_size, heads * (part.plain + part.rotated)
+        if part.query_rank:
+            linear(f"{at}.q_a_proj", part.query_rank, d, self.qkv_bias)
+            out[f"{at}.q_a_norm.weight"] = (part.query_rank,)
+            linear(f"{at}.q_b_proj", queries, part.query_rank)
+        else:
+            linear(f"{at}.q_proj", queries, d)
+        linear(f"{at}.kv_a_proj", part.rotated + part.rank, d, self.qkv_bias)
+        out[f"{at}.kv_a_norm.weight"] = (part.rank,)
+        linear(f"{at}.k_up_proj", heads * part.rank, part.plain)
+        linear(f"{at}.v_up_proj", heads * part.value, part.rank)
+        linear(f"{at}.o_proj", d, heads * part.value, self.o_bias)
 
     def _mixture(self, at: str, out: dict[str, tuple[int, ...]], linear: Any, mlp: Any) -> None:
         experts = self.experts

@@ -10,7 +10,7 @@ _WITHOUT_EFFECT = re.compile(
     r"task_specific_params|transformers(\.js_config|_version)|unsloth_.*|use_cache|out_hidden_size|spatial_merge_size|"
     "(audio|bo[aiv]|downsample|eo[aiv]|image|mm|mtp|multimodal|projector|video|vision)_.*|"
     "mamba_ssm(_cache)?_dtype|moe_shared_expert_overlap|num_logits_to_keep|rescale_prenorm_residual|residual_in_fp32|"
-    "use_mamba_kernels"
+    "use_mamba_kernels|aux_loss_alpha|ep_size|seq_aux"
 )
 """Keys of training, of other tasks, of pictures and sounds, of layers that are left out, and of the file itself. Which
 others are known follows from what is read."""

@@ -319,11 +319,7 @@ def _make_error(
     why: str = "it is truncated, corrupt or of another format",
     is_: str = "is not a whole GGUF file",
 ) -> CheckpointError:
-    return CheckpointError(
-        f"{path.name} {is_}: {what}",
-        why=why,
-        fix="download or convert it again",
-    )
+    return CheckpointError(f"{path.name} {is_}: {what}", why=why, fix="download or convert it again")
 
 
 @dataclass(frozen=True, kw_only=True)

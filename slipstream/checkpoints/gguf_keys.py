@@ -75,7 +75,8 @@ _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     (r"\*\.(leading_dense_block_count|expert_shared_(count|feed_forward_length)|expert_gating_func|"
      r"attention\.sliding_window|ssm\.(conv_kernel|state_size|group_count|time_step_rank|inner_size)|"
      r"attention\.((key|value)_length_swa|shared_kv_layers)|rope\.dimension_count_swa|embedding_length_per_layer_input|"
-     r"shortconv\.l_cache|full_attention_interval|interleave_moe_layer_step)", _is_size),
+     r"attention\.((q|kv)_lora_rank|(key|value)_length_mla)|shortconv\.l_cache|"
+     r"full_attention_interval|interleave_moe_layer_step)", _is_size),
     (r"\*\.attention\.recurrent_layers",
      lambda value: isinstance(value, list) and all(each in (0, 1) for each in value)),
     (r"\*\.attention\.sliding_window_pattern",

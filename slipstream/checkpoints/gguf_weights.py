@@ -37,6 +37,9 @@ _PARTS = {
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
 
+_OF_HEADS = ("self_attn.k_up_proj.weight", "self_attn.v_up_proj.weight")
+"""Matrices of all heads, which are one tensor [heads, out, in]."""
+
 _MTP = {
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "norm": "nextn.shared_head_norm",
 }  # fmt: skip
@@ -90,6 +93,8 @@ class GgufTensors:
             expected: tuple[int, ...] = (first, *self._shapes[parts[0]][1:])
             if ".experts." in parts[0] and config.experts is not None:
                 expected = (config.experts.count, first // config.experts.count, *expected[1:])
+            if parts[0].endswith(_OF_HEADS):
+                expected = (config.heads, first // config.heads, *expected[1:])
             if _plain(tensor.shape, expected) != _plain(expected, expected):
                 raise CheckpointError(
                     f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",

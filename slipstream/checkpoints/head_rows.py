@@ -16,18 +16,27 @@ def groups_of(config: DecoderConfig, fused: str) -> int:
     return config.heads if kind == "heads" else next((layer.groups for layer in config.recurrences), 1)
 
 
-_TURNED = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
+_TURNED = re.compile(r"layers\.(\d+)\.self_attn\.(q|k|q_b|kv_a)_(proj|norm)\.(weight|bias)")
 
 
 def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
     """Where the rows of a query or key projection are in a tensor whose rotary embedding rotates neighbours, elements
-    2i and 2i + 1 of a head; ours rotates i and i + n / 2. None for tensors that are not rotated."""
+    2i and 2i + 1 of a head; ours rotates i and i + n / 2. In latent attention the rotated elements are the last ones
+    there, and the first ones here. Converters order the heads of layers without positions like the others. None for
+    tensors that keep their order."""
     found = _TURNED.fullmatch(name)
     layer = config.described[int(found[1])] if found else None
-    if found is None or layer is None or layer.rotary is None:
+    if found is None or layer is None or not config.rotaries:
         return None
-    turned = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
-    head = np.concatenate([np.arange(turned).reshape(-1, 2).T.ravel(), np.arange(turned, layer.head_dim)])
+    turned = config.rotaries[layer.rotary or 0].get("dimensions", layer.head_dim)
+    pairs = np.arange(turned).reshape(-1, 2).T.ravel()
+    if (part := layer.latent) is not None:
+        if found[3] == "norm":
+            return None
+        heads, before = (1, part.rank) if found[2] == "kv_a" else (layer.heads, part.plain)
+        head = np.concatenate([before + pairs, np.arange(before)])
+        return (np.arange(heads)[:, None] * len(head) + head).ravel()
+    head = np.concatenate([pairs, np.arange(turned, layer.head_dim)])
     heads = layer.heads if found[2] == "q" else layer.kv_heads
     if found[3] == "norm" and layer.qk_norm == "head":
         return head

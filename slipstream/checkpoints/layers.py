@@ -10,6 +10,26 @@ from slipstream.checkpoints.recurrence import Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Describes multi-head latent attention (MLA, arXiv 2405.04434): keys and values of all heads are products of one
+    latent vector, which the KV cache holds in their place, beside a key of its own that the rotary embedding turns.
+
+    rank        width of the latent vector.
+    query_rank  width of the vector that queries are computed from; 0: they are computed from the input.
+    plain, rotated  dimensions of each head's queries and keys that the rotary embedding leaves, and turns.
+    value       size of each head's values.
+    eps         of the norms of both vectors.
+    """
+
+    rank: int
+    query_rank: int
+    plain: int
+    rotated: int
+    value: int
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerDescription:
     """A layer of a decoder: x += attention(norm(x)), then x += mlp(norm(x)). The defaults are Llama's.
 
@@ -17,6 +37,8 @@ class LayerDescription:
     recurrence     what mixes the tokens in place of attention; None: attention does.
     beside         attention reads the same input beside the recurrence, and both outputs are added.
     heads, kv_heads, head_dim  of its attention.
+    latent         None: attention has keys and values of its own. Else the cache has one head, [rotated, rank], whose
+                   values are its keys.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
     chunked        of these, a token sees only those since the last multiple of W.
     rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
@@ -25,6 +47,7 @@ class LayerDescription:
     sinks          a learned score for each head joins the softmax, without a value.
     qk_norm        "head": RMS norm of each query and key head, "plain": the same without a weight, "width": of all
                    heads together, "": none; late_norm: after the rotary embedding.
+    query_scale    multiplies queries after a norm without a weight.
     value_norm     RMS norm of each value head, without a weight.
     key_is_value   values are the keys before their norm and rotary embedding.
     shared         the layer whose keys and values it reads; None: it has its own.
@@ -46,6 +69,7 @@ class LayerDescription:
     heads: int
     kv_heads: int
     head_dim: int
+    latent: Latent | None = None
     window: int | None = None
     chunked: bool = False
     rotary: int | None = 0
@@ -54,6 +78,7 @@ class LayerDescription:
     sinks: bool = False
     qk_norm: str = ""
     late_norm: bool = False
+    query_scale: float = 1.0
     value_norm: bool = False
     key_is_value: bool = False
     shared: int | None = None

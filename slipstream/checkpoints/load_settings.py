@@ -137,8 +137,8 @@ class LoadSettings(Strict):
     )
     generation_config: str = option(
         settings.AUTO,
-        "Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the target's "
-        "generation_config.json says (auto), or none.",
+        "Take defaults of requests from the target's generation_config.json: penalties, forbidden ids and, for chat "
+        "and serve, the sampling (auto), or only the tokens that end a text (none).",
         check=_one_of(settings.AUTO, settings.OFF),
     )
     device_map: DeviceMap | None = option(

@@ -37,7 +37,7 @@ class Experts:
     layers     for each layer, True if its MLP is a mixture.
     sigmoid    scores become weights by the sigmoid; else by the softmax over all experts.
     corrected  a learned bias joins the weights where experts are picked.
-    groups, top_groups  experts are picked from the best groups only, which their two best experts decide.
+    groups, top_groups  experts are picked from the best groups only, which their `group_best` best experts decide.
     router_bias  scores have a bias. shared: width of an expert of every token, 0: none; shared_gate: its output is
                multiplied by a sigmoid.
     weighted_inputs  the weights of the picked experts multiply their inputs, and not their outputs (Llama 4).
@@ -54,6 +54,7 @@ class Experts:
     corrected: bool = False
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     scale: float = 1.0
     router_bias: bool = False
     shared: int = 0

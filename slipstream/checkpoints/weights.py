@@ -9,6 +9,7 @@
 
 and, of layers with more parts than Llama's (`LayerDescription`), of each layer
 
+    self_attn.{q_a,q_b,kv_a,k_up,v_up}_proj             self_attn.{q_a,kv_a}_norm (latent attention)
     attention_out_norm, mlp_out_norm                    self_attn.gate_proj, self_attn.sinks
     mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
     layer_scalar                                        side_gate, side_projection, side_norm
@@ -306,6 +307,7 @@ _MTP_PARTS = {
 MTP_COPIES = ("layers.0.embed_tokens.weight", "layers.0.shared_head.head.weight")
 """Copies of the decoder's own tables in an MTP layer, which are not read."""
 _KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)")
+_LATENT = re.compile(r"(layers\.(\d+)\.self_attn)\.kv_b_proj\.weight")
 _OF_LAYER = re.compile(r"(layers\.\d+)\.((?:self_attn|mlp|recurrent)\..+)")
 _EXPERTS = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up_proj|up_proj|down_proj)(_bias)?")
 _GPT2 = {
@@ -353,6 +355,10 @@ def _canonical(
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
         return []  # left over from training: the layer reads another layer's keys and values
+    found = _LATENT.fullmatch(name)
+    layer = config.described[int(found[2])] if found and int(found[2]) < config.layers else None
+    if found and layer and layer.latent is not None:
+        return _split_latent(found[1], layer.heads, layer.latent.plain)
     stem, _, kind = name.rpartition(".")
     found = _OF_LAYER.fullmatch(stem)
     at, part = found.groups() if found else ("", "")
@@ -368,9 +374,21 @@ def _canonical(
     name = _of_mlp(name, config)
     if name.endswith(".gate_correction.bias"):
         return [(name, torch.flatten)]  # a matrix of one row in ERNIE's
-    return [
-        (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
-    ]
+    shifted = family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name
+    return [(name, _plus_one if shifted and (family.plus_one == "all" or name != "norm.weight") else _whole)]
+
+
+def _split_latent(at: str, heads: int, plain: int) -> list[tuple[str, Cut]]:
+    """Cut kv_b_proj, which has the keys [plain, rank] of each head above its values [value, rank]. Queries are
+    multiplied by keys, which are transposed for it."""
+
+    def of_keys(t: Tensor) -> Tensor:
+        return t.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
+
+    def of_values(t: Tensor) -> Tensor:
+        return t.unflatten(0, (heads, -1))[:, plain:].flatten(0, 1)
+
+    return [(f"{at}.k_up_proj.weight", of_keys), (f"{at}.v_up_proj.weight", of_values)]
 
 
 def find_mtp_name(name: str, config: DecoderConfig) -> str | None:

@@ -10,7 +10,7 @@ import typer
 
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import UNBOUNDED
-from slipstream.checkpoints.weight_formats import QUANTISED
+from slipstream.checkpoints.weight_formats import KV_FORMATS, QUANTISED
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, expand_groups, option
@@ -112,9 +112,11 @@ def collect_native(config: DecoderConfig) -> JsonObject:
     not supported, or None."""
     import torch
 
+    from slipstream.backends.native.kernels.processor import kv_refusal
     from slipstream.backends.native.native_backend import int8_products, refusal
 
     settings = {f"quantize {name}": refusal(config, each) for name, each in QUANTISED.items()}
+    settings |= {f"kv_dtype {name}": kv_refusal(name) for name in KV_FORMATS if name != "float32"}
     return {
         "int8_products": int8_products(),
         "settings": settings | {"dtype bfloat16": refusal(config, dtype=torch.bfloat16)},

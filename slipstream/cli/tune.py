@@ -98,10 +98,10 @@ def tune(
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine.
 
-    A choice that is slower than plain decoding is never made. Each drafter runs once, a formula predicts the other
-    draft lengths, and the best are timed against plain decoding. What limits each is said with its fix: an expensive
-    draft, low acceptance, rows that cost the target time, the host. --draft-tokens is the maximum draft length to
-    consider.
+    It never chooses what is slower than plain decoding. Each drafter runs once, a formula predicts the other draft
+    lengths, and the best are timed against plain decoding. The report names what limits each of them, and how to mend
+    it: an expensive draft, low acceptance, rows that cost the target time, the host. --draft-tokens is the maximum
+    draft length to consider.
 
     With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that
     it has, and recommend a draft length; --follow goes on, with a line for each change (--json: as JSON), and exit code

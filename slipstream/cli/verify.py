@@ -36,7 +36,7 @@ def verify(
     *,
     check: list[str] | None = option(None, "Run only this check: greedy, coupled or distribution; repeatable."),
     texts: int = option(10, "Texts sampled with each setting; three times as many with your own.", min=1),
-    reach: int = option(512, "Position that one of these texts reaches; 0: none is longer.", min=0),
+    reach: int = option(512, "Length of the longest of these texts, in tokens; 0: all are short.", min=0),
     samples: int = option(200, "Samples per prompt at each server.", min=1),
     level: float = option(1e-3, "Probability that a correct run is called a bug."),
     files: OutputOptions,

@@ -170,10 +170,7 @@ class SamplingParams(Strict):
         "Keep the most likely tokens up to this total probability.",
     )
     min_p: float = parameter(
-        0.0,
-        number(0.0, 1.0),
-        Effect.FILTERS_PROBABILITIES,
-        "Drop tokens below this share of the highest probability.",
+        0.0, number(0.0, 1.0), Effect.FILTERS_PROBABILITIES, "Drop tokens below this share of the highest probability."
     )
     repetition_penalty: float | None = parameter(
         None,
@@ -205,12 +202,7 @@ class SamplingParams(Strict):
         0, integer(0), Effect.NEEDS_HISTORY, "Minimum number of tokens to generate.", "--min-new-tokens"
     )
     max_tokens: int = parameter(
-        128,
-        integer(1),
-        Effect.ENDS_TEXT,
-        "Maximum number of tokens to generate.",
-        "--max-new-tokens",
-        "-n",
+        128, integer(1), Effect.ENDS_TEXT, "Maximum number of tokens to generate.", "--max-new-tokens", "-n"
     )
     stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, "Stop before this text; repeatable.")
     stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, "", ids_in=tuple)

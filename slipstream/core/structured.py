@@ -19,7 +19,8 @@ KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "tokens")
 
 @dataclass(frozen=True)
 class Trigger(Strict):
-    """Where the form begins in a text that is free otherwise, as calls of tools do. Without one, the text has no form.
+    """Says where the form begins in a text that is free otherwise, as a call of a tool does. A text without a trigger
+    has no form.
 
     texts      the form begins with one of these, wherever it occurs first; it is part of the form.
     first      only where the text begins with one, white space aside; other texts are free to their end.
@@ -58,8 +59,9 @@ class Structured(Strict):
     choice       strings, one of which is the text.
     tokens       token ids, which are the text: with `logprobs`, how likely the target finds them. Without `after`.
     after        the text before the first occurrence of this string, and the string itself, are free (the reasoning of
-                 a model, `after="</think>"`). Stop ids may then end the text also before it. None: all has the form.
-    trigger      the text is free but for what begins with a trigger (see `Trigger`). Without `after` and `tokens`.
+                 a model, `after="</think>"`). Stop ids may then end the text also before it. None: the form holds from
+                 the first token.
+    trigger      the form holds only for parts that begin with a trigger (see `Trigger`). Without `after`, `tokens`.
     """
 
     prefix: ClassVar[str] = "structured."

@@ -1,5 +1,5 @@
-"""Draft model: a smaller model with the same vocabulary drafts a chain. One of PARD (An et al. 2504.18583) drafts it in
-one pass.
+"""Draft model: a smaller model with the same vocabulary drafts a chain. If it was trained by PARD (An et al.
+2504.18583), it drafts all of the chain in one pass.
 
 See `chains`; `string_match` for draft models with another tokenizer. A model of PARD names a `pard_token` in its
 config.json; in the pass of a chain, it stands in the place of each draft token but the last.

@@ -79,7 +79,9 @@ def convert_head(
         save_medusa(heads, folder, _find_dtype(source), target=name, file="medusa_lm_head.safetensors")
         return _describe_result(folder, source, "medusa", heads.config.heads)
     needed = target is not None or to == "speculators"
-    about = _read_target(base) if base and needed else {}
+    about: JsonMapping = {}
+    if base and needed:
+        about = {"num_hidden_layers": DecoderConfig.load(base).layers} if base.is_gguf else base.config
     head = load_eagle(source, about.get("num_hidden_layers"))
     _check(head.config, to, place)
     if to != "speculators":
@@ -90,11 +92,6 @@ def convert_head(
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
     write(folder, *layout, torch.int8 if to == SMALL_HEAD else _find_dtype(source))
     return _describe_result(folder, source, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
-
-
-def _read_target(target: Checkpoint) -> JsonMapping:
-    """What a head may need of the config.json of its target, a folder or a GGUF file."""
-    return {"num_hidden_layers": DecoderConfig.load(target).layers} if target.is_gguf else target.config
 
 
 def _find_dtype(source: Checkpoint) -> torch.dtype:

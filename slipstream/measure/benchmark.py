@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.core.stats import SpecStats
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -180,16 +179,12 @@ def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted
     series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]
     shortest, longest = (pick(series, key=lambda r: r.arm.draft_tokens) for pick in (min, max))
     stats = longest.stats()
-    if not stats.position_rates or is_tree(stats):
+    tree = stats.proposed > sum(stats.drafted_at.values())  # more draft tokens than a chain of the same depth has
+    if not stats.position_rates or tree:
         return None
     m = measure_steps(longest, costs, shortest)
     expected = m.prediction(run.arm.draft_tokens)
     return Forecasted(m.batch * m.tokens / expected.total_seconds, expected.speedup, expected.tau)
-
-
-def is_tree(stats: SpecStats) -> bool:
-    """Return whether more draft tokens were verified than a chain of the same depth has."""
-    return stats.proposed > sum(stats.drafted_at.values())
 
 
 def judge_texts(run: Run) -> str:

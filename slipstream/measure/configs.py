@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from slipstream.drafters.draft_plan import DraftArgument
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
-STARTED_WITH = {
-    "vllm": '"num_speculative_tokens": {k} in --speculative-config',
-    "slipstream": "--draft-tokens {k}",
-}
+STARTED_WITH = {"vllm": '"num_speculative_tokens": {k} in --speculative-config', "slipstream": "--draft-tokens {k}"}
 """How a server is started to draft k tokens."""
 
 
@@ -103,13 +100,14 @@ def vllm(choice: DrafterChoice) -> Settings:
         config["num_speculative_tokens"] = choice.draft_tokens
         values = {"speculative_config": config, "additional_config": {"slipstream": lookup}}
         return Settings(values, _flags(values), "needs slipstream in vLLM's environment, and the V1 runner")
-    methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": _block_method(choice),
-               "mtp": "mtp"}  # fmt: skip
+    methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
     method = methods.get(choice.drafter)
+    if method == "dflash" and _said(choice).get("markov_rank"):
+        method = "dspark"
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, gone)
-    if _another_tokenizer(choice):
+    if (choice.engine.get("draft_tokenizer") or SAME) != SAME and any(map(_loads_model, names)):
         return _none(choice, " with draft_tokenizer='string'")
     model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
     config = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
@@ -129,12 +127,6 @@ def _loads_model(name: str) -> bool:
     return _reads_draft(name) and DRAFTERS[name].needs is not Needs.DRAFT_HEAD
 
 
-def _another_tokenizer(choice: DrafterChoice) -> bool:
-    """Return whether there is a draft model whose tokenizer is not the target's."""
-    other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
-    return other and any(map(_loads_model, choice.drafter.split(",")))
-
-
 def _parallel(choice: DrafterChoice) -> bool:
     """Return whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD,
     P-EAGLE)."""
@@ -142,11 +134,6 @@ def _parallel(choice: DrafterChoice) -> bool:
 
     keys = {"model": ("pard_token",), "dflash": ()}.get(choice.drafter, MASK_TOKENS)
     return any(_said(choice).get(key) is not None for key in keys)
-
-
-def _block_method(choice: DrafterChoice) -> str:
-    """Name vLLM's method for a head that drafts blocks: "dflash", or "dspark" with a Markov head."""
-    return "dspark" if choice.drafter == "dflash" and _said(choice).get("markov_rank") else "dflash"
 
 
 def _said(choice: DrafterChoice) -> JsonMapping:

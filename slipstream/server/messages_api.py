@@ -22,11 +22,7 @@ from slipstream.server.reply import CALL, CONTENT, REASONING
 from slipstream.server.response_writer import Block, BlocksWriter, Event, ResponseWriter, stop_text
 from slipstream.server.service import Service
 
-NAMES = {
-    "stop": "stop_sequences",
-    "parallel_tool_calls": "tool_choice",
-    "response_format": "output_config",
-}
+NAMES = {"stop": "stop_sequences", "parallel_tool_calls": "tool_choice", "response_format": "output_config"}
 _COUNTED = (
     "model", "messages", "system", "tools", "tool_choice", "chat_template_kwargs", "thinking", "output_config",
     "context_management", "cache_control",

@@ -12,11 +12,7 @@ from slipstream.server.reply import CALL, REASONING
 from slipstream.server.response_writer import Block, BlocksWriter, Event, ResponseWriter
 from slipstream.server.service import Service
 
-NAMES = {
-    "max_tokens": "max_output_tokens",
-    "messages": "input",
-    "response_format": "text",
-}
+NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text"}
 TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 

@@ -90,9 +90,11 @@ def measure_costs(
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]
     past = max(1, min(past, target.context - max(rows)))
     with release_after(target, neutral_text(target, past + 1)) as seq:
+        pending = seq.tokens.pop()  # read with each pass: recurrent layers do not go back into a prompt
         target.run([seq], Draft.empty(1, target.device))
         target.commit([seq], [[]])
         seq.kv_len = past
+        seq.tokens.append(pending)
         times: dict[int, list[float]] = {n: [] for n in rows}
         for index in range(repeats + 1):
             for n in rows:
@@ -163,6 +165,9 @@ def _plain(target: Target, seq: Sequence) -> float:
     """Seconds of a step of plain decoding; nothing is committed."""
     multi_step = target.capabilities.multi_step
     steps = 1 if multi_step is None else min(multi_step.steps_per_call, target.context - len(seq.tokens))
+    runtime = target.capabilities.runtime
+    if runtime is not None and runtime.rollback is not None:  # the next pass begins where this one does
+        steps = min(steps, runtime.rollback)
     if multi_step is None or steps < 2:
         return _forward(target, seq, 1)
     began = perf_counter()

@@ -38,7 +38,6 @@ from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, identify, read_held_out
 from slipstream.training.methods import METHODS, RunConfig
 from slipstream.training.objective import Figures, Objective
-from slipstream.training.packing import TokenStream
 from slipstream.training.regenerate import Prompts, make_prefixes, make_self_prompts, regenerate
 from slipstream.training.resume_state import check_same, read_state, replace_atomically, write_json
 from slipstream.training.run_report import run_card
@@ -98,7 +97,8 @@ def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
         lengths = min(32, config.length // 4), max(2, config.length // 2)
         prompts = make_prefixes(streams, lengths, max(1, llm.target.context - config.regenerate_tokens))
         added = open_stream(write(llm, prompts, "regenerated.bin", config.regenerate), config.length)
-        config = replace(config, shares=_share_out(config, streams))
+        shares, rest = config.shares or tuple(float(len(s.tokens)) for s in streams), config.regenerate_share
+        config = replace(config, shares=(*((1 - rest) * s / sum(shares) for s in shares), rest))
         streams = [*streams, added]
     teacher = Teacher(decoder, device)
     texts = []
@@ -200,9 +200,3 @@ def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
             why="training needs a target that Slipstream's own decoder runs (docs/model-families.md)",
             fix="give such a target",
         ) from fault
-
-
-def _share_out(config: RunConfig, data: list[TokenStream]) -> tuple[float, ...]:
-    """Weights in a batch of the data, and of the text that is generated after its prefixes."""
-    shares = config.shares or tuple(float(len(s.tokens)) for s in data)
-    return (*((1 - config.regenerate_share) * s / sum(shares) for s in shares), config.regenerate_share)

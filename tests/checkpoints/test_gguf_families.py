@@ -16,14 +16,16 @@ from benchmarks.gguf.gguf_writer import rotate_rows
 from slipstream import LLM, SamplingParams
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_weights import names_in_file
-from slipstream.checkpoints.weights import load_weights
-from slipstream.errors import UnsupportedModelError
-from tests.backends.native.models import logits
+from slipstream.checkpoints.weights import Weights, load_weights
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from tests.backends.native.models import logits, logits_of
 from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
 from tests.checkpoints.odd_gguf_files import Tensors
+from tests.checkpoints.tiny_wrapped import make
 from tests.tiny_checkpoints import rewrite
 
 CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
+MUSE = CONVERTED.pop("muse-glimmer")  # has no checkpoint of its text part alone
 
 IN_THE_CONFIGURATION = {"rope_factors_long.weight": [2.0] * 4, "rope_factors_short.weight": [1.0] * 4}
 IN_THE_CONFIGURATION["rope_freqs.weight"] = [1.0] * 4 + [1e30] * 12  # a quarter of each head turns
@@ -48,6 +50,8 @@ def converted(family: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
         tensors[name] = np.concatenate(values)
         if "_exps" in name and config.experts is not None:
             tensors[name] = tensors[name].reshape(config.experts.count, -1, *values[0].shape[1:])
+        if name.endswith(("attn_k_b.weight", "attn_v_b.weight")):
+            tensors[name] = tensors[name].reshape(config.heads, -1, *values[0].shape[1:])
     return stored["metadata"], tensors | extra
 
 
@@ -119,6 +123,26 @@ def test_files_of_llama_4_give_the_logits_of_a_checkpoint_with_the_published_chu
     assert DecoderConfig.load(file).described == DecoderConfig.load(folder).described
 
 
+def test_files_of_muse_glimmer_have_a_factor_as_weights_of_norms(tmp_path: Path) -> None:
+    make(name := "muse_glimmer", folder := tmp_path / name)
+    weights, file = load_weights(folder, config := DecoderConfig.load(folder)), tmp_path / "model.gguf"
+    parts = names_in_file(config).items()
+    tensors: Tensors = {
+        name: np.concatenate([rotate_rows(config, one, weights[one].numpy()) for one in each]) for name, each in parts
+    }
+    for i, layer in enumerate(config.described):
+        tensors[f"blk.{i}.attn_q_norm.weight"] = np.full(layer.head_dim, layer.query_scale, np.float32)
+        tensors[f"blk.{i}.attn_k_norm.weight"] = np.ones(layer.head_dim, np.float32)
+    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in tensors} == set(MUSE["names"].split())
+    file.write_bytes(gguf_bytes(MUSE["metadata"], tensors))
+    read = DecoderConfig.load(file)
+    assert [(layer.window, layer.rotary) for layer in read.described] == [(6, 0)] * 3 + [(None, None)]
+    assert torch.equal(logits(file), logits(folder))
+    uncapped = {key: value for key, value in MUSE["metadata"].items() if "final" not in key}
+    file.write_bytes(gguf_bytes(uncapped, tensors))  # as in llama.cpp, the key says so
+    assert DecoderConfig.load(file).logits_cap == 0
+
+
 @pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-shared"])
 def test_files_of_gemma_4_give_the_logits_of_their_checkpoint(
     family: str, checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -163,3 +187,55 @@ def test_odd_files_of_gemma_4_are_refused_by_name(key, value, says, checkpoint, 
     (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata | {f"gemma4.{key}": value}, tensors))
     with pytest.raises(UnsupportedModelError, match=says):
         DecoderConfig.load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("family", ["deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"])
+def test_files_of_latent_attention_give_the_logits_of_their_checkpoint(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(gguf_bytes(*converted(family, checkpoint(family))))
+    assert torch.equal(logits(file), logits(checkpoint(family)))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
+    kind: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    metadata, tensors = converted("deepseek-v3", checkpoint("deepseek-v3"))
+    file, kinds = tmp_path / "model.gguf", {}
+    for name in [name for name in tensors if name.endswith(("attn_k_b.weight", "attn_v_b.weight"))]:
+        heads, outs, columns = tensors[name].shape
+        blocks = random_bytes(kind, heads * outs, columns // 32, scale=0.0015)
+        tensors[name], kinds[name] = blocks.reshape(heads, outs, columns // 32, -1), kind
+    file.write_bytes(gguf_bytes(metadata, tensors, kinds=kinds))
+    stored = load_weights(file, DecoderConfig.load(file))
+    assert stored.blocks("layers.1.self_attn.k_up_proj.weight") is not None
+    wide = {name: stored[name].clone() for name in stored}
+    exact = Weights({n: (n, t.__getitem__) for n, t in wide.items()}, stored.config, torch.float32)
+    rows, wanted = logits(file), logits_of(stored.config, exact)
+    assert (rows - wanted).abs().amax(
+        1
+    ).median() < 0.05 * wanted.abs().max()  # in a few, rounding chooses other experts
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("attention.key_length_mla", None, "has no deepseek2.attention.key_length_mla.*convert the model again"),
+        ("attention.kv_lora_rank", None, "kv_lora_rank is 0"),
+        ("attention.q_lora_rank", None, "lacks blk.0.attn_q.weight"),
+        ("attention.value_length_mla", 128, "attn_v_b.weight.* expected is .4, 128, 64."),
+        ("expert_gating_func", 1, "norm_topk_prob is True"),
+    ],
+)
+def test_odd_files_of_latent_attention_are_refused_by_name(
+    key: str, value: int | None, says: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    metadata, tensors = converted("deepseek-v3", checkpoint("deepseek-v3"))
+    file = tmp_path / "model.gguf"
+    changed = {name: each for name, each in (metadata | {f"deepseek2.{key}": value}).items() if each is not None}
+    file.write_bytes(gguf_bytes(changed, tensors))
+    with pytest.raises((CheckpointError, ConfigError, UnsupportedModelError), match=says):
+        load_weights(file, DecoderConfig.load(file))

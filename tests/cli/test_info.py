@@ -27,14 +27,15 @@ def test_info_for_people_and_programs(cli, tiny):
 
 @pytest.mark.parametrize("has", [True, False], ids=["with instructions", "without"])
 def test_info_shows_the_backend_and_which_settings_it_supports(cli, tiny, monkeypatch, has):
-    for name in ("has_byte_dots", "has_bfloat16_dots"):
+    for name in ("has_byte_dots", "has_bfloat16_dots", "converts_half"):
         monkeypatch.setattr(f"slipstream.backends.native.kernels.processor.{name}", lambda: has)
     monkeypatch.setattr("slipstream.backends.native.kernels.processor.is_arm", lambda: False)
     output = json.loads(cli("info", tiny.target, "--json").out)
     shown = cli("info", tiny.target).shown
     assert (output["executor"], output["not_native"]) == ("native", None)
     native = output["native"]
-    assert native["settings"].keys() == {*(f"quantize {name}" for name in QUANTISED), "dtype bfloat16"}
+    known = {*(f"quantize {name}" for name in QUANTISED), "dtype bfloat16", "kv_dtype float16", "kv_dtype q8_0"}
+    assert native["settings"].keys() == known
     assert native["settings"]["quantize w8a8"] is None
     assert native["int8_products"].startswith("VNNI" if has else "none")
     assert (native["settings"]["dtype bfloat16"] is None) == has
@@ -42,6 +43,7 @@ def test_info_shows_the_backend_and_which_settings_it_supports(cli, tiny, monkey
         "executor native on cpu",
         "int8 products VNNI" if has else "int8 products none (16-bit products instead, slower)",
         "quantize w8a8 supported",
+        "kv_dtype q8_0 supported" if has else "kv_dtype q8_0 not supported: this processor has no instructions for flo",
         "dtype bfloat16 supported" if has else "dtype bfloat16 not supported: this processor has no bfloat16 products",
     ):
         assert part in shown

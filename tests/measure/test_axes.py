@@ -7,7 +7,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.measure.arms import Arm, Cell, line_up
-from slipstream.measure.benchmark import BenchConfig, bench, choose_x_axis, find_axes, is_tree, predict_arm
+from slipstream.measure.benchmark import BenchConfig, bench, choose_x_axis, find_axes, predict_arm
 from slipstream.measure.configs import Contender
 from slipstream.theory.cost_curve import CostCurve
 from tests.targets.toy import ToyTarget
@@ -39,7 +39,8 @@ def test_every_setting_has_a_point_and_chains_have_a_prediction(grid_result):
     assert points[0].predicted is None
 
 
-def test_a_prediction_from_known_cells():
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_prediction_from_known_cells_is_one_of_chains_only(tree):
     """All draft tokens are accepted, a step costs 10 ms for any number of rows, a draft 2 ms: 4 tokens in 12 ms against
     10 ms each."""
     llm = LLM(ToyTarget(vocab=8), draft_tokens=4)
@@ -52,18 +53,14 @@ def test_a_prediction_from_known_cells():
     slow.seconds |= {"target": 0.41}
     fast.count([], 0, 1)
     for _ in range(10):
-        fast.count([1, 2, 3], 3, 4)
+        fast.count([1, 1, 2, 3] if tree else [1, 2, 3], 3, 4)
     fast.seconds |= {"target": 0.11, "draft": 0.022}
     runs[0].cells = [[Cell(0.41, 41, 0.01, slow)]]
     runs[1].cells = [[Cell(0.132, 41, 0.01, fast)]]
     prediction = predict_arm(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
+    if tree:
+        assert prediction is None
+        return
     assert prediction.mean_acceptance_length == pytest.approx(4)
     assert prediction.tokens_per_second == pytest.approx(41 / 0.13, rel=0.02)
     assert prediction.speedup == pytest.approx(0.41 / 0.13, rel=0.02)
-
-
-def test_trees_are_distinguished_from_chains():
-    chain, tree = SpecStats(), SpecStats()
-    chain.count([1, 2, 3], 1, 2)
-    tree.count([1, 1, 2], 1, 2)
-    assert (is_tree(chain), is_tree(tree)) == (False, True)

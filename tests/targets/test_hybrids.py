@@ -13,6 +13,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.engine.engine import Engine
 from slipstream.errors import PairError, TargetError
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.target_costs import measure_costs
 from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle
 
@@ -161,3 +162,11 @@ def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> Non
 def test_the_same_prompt_of_whole_blocks_reads_its_last_block_only(load: Callable[..., Decoder]) -> None:
     engine, text = LLM(load("qwen3.5")).engine(), prompt(96, seed=9)
     assert [drain(engine, text)[0].cached for _ in range(2)] == [0, 64]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_passes_of_a_hybrid_are_timed_after_a_text_into_which_it_does_not_go_back(
+    load: Callable[..., Decoder], plain: bool
+) -> None:
+    target = load("granite-hybrid")
+    assert measure_costs(target, (1, 2, 4), past=60, repeats=1, plain=plain).rows == (1, 2, 4)

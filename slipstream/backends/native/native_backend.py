@@ -17,6 +17,9 @@ from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 
+ALIGN = 64
+"""The products of latent attention need multiples of it, as `products.ALIGN` says."""
+
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
 
@@ -30,7 +33,11 @@ def refusal(
     for layer in config.described:
         if layer.head_dim % 16:
             return f"heads of {layer.head_dim} values are not a multiple of 16"
-    columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
+        part = layer.latent
+        if part is not None and (part.rank % ALIGN or part.value % ALIGN or part.plain % 16):
+            least = f"latent vectors and values must be multiples of {ALIGN}, dimensions without positions of 16"
+            return f"{least}; they have {part.rank}, {part.value} and {part.plain}"
+    columns = max(shape[-1] for shape in config.shapes().values())
     if quantised and not quantised.span and columns > MOST_COLUMNS:
         return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
     if quantised and quantised.span:

@@ -12,7 +12,7 @@ from torch import Tensor
 from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.formats import FLOAT32, KV_FORMATS
-from slipstream.backends.native.kernels.processor import converts_half
+from slipstream.backends.native.kernels.processor import kv_refusal
 from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedTables, decoder_weights
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, cut_steps, make_picks
@@ -55,12 +55,8 @@ class NativeExecutor(NativePaged):
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
         quantised, dtype = settings.weight_format, settings.dtype or torch.float32
         kv_dtype = settings.kv_dtype or FLOAT32.name
-        if kv_dtype != FLOAT32.name and not converts_half():
-            raise ParameterError(
-                f"kv_dtype is {kv_dtype!r} on a processor without instructions for float16 (F16C)",
-                why="it stores keys and values, or their scales, in float16",
-                fix="choose 'float32'",
-            )
+        if refused := kv_refusal(kv_dtype):
+            raise ParameterError(f"kv_dtype is {kv_dtype!r}, but {refused}", fix="choose 'float32'")
         self.config, self.device = config, torch.device("cpu")
         with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
             super().__init__(config, KV_FORMATS[kv_dtype], settings.kv_blocks, lag=_lag(settings))

@@ -183,6 +183,16 @@ class Layout:
         columns = weights.shapes[whole[0]][1]
         return self.blocks(parts, named(kind.name), _join_bias(weights, names), outs, columns)  # type: ignore[arg-type]
 
+    def split(self, matrix: np.ndarray, count: int) -> int:
+        """Address of MATRIX [count]: equal parts of a matrix, one below the other."""
+        parts, outs = np.full(count, matrix, MATRIX), int(matrix["outs"]) // count
+        each = outs * np.arange(count)
+        parts["outs"], parts["weights"] = outs, parts["weights"] + each * int(matrix["out_bytes"])
+        parts["bias"] += 4 * each
+        parts["scales"] += 4 * each * (int(matrix["scales"]) != 0)
+        self.arrays.append(parts)
+        return int(parts.ctypes.data)
+
     def find_vector(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
         return self.vector(weights[name]) if name in weights else 0
@@ -308,6 +318,10 @@ def describe_layer(record: np.ndarray, config: DecoderConfig, number: int, layou
     if layer.rotary is not None:
         record["rotary"] = 1 + layer.rotary
         record["rotated"] = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    if layer.latent is not None:
+        record["key_is_value"] = 1
+        for name in ("rank", "query_rank", "rotated", "plain", "eps"):
+            record["latent"][name] = getattr(layer.latent, name)
     record["factor"] = 1
     record["growth"] = 1 + len(config.rotaries) if layer.growing else 0
 
@@ -356,6 +370,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
         record["most_experts"], record["sigmoid_experts"] = config.experts.count, config.experts.sigmoid
         record["groups"], record["top_groups"] = config.experts.groups, config.experts.top_groups
         record["experts_scale"], record["weighted_inputs"] = config.experts.scale, config.experts.weighted_inputs
+        record["group_best"] = config.experts.group_best
 
 
 def choose_formats(weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype) -> tuple[str, str]:
@@ -401,6 +416,15 @@ def decoder_weights(
         up = [f"{name}.{part}_proj" for part in (("gate", "up") if config.gated else ("up",))]
         return join(up), join([f"{name}.down_proj"])
 
+    def pack_latent(layer: np.ndarray, at: str, heads: int) -> None:
+        first = "q_a_proj" if f"{at}.q_a_proj.weight" in weights else "q_proj"
+        layer["qkv"], layer["o"] = join([f"{at}.{first}", f"{at}.kv_a_proj"]), join([f"{at}.o_proj"])
+        record = layer["latent"]
+        record["norm"], record["q_norm"] = vector(f"{at}.kv_a_norm.weight"), vector(f"{at}.q_a_norm.weight")
+        if record["q_norm"]:
+            record["q_b"] = join([f"{at}.q_b_proj"])
+        record["k_up"], record["v_up"] = (layout.split(join([f"{at}.{x}_up_proj"]), heads) for x in "kv")
+
     def pack_tables() -> SharedTables:
         head = join([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
         tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
@@ -421,7 +445,8 @@ def decoder_weights(
         layer["out_norm"] = vector(f"{at}.attention_out_norm.weight")
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
         if described.qk_norm == "plain":
-            layer["q_norm"] = layer["k_norm"] = layout.vector(torch.ones(described.head_dim))
+            ones = torch.ones(described.head_dim)
+            layer["q_norm"], layer["k_norm"] = layout.vector(ones * described.query_scale), layout.vector(ones)
         else:
             layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
@@ -435,7 +460,9 @@ def decoder_weights(
             else:
                 layer["qkv"] = join(each)
             layer["o"] = join([f"{at}.recurrent.out_proj"])
-        if described.attends:
+        if described.latent is not None:
+            pack_latent(layer, f"{at}.self_attn", described.heads)
+        elif described.attends:
             parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
             first, last = ("beside", "beside_o") if described.beside else ("qkv", "o")
             layer[first] = join([name for name in parts if f"{name}.weight" in weights])

@@ -3,10 +3,10 @@ and the keys of GGUF files; kernels know none."""
 
 from collections.abc import Mapping
 
-from slipstream.checkpoints.families import extras, gemma, hybrids, llama, mamba2, mixtures
+from slipstream.checkpoints.families import extras, gemma, hybrids, latents, llama, mamba2, mixtures
 from slipstream.checkpoints.families.family import Family
 
 FAMILIES: Mapping[str, Family] = {
-    **llama.FAMILIES, **gemma.FAMILIES, **extras.FAMILIES, **mixtures.FAMILIES,
+    **llama.FAMILIES, **gemma.FAMILIES, **extras.FAMILIES, **mixtures.FAMILIES, **latents.FAMILIES,
     **hybrids.FAMILIES, **mamba2.FAMILIES,
 }  # fmt: skip

@@ -244,7 +244,7 @@ GRANITE_MOE = {
     "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
 }  # fmt: skip
 SHARED = {"mlp.shared_mlp": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"]}
-_CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
+CORRECTED = {"gate.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert"}
 _ERNIE = {
     "gate.moe_statics.e_score_correction_bias": "gate_correction.bias", "shared_experts": "shared_expert",
     "moe_statics.e_score_correction_bias": "gate_correction.bias", "mtp_block": "mtp.layers",
@@ -276,7 +276,7 @@ FAMILIES = {
     "granitemoeshared": Family(read=_granite_moe, names=GRANITE_MOE, fused=SHARED, gguf_pairs=True),
     "glm4_moe": Family(
         read=_glm4_moe,
-        names=_CORRECTED,
+        names=CORRECTED,
         further=True,
         gguf="glm4moe",
         keys=_glm4_moe_keys,

@@ -95,6 +95,21 @@ def _norm_queries_and_keys(layer, row, eps):
 
 
 @kernel()
+def _join_queries(job, layer, r, row):
+    """Fill the queries of row r in latent attention: the rotated dimensions of each head, then its product with the
+    head's keys."""
+    part, size = layer.latent, layer.size
+    each = part.rotated + part.plain
+    queries = floats(job.queries + 4 * job.queries_stride * r, layer.heads * each)
+    for h in range(layer.heads):
+        up = floats(job.up + 4 * part.rank * (h * job.count + r), part.rank)
+        for i in range(part.rotated):
+            row[h * size + i] = queries[h * each + i]
+        for i in range(part.rank):
+            row[h * size + part.rotated + i] = up[i]
+
+
+@kernel()
 def write_kv(job, unit, thread):
     """Unit of work: `each` rows. Normalise and rotate query and key heads in place; write keys and values to the
     cache."""
@@ -104,6 +119,8 @@ def write_kv(job, unit, thread):
     tables = integers(job.positions, layer.rotary + layer.growth)
     for r in range(unit * job.each, min((unit + 1) * job.each, job.count)):
         row, at = floats(job.qkv + 4 * job.stride * r, (rotated + kv_heads) * size), rows[r]
+        if layer.latent.rank:
+            _join_queries(job, layer, r, row)
         if layer.key_is_value:
             for i in range(kv_heads * size):
                 row[rotated * size + i] = row[heads * size + i]

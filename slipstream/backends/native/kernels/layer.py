@@ -6,7 +6,7 @@ R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, 
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels import matrices, memory, recurrent
+from slipstream.backends.native.kernels import latent, matrices, memory, recurrent
 from slipstream.backends.native.kernels.arithmetic import activate, rms_norm
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
@@ -53,13 +53,14 @@ def next_rows(rows, last, after):
 @kernel()
 def _widest(model):
     """(widest input of a matrix in columns, widest bytes of a packed row, widest first output of an MLP, size of the
-    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of a recurrence)"""
+    largest head, inputs of a layer's output product, outputs of its first product, scratch bytes of a recurrence, and
+    in latent attention the vectors of all heads, and their bytes when they are packed)"""
     columns, bytes, wide, size, queries, projected = model.head.columns, model.head.row_bytes, 0, 0, 0, 0
-    scratch = 0
+    scratch, up, up_bytes = 0, 0, 0
     for number in range(model.count):
         layer = layer_of(model, number)
         inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
-        outer = (layer.qkv, layer.per_head, layer.gates, layer.o, layer.beside, layer.beside_o)
+        outer = (layer.qkv, layer.per_head, layer.gates, layer.o, layer.beside, layer.beside_o, layer.latent.q_b)
         for matrix in (*outer, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
@@ -68,12 +69,17 @@ def _widest(model):
         projected = max(projected, layer.recurrent.channels + layer.per_head.outs)
         projected = max(projected, layer.recurrent.gate + layer.gates.outs)
         scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
+        if layer.latent.rank:
+            wanted, read, here, here_bytes = latent.widths(layer)
+            columns, queries, up, up_bytes = (
+                max(columns, wanted), max(queries, read), max(up, here), max(up_bytes, here_bytes)
+            )  # fmt: skip
     for number in range(model.expert_count):
         for part in (UP, DOWN):
             matrix = expert_of(model, number, part)
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, expert_of(model, number, UP).outs)
-    return columns, bytes, wide, size, queries, projected, scratch
+    return columns, bytes, wide, size, queries, projected, scratch, up, up_bytes
 
 
 @kernel()
@@ -83,7 +89,7 @@ def room(board, model, rows, arena, columns, bytes):
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
-    widest, row_bytes, inner_width, size, queries, projected, least = _widest(model)
+    widest, row_bytes, inner_width, size, queries, projected, least, up_width, up_bytes = _widest(model)
     widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
     stride, wide_stride = padded(model.width), padded(max(inner_width, model.most_experts))
     pairs = min(count * model.experts_per_token, max(count, MOST_PAIRS))
@@ -100,10 +106,12 @@ def room(board, model, rows, arena, columns, bytes):
     wide = mixed + 4 * count * mixed_stride
     chosen = wide + 4 * max(count, pairs) * wide_stride
     packed = chosen + 4 * pairs * stride
-    alone = packed + (max(count, pairs) * row_bytes + 63) // 64 * 64
+    alone = packed + (max(max(count, pairs) * row_bytes, count * up_bytes) + 63) // 64 * 64
     side = alone + (min(count, pairs) * row_bytes + 63) // 64 * 64
-    end = side + 4 * count * model.side_projection.outs
+    up = side + 4 * count * model.side_projection.outs
+    end = up + 4 * count * padded(up_width)
     space = board.room
+    space.up, space.up_stride = up, padded(up_width)
     space.side, space.side_stride = side, model.side_projection.outs
     space.x, space.stride, space.qkv, space.qkv_stride = x, stride, qkv, qkv_stride
     space.mixed, space.mixed_stride, space.wide, space.wide_stride = mixed, mixed_stride, wide, wide_stride
@@ -285,15 +293,18 @@ def one_layer(
     recurs, beside = layer.recurrent.kind != ATTENTION, layer.beside.outs > 0
     mixes = layer.qkv.outs > 0
     products = 3 if layer.per_head.outs else 1 if mixes else 0
+    first, stride = latent.first_room(board, layer)
     for product in range(products):  # in order: one's padding is overwritten by the next
-        matrix, place = layer.qkv, room.qkv
+        matrix, place = layer.qkv, first
         if product == 1:
             matrix, place = layer.per_head, room.qkv + 4 * layer.recurrent.channels
         elif product == 2:
             matrix, place = layer.gates, room.qkv + 4 * layer.recurrent.gate
         matrices.transformed(
-            board, model, matrix, given, given_stride, count, mode, norm, norm_bias, place, room.qkv_stride, NOTHING,
+            board, model, matrix, given, given_stride, count, mode, norm, norm_bias, place, stride, NOTHING,
         )  # fmt: skip
+    if layer.latent.rank:
+        latent.absorb(board, model, layer, count, first, stride)
     if recurs:
         matrices.recur(board, layer.recurrent, cache, rows, room.qkv, room.qkv_stride, room.mixed, room.mixed_stride)
     if beside:
@@ -320,6 +331,8 @@ def one_layer(
             board, layer, cache, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
             room.mixed + (4 * layer.o.width if beside else 0), room.mixed_stride,
         )  # fmt: skip
+    if layer.latent.rank:
+        latent.expand(board, model, layer, active_count)
     if layer.parallel:
         inner(board, model, layer, layer.up, layer.mlp_norm, active_count)
         _add_attention(board, model, layer, active_count)

@@ -161,6 +161,7 @@ def write_kv(board, model, layer, cache, rows, qkv, stride):
     job.rows, job.count, job.positions = rows.at, count, rows.tables
     job.keys, job.values, job.bytes = pair[0], pair[1], cache.bytes
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
+    job.queries, job.queries_stride, job.up = board.room.mixed, board.room.mixed_stride, board.room.up
     job.eps, job.each = model.eps, 8
     share(board, records.KV_WRITTEN, (count + 7) // 8, count * stride > MIN_SHARED_NUMBERS)
 

@@ -45,7 +45,7 @@ def _weigh(model, row):
 
 @kernel()
 def _leave_groups_out(model, ranks):
-    """Give the experts outside of the best groups the lowest rank. A group is as good as its two best experts."""
+    """Give the experts outside of the best groups the lowest rank. A group is as good as its best experts."""
     each = ranks.shape[0] // model.groups
     worth = np.empty(model.groups, np.float32)
     for g in range(model.groups):
@@ -55,7 +55,7 @@ def _leave_groups_out(model, ranks):
                 first, second = ranks[e], first
             elif ranks[e] > second:
                 second = ranks[e]
-        worth[g] = first + second
+        worth[g] = first if model.group_best == 1 else first + second
     for _ in range(model.groups - model.top_groups):
         worst = -1
         for g in range(model.groups):

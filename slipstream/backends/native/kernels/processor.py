@@ -87,6 +87,13 @@ def converts_half() -> bool:
     return is_arm() or has("f16c") or has("avx512f")
 
 
+def kv_refusal(kv_dtype: str) -> str | None:
+    """Why this processor cannot have a KV cache in this format, or None if it can. Scales of q8_0 are in float16."""
+    if kv_dtype == "float32" or converts_half():
+        return None
+    return "this processor has no instructions for float16 (F16C)"
+
+
 def byte_offset() -> int:
     """Added to int8 weights if the instruction needs one unsigned operand (x86): they are stored as 1 to 255."""
     return 0 if is_arm() else 128

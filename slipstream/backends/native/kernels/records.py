@@ -59,6 +59,7 @@ MODEL = _record(
     sigmoid_experts=_I,  # whether scores become weights by the sigmoid instead of the softmax
     groups=_I,  # of experts, of which `top_groups` are chosen from
     top_groups=_I,
+    group_best=_I,  # experts that say how good a group is: 1 or 2
     experts_scale=_F,  # of the weights of the chosen experts
     weighted_inputs=_I,  # whether these multiply the inputs of experts instead of the outputs
     eps=_F,
@@ -104,6 +105,20 @@ RECURRENT = _record(
 """A recurrent layer: see `recurrent`."""
 
 ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = range(4)
+
+LATENT = _record(
+    rank=_I,  # width of the latent vector; 0: keys and values are computed from the input
+    query_rank=_I,  # of the vector that queries are computed from; 0: from the input
+    rotated=_I,  # dimensions of a query, of which `plain` further ones follow
+    plain=_I,
+    norm=_I,  # float32 [rank]
+    q_norm=_I,  # float32 [query_rank]
+    eps=_F,
+    q_b=MATRIX,  # [H * (rotated + plain), query_rank]
+    k_up=_I,  # addresses of MATRIX [H]: [rank, plain], [value, rank]
+    v_up=_I,
+)
+"""Latent attention: see `latent`."""
 
 LAYER = _record(
     heads=_I,
@@ -158,6 +173,7 @@ LAYER = _record(
     experts=_I,  # number of experts; 0: the MLP is `up` and `down`, otherwise these are a shared expert's
     first_expert=_I,  # index of the first one in `MODEL.experts`
     recurrent=RECURRENT,
+    latent=LATENT,
 )
 
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, SWIGLU = range(6)
@@ -238,9 +254,9 @@ MERGE = _record(x=_I, stride=_I, y=_I, y_stride=_I, width=_I, rows=_I, each=_I, 
 
 WRITE_KV = _record(
     layer=_I, qkv=_I, stride=_I, rows=_I, count=_I, positions=_I, keys=_I, values=_I, bytes=_I, tables=_I,
-    table_stride=_I, slots=_I, each=_I, eps=_F,
+    table_stride=_I, slots=_I, each=_I, queries=_I, queries_stride=_I, up=_I, eps=_F,
 )  # fmt: skip
-"""Heads to normalise and rotate, keys and values to write: see `attention.write_kv`."""
+"""Heads to normalise and rotate, keys and values to write: see `attention.write_kv`. queries, up: see `latent`."""
 
 ATTEND = _record(
     q=_I, stride=_I, keys=_I, values=_I, bytes=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
@@ -283,6 +299,8 @@ ROOM = _record(
     pairs=_I,  # most pairs of a row and an expert that are computed at a time
     side=_I,  # embeddings of all rows for all layers, `side_stride` apart
     side_stride=_I,
+    up=_I,  # vectors of heads in latent attention
+    up_stride=_I,
     bytes=_I,
 )
 """Addresses of a pass's scratch memory; rows are padded to a multiple of ALIGN."""
