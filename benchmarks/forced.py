@@ -62,7 +62,7 @@ def forced_share(llm: LLM, tool: Tool, seq: Sequence) -> tuple[int, int]:
     forced = drafted = 0
     for token, proposer in zip(seq.output, seq.proposers, strict=True):
         for symbol in symbols.of(token):
-            only = symbols.only(symbols.read_mask(matcher.compute_bitmask()))
+            only = symbols.read_mask(matcher.compute_bitmask()).only
             forced += only == symbol
             drafted += only == symbol and proposer == "grammar"
             if not matcher.try_consume_tokens([symbol]):

@@ -198,9 +198,12 @@ def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]
     sides.close()
 
 
-def is_recorded(record: dict[str, Any] | None) -> bool:
-    """Whether a cell need not run: an environment that was not made may be there now."""
-    return record is not None and "its environment is not made" not in record.get("why", "")
+def is_recorded(record: dict[str, Any] | None, samples: int) -> bool:
+    """Whether a cell need not run. A record of fewer samples is not enough, and an environment that was not made may be
+    there now."""
+    return (
+        record is not None and record["samples"] >= samples and "environment is not made" not in record.get("why", "")
+    )
 
 
 def main() -> None:
@@ -225,7 +228,12 @@ def main() -> None:
         and options.engine in (None, cell.engine)
         and options.method in (None, cell.method)
         and (options.check is None or cell.check in options.check)
-        and (options.cell or options.row or options.again or not is_recorded(board["cells"].get(cell.key)))
+        and (
+            options.cell
+            or options.row
+            or options.again
+            or not is_recorded(board["cells"].get(cell.key), options.samples)
+        )
     ]
     if options.cell or options.row:
         for engine in {

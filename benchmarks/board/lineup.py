@@ -87,6 +87,7 @@ class Engine:
     absent     why it is not tested; "": it is.
     known      "method" or "method | check" -> why a difference there is published: the maintainers' issue or fix, and
                the reproduction. A cell without such an entry is not published as a difference.
+    pending    the same keys -> what is known of a difference that is not published yet, and what is missing.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Engine:
     promises: str = ""
     absent: str = ""
     known: Mapping[str, str] = field(default_factory=dict)
+    pending: Mapping[str, str] = field(default_factory=dict)
     needs: Path = Path(sys.executable)
 
 
@@ -123,6 +125,14 @@ ENGINES = {
             ("draft model", "prompt lookup", "EAGLE-3"),
             promises="the output of the main model (https://github.com/openvinotoolkit/openvino.genai)",
             needs=ROOT / ".venv-peers/.ready",
+            pending=dict.fromkeys(
+                (f"{method} | {name}" for method in ("draft model", "EAGLE-3") for name in CHECKS if name != "greedy"),
+                "a draft token is accepted by the draft's probability of it over the target's probability of another "
+                "token, which the target has sampled (Sampler::validate_candidate in "
+                "https://github.com/openvinotoolkit/openvino.genai/blob/master/src/cpp/src/sampling/sampler.cpp); "
+                "2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py; "
+                "no issue of the maintainers was found",
+            ),
         ),
         Engine(
             "vLLM (CPU wheel of a third party)", "benchmarks.board.vllm_engine", ROOT / ".venv-vllm/bin/python",

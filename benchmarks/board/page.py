@@ -23,7 +23,7 @@ from benchmarks.board.lineup import (
 )  # fmt: skip
 
 OPEN = "open"
-"""Verdict of a difference that is not published yet: something of what fairness asks for is missing."""
+"""Verdict of a difference that lacks something of what fairness asks for."""
 UNRUN = "not run"
 """Verdict of a cell that has no record yet."""
 Records = dict[str, dict[str, Any]]
@@ -50,8 +50,8 @@ How a cell is judged:
   prefix cache.
 - If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
   each cell.
-- A difference is **{OPEN}**, and not published, as long as a link to the maintainers' issue, or a reproduction without
-  Slipstream, is missing.
+- A difference is **{OPEN}** as long as no issue or fix of the maintainers confirms it, or a reproduction without
+  Slipstream is missing.
 - The model is the embedded pair of 14.2M and 2.4M parameters. `python -m benchmarks.board --row 1` repeats row 1 from
   nothing.
 """
@@ -114,8 +114,10 @@ def shown(engine: Engine, method: str, check: str, records: Records) -> dict[str
     record = records.get(Cell(engine.name, method, check).key, {"verdict": UNRUN})
     if record["verdict"] != DIFFERS:
         return record
-    known = engine.known.get(f"{method} | {check}") or engine.known.get(method)
-    return record | ({"known": known} if known else {"verdict": OPEN, "known": "no issue or reproduction yet"})
+    known, pending = (of.get(f"{method} | {check}") or of.get(method) for of in (engine.known, engine.pending))
+    if known:
+        return record | {"known": known}
+    return record | {"verdict": OPEN, "known": pending or "no issue or reproduction yet"}
 
 
 def _row(number: int, engine: Engine, method: str, columns: list[str], records: Records, notes: dict[str, int]) -> str:

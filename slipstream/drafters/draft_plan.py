@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -21,7 +20,7 @@ from slipstream.checkpoints.load_settings import DEFAULTS, LoadSettings
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, head_dir
+from slipstream.zoo import EMBEDDED, NAMES, head_dir
 
 if TYPE_CHECKING:
     from slipstream.checkpoints.weights import Progress
@@ -54,30 +53,17 @@ def names_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def choose_usual(target: str, draft_model: str | None, settings: LoadSettings) -> str:
-    """The drafters in use on the command line where none is named, for `names_of`. settings: of the target, which
-    decide what runs it. Of a target on the hub, the small files are downloaded."""
-    if draft_model is not None or target == SMOLLM2:
-        return WITH_HEAD if draft_model is None else WITH_DRAFT
-    return WITH_MTP if describe_with_mtp(target, settings) else WITHOUT_DRAFT
-
-
-@lru_cache(maxsize=1)
-def describe_with_mtp(target: str, settings: LoadSettings) -> Described | None:
-    """The target, described once, if its checkpoint brings MTP layers that can draft beside it. None for another one,
-    and for one that cannot be read: loading says why."""
+def describe_with_mtp(target: Checkpoint, settings: LoadSettings) -> Described | None:
+    """The target, if its checkpoint brings MTP layers that can draft beside it. Raises what `find_mtp_layers` and
+    `describe` raise."""
     from slipstream.heads.mtp_names import find_mtp_layers
 
-    try:
-        opened = Checkpoint.open(target)
-        if not any(find_mtp_layers(opened)):
-            return None
-        from slipstream.targets.describe import describe
-
-        described = describe(opened, settings)
-        return described if described.mtp_layers else None
-    except Exception:  # of whatever a damaged file makes a reader raise
+    if not any(find_mtp_layers(target)):
         return None
+    from slipstream.targets.describe import describe
+
+    described = describe(target, settings)
+    return described if described.mtp_layers else None
 
 
 def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:

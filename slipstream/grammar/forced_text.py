@@ -183,11 +183,11 @@ class ForcedText:
             found = self._form.read(matcher.compute_ff_bytes())[:AHEAD]
             if not found and not matcher.is_error():
                 allowed = symbols.read_mask(matcher.compute_bitmask())
-                only = symbols.only(allowed)
+                only = allowed.only
                 gap = spacing.expect(None if only is None else symbols.bytes_of([only])[0])
                 found = symbols.spaces(allowed, gap) + ([] if only is None else [only])
                 goes_on = only is not None
-                self._follow = None if goes_on else _pick_bytes(symbols.find_following(allowed))
+                self._follow = None if goes_on else _pick_bytes(allowed.following)
             count = matcher.try_consume_tokens(found)
             if matcher.is_error():
                 self._form.tell(matcher.get_error())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,21 @@ from slipstream.grammar.vocabulary import Vocabulary, make_tokens
 
 SPECIAL = 0xFF
 """Stands for a special token where bytes are read; no byte of UTF-8."""
+
+KEPT = 512
+"""Masks whose symbols are kept: the places of a form recur."""
+
+
+class Allowed(NamedTuple):
+    """What may follow at a place.
+
+    is_allowed  of each byte. only: the only symbol, white space aside; None if there are none or several.
+    following   bytes, white space aside.
+    """
+
+    is_allowed: Seq[bool]
+    only: int | None
+    following: bytes
 
 
 class Symbols:
@@ -33,7 +49,9 @@ class Symbols:
         self.tokens = make_tokens(TokenizerWrapper(_Alphabet(texts, [*special, len(texts) - 1])), slices=[])
         self._ids = np.array([*special, *range(self.first, self.first + 256)])
         self._count = len(special)
-        self._is_space = np.isin(self._ids - self.first, list(SPACES))
+        self._is_solid = ~np.isin(self._ids - self.first, list(SPACES))
+        self._byte, self._bit = self._ids >> 3, (1 << (self._ids & 7)).astype(np.uint8)  # of each symbol in a mask
+        self.read_mask = lru_cache(KEPT)(self._read_mask)
         self.of = lru_cache(None)(self._of)
 
     def _of(self, token: int) -> tuple[int, ...]:
@@ -46,16 +64,16 @@ class Symbols:
         """Return the bytes of symbols, `SPECIAL` for each special token."""
         return bytes([symbol - self.first if symbol >= self.first else SPECIAL for symbol in symbols])
 
-    def read_mask(self, mask: bytes) -> NDArray[np.bool_]:
-        """Return which symbols a bit mask of llguidance allows: special tokens, then bytes."""
-        bits = np.frombuffer(mask, np.uint8)
-        allowed: NDArray[np.bool_] = (bits[self._ids >> 3] >> (self._ids & 7) & 1).astype(np.bool_)
-        return allowed
+    def _read_mask(self, mask: bytes) -> Allowed:
+        """Read a bit mask of llguidance."""
+        allowed = (np.frombuffer(mask, np.uint8)[self._byte] & self._bit).astype(np.bool_)
+        solid = np.flatnonzero(allowed & self._is_solid)
+        following = bytes((solid[solid >= self._count] - self._count).tolist())
+        return Allowed(allowed[self._count :].tolist(), self._find_only(solid), following)
 
-    def only(self, allowed: NDArray[np.bool_]) -> int | None:
-        """Return the only symbol that may follow, white space aside; None if there are none or several. A special token
-        is the only one if the others begin to spell its name: no tokenizer does."""
-        solid = np.flatnonzero(allowed & ~self._is_space)
+    def _find_only(self, solid: NDArray[np.int64]) -> int | None:
+        """Return the only symbol among these places; None if there are none or several. A special token is the only one
+        if the others begin to spell its name: no tokenizer does."""
         if len(solid) > 2 or not len(solid):
             return None
         symbol = int(self._ids[solid[0]])
@@ -66,13 +84,9 @@ class Symbols:
             return symbol
         return None
 
-    def spaces(self, allowed: NDArray[np.bool_], gap: bytes) -> list[int]:
+    def spaces(self, allowed: Allowed, gap: bytes) -> list[int]:
         """Return the symbols of white space, if it may follow; else none."""
-        return [self.first + byte for byte in gap] if all(allowed[self._count + byte] for byte in gap) else []
-
-    def find_following(self, allowed: NDArray[np.bool_]) -> bytes:
-        """Return the bytes that may follow, white space aside."""
-        return bytes((np.flatnonzero((allowed & ~self._is_space)[self._count :])).tolist())
+        return [self.first + byte for byte in gap] if all(allowed.is_allowed[byte] for byte in gap) else []
 
 
 class _Alphabet:

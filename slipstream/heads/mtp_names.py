@@ -15,7 +15,7 @@ from importlib.metadata import version
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
 from slipstream.checkpoints.families.wrappers import WRAPPERS
 from slipstream.core.strict import JsonMapping
-from slipstream.errors import ConfigError, PairError
+from slipstream.errors import ConfigError, LoadError, PairError, reading
 
 log = logging.getLogger("slipstream")
 
@@ -99,13 +99,19 @@ def explain_no_layers(family: str) -> PairError:
 
 
 def find_mtp_layers(target: Checkpoint) -> tuple[int, int]:
-    """(MTP layers among the tensors of a checkpoint, MTP layers that its configuration promises). Raises what reading
-    its small files raises."""
+    """(MTP layers among the tensors of a checkpoint, MTP layers that its configuration promises). Raises the family of
+    LoadError."""
     if target.is_gguf:
         header = target.header
         promised = header.size("nextn_predict_layers")
         return _IN_GGUF.count_layers((t.name for t in header.tensors), header.size("block_count") - promised), promised
-    config = target.config
+    config, fix = target.config, "correct config.json, or export the checkpoint again"
+    with reading(f"config.json of {target} does not tell its MTP layers", fix, ConfigError):
+        return _find_in(target, config)
+
+
+def _find_in(target: Checkpoint, config: JsonMapping) -> tuple[int, int]:
+    """`find_mtp_layers` of a folder."""
     text_config = {**WRAPPERS.get(config.get("model_type", ""), {}), **(config.get("text_config") or config)}
     family = FAMILIES.get(text_config.get("model_type", ""))
     if family is None or config.get("quantization_config"):
@@ -130,7 +136,7 @@ def count_mtp_layers(target: CheckpointName, native: bool = False) -> int:
     checkpoint on the hub, the small files are downloaded."""
     try:
         stored, promised = find_mtp_layers(Checkpoint.open(target))
-    except Exception:  # loading says why
+    except LoadError:  # loading says why
         return 0
     why = ""
     if stored < promised:

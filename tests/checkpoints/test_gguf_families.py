@@ -21,9 +21,11 @@ from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelErro
 from tests.backends.native.models import logits, logits_of
 from tests.checkpoints.gguf_files import gguf_bytes, model_parts, random_bytes
 from tests.checkpoints.odd_gguf_files import Tensors
+from tests.checkpoints.tiny_wrapped import make
 from tests.tiny_checkpoints import rewrite
 
 CONVERTED = json.loads(Path(__file__).with_name("gguf_families.json").read_text(encoding="utf-8"))
+MUSE = CONVERTED.pop("muse-glimmer")  # has no checkpoint of its text part alone
 
 IN_THE_CONFIGURATION = {"rope_factors_long.weight": [2.0] * 4, "rope_factors_short.weight": [1.0] * 4}
 IN_THE_CONFIGURATION["rope_freqs.weight"] = [1.0] * 4 + [1e30] * 12  # a quarter of each head turns
@@ -119,6 +121,26 @@ def test_files_of_llama_4_give_the_logits_of_a_checkpoint_with_the_published_chu
     file.write_bytes(gguf_bytes(metadata | {"llama4.attention.sliding_window": 0}, tensors))
     assert torch.equal(logits(file), logits(folder))
     assert DecoderConfig.load(file).described == DecoderConfig.load(folder).described
+
+
+def test_files_of_muse_glimmer_have_a_factor_as_weights_of_norms(tmp_path: Path) -> None:
+    make(name := "muse_glimmer", folder := tmp_path / name)
+    weights, file = load_weights(folder, config := DecoderConfig.load(folder)), tmp_path / "model.gguf"
+    parts = names_in_file(config).items()
+    tensors: Tensors = {
+        name: np.concatenate([rotate_rows(config, one, weights[one].numpy()) for one in each]) for name, each in parts
+    }
+    for i, layer in enumerate(config.described):
+        tensors[f"blk.{i}.attn_q_norm.weight"] = np.full(layer.head_dim, layer.query_scale, np.float32)
+        tensors[f"blk.{i}.attn_k_norm.weight"] = np.ones(layer.head_dim, np.float32)
+    assert {re.sub(r"blk\.\d+\.", "blk.*.", name) for name in tensors} == set(MUSE["names"].split())
+    file.write_bytes(gguf_bytes(MUSE["metadata"], tensors))
+    read = DecoderConfig.load(file)
+    assert [(layer.window, layer.rotary) for layer in read.described] == [(6, 0)] * 3 + [(None, None)]
+    assert torch.equal(logits(file), logits(folder))
+    uncapped = {key: value for key, value in MUSE["metadata"].items() if "final" not in key}
+    file.write_bytes(gguf_bytes(uncapped, tensors))  # as in llama.cpp, the key says so
+    assert DecoderConfig.load(file).logits_cap == 0
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-shared"])

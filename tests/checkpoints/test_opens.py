@@ -15,9 +15,13 @@ import pytest
 
 from slipstream import LLM, check_pair, load_model_pair, zoo
 from slipstream.checkpoints.checkpoint import Checkpoint
+from slipstream.cli.loading import check_arguments, describe_target
+from slipstream.cli.options import ModelOptions
 from slipstream.errors import CheckpointError
 from slipstream.targets.describe import describe
+from slipstream.targets.described import Described
 from tests.checkpoints.gguf_files import tiny_model
+from tests.checkpoints.tiny_hybrids import FILES
 
 OPENED, CLOSED, IS_FOLDER = 0x20, 0x18, 0x40000000
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify counts the opens")
@@ -83,6 +87,21 @@ def test_a_copy_or_pickle_of_a_checkpoint_is_opened_anew(models: Path) -> None:
     for each in (pickle.loads(pickle.dumps(described)), copy.deepcopy(described)):
         assert each.checkpoint.place == described.checkpoint.place
         assert each.checkpoint.tensors.keys() == described.checkpoint.tensors.keys()
+
+
+@pytest.mark.parametrize("mtp", [True, False])
+def test_the_command_line_hands_on_the_target_that_it_opened_to_see_mtp_layers(
+    mtp: bool, tmp_path: Path, opens
+) -> None:
+    shutil.copyfile(FILES / ("qwen35.gguf" if mtp else "lfm2.gguf"), tmp_path / "a.gguf")
+    seen = opens(tmp_path)
+    models = ModelOptions(target=str(tmp_path / "a.gguf"))
+    assert models.names == (("suffix", "mtp") if mtp else ("suffix",))
+    target, draft, _ = check_arguments(models)
+    assert describe_target(models, target if isinstance(target, Described) else None).mtp_layers == mtp
+    if not mtp:  # the weights of a decoder are unmapped before its MTP layer is read
+        LLM(target, draft)
+    assert seen() == {"a.gguf": 1}
 
 
 def test_a_gguf_file_is_opened_once(tmp_path: Path, opens) -> None:

@@ -18,7 +18,7 @@ from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.cli.loading import check_arguments
 from slipstream.cli.options import ModelOptions
 from slipstream.core.target import Target
-from slipstream.drafters.draft_plan import DraftPlan, describe_with_mtp
+from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError, UnsupportedModelError
 from slipstream.targets.describe import as_target, describe
@@ -210,7 +210,6 @@ class TestTheDefault:
         read, place = list[str](), folder("qwen35")
         load = DecoderConfig.load
         monkeypatch.setattr(DecoderConfig, "load", lambda of: read.append(str(of)) or load(of))  # type: ignore[func-returns-value]
-        describe_with_mtp.cache_clear()
         models = ModelOptions(target=str(place))
         target, draft, _ = check_arguments(models)
         assert draft.label == "suffix,mtp"

@@ -35,8 +35,8 @@ def refusal(
             return f"heads of {layer.head_dim} values are not a multiple of 16"
         part = layer.latent
         if part is not None and (part.rank % ALIGN or part.value % ALIGN or part.plain % 16):
-            sizes = f"latent vectors of {part.rank} and values of {part.value} are not multiples of {ALIGN}"
-            return f"{sizes}, or heads without positions of {part.plain} none of 16"
+            least = f"latent vectors and values must be multiples of {ALIGN}, dimensions without positions of 16"
+            return f"{least}; they have {part.rank}, {part.value} and {part.plain}"
     columns = max(shape[-1] for shape in config.shapes().values())
     if quantised and not quantised.span and columns > MOST_COLUMNS:
         return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"

@@ -445,7 +445,8 @@ def decoder_weights(
         layer["out_norm"] = vector(f"{at}.attention_out_norm.weight")
         layer["mlp_out_norm"] = vector(f"{at}.mlp_out_norm.weight")
         if described.qk_norm == "plain":
-            layer["q_norm"] = layer["k_norm"] = layout.vector(torch.ones(described.head_dim))
+            ones = torch.ones(described.head_dim)
+            layer["q_norm"], layer["k_norm"] = layout.vector(ones * described.query_scale), layout.vector(ones)
         else:
             layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")

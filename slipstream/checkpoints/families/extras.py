@@ -7,6 +7,7 @@ from typing import Any
 from slipstream.checkpoints.config_keys import ReadKeys
 from slipstream.checkpoints.config_values import (
     FULL,
+    cap_of,
     count_of,
     flag,
     flags_of,
@@ -212,7 +213,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     given |= {"qkv_bias": biased, "o_bias": biased, "embed_norm": True}
     given["out_eps"] = positive(config, "post_norm_eps", 1e-8)
     given["logits_scale"] = positive(config, "output_multiplier", 26**-0.5)
-    given["logits_cap"] = positive(config, "final_logit_softcapping", 20.0)
+    given["logits_cap"] = cap_of(config, "final_logit_softcapping", 20.0)
     full = [(layers - 1 - i) % 4 == 0 for i in range(layers)]
     slides = layer_kinds(config, layers) if config.get("layer_types") else [not each for each in full]
     rope, window = rope_parameters(config, 5e5), count_of(config, "sliding_window", 2048)
@@ -221,12 +222,13 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
         why = f"it must say 0 or the rope_theta of all, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
+    stored = flag(config, "qk_norm_stored", False)  # the key is of GGUF files, whose norms have the factor as weights
     return describe(
         given | {"rope_parameters": rope},
         window=[window if each else None for each in slides],
         rotary=[0 if each else None for each in thetas],
-        scale=positive(config, "qk_scale_factor", 3.87) * given["head_dim"] ** -0.5,
-        qk_norm="plain",
+        qk_norm="head" if stored else "plain",
+        query_scale=1.0 if stored else positive(config, "qk_scale_factor", 3.87),
         gate="output",
         norm_after=True,
     )
@@ -265,6 +267,17 @@ def _olmo2_keys(header: GgufHeader) -> JsonMapping:
     }  # fmt: skip
 
 
+def _muse_keys(header: GgufHeader) -> JsonMapping:
+    keys, rope = read_windows(4)(header), header.rope
+    theta = header.setting("rope.freq_base_swa", rope["rope_theta"])
+    return {
+        **keys, "qk_norm_stored": True, "output_multiplier": header.setting("logit_scale"),
+        "final_logit_softcapping": header.setting("final_logit_softcapping", 0.0) or None,
+        "rope_parameters": rope | {"rope_theta": theta},
+        "layer_rope_theta": [0 if kind == FULL else theta for kind in keys["layer_types"]],
+    }  # fmt: skip
+
+
 def _mistral3_keys(header: GgufHeader) -> JsonObject:
     beta = header.setting("attention.temperature_scale")
     return {"rope_parameters": header.rope | ({"llama_4_scaling_beta": beta} if beta else {})}
@@ -299,11 +312,13 @@ FAMILIES = {
     "glm": Family(read=_glm4, fused=GATE_UP, pairs=True),
     "glm4": Family(read=_glm4, names=_GLM4, fused=GATE_UP, pairs=True, gguf="glm4", gguf_pairs=True),
     "stablelm": Family(read=_stablelm, gguf="stablelm", keys=_stablelm_keys),
-    "nemotron": Family(read=_nemotron, plus_one=True, gguf="nemotron"),
+    "nemotron": Family(read=_nemotron, plus_one="all", gguf="nemotron"),
     "arcee": Family(read=_arcee, gguf="arcee", gguf_pairs=True),
     "starcoder2": Family(read=_starcoder2, names={"c_fc": "up_proj", "c_proj": "down_proj"}, gguf="starcoder2"),
     "cohere": Family(read=_cohere, pairs=True, gguf="command-r", gguf_pairs=True, keys=_cohere_keys),
     "cohere2": Family(read=_cohere, pairs=True, gguf="cohere2", gguf_pairs=True, keys=_cohere_keys),
-    "muse_glimmer_text": Family(read=_muse_glimmer, names=SANDWICH, plus_one=True),
+    "muse_glimmer_text": Family(
+        read=_muse_glimmer, names=SANDWICH, plus_one="layers", gguf="muse-glimmer", gguf_pairs=True, keys=_muse_keys
+    ),
     "ernie4_5": Family(read=_ernie, pairs=True, gguf="ernie4_5", gguf_pairs=True),
 }

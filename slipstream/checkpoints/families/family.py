@@ -29,7 +29,7 @@ class Family:
                 or "groups" (of recurrent heads).
     otherwise   canonical parts that some layers lack -> the parts that their tensors are there.
     pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
-    plus_one    norms are stored as their weight minus 1.
+    plus_one    which norms are stored as their weight minus 1: "all", those of "layers", or none.
     transposed  weights of all experts are stored [E, in, out]. in_turn: gate and up rows in turn.
     further     whether its checkpoints may bring MTP layers, which predict further tokens: no part of the decoder.
     gguf        `general.architecture` of its GGUF files, or several; "": our own decoder reads none.
@@ -46,7 +46,7 @@ class Family:
     grouped: Mapping[str, str] = field(default_factory=dict)
     otherwise: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
-    plus_one: bool = False
+    plus_one: str = ""
     transposed: bool = False
     in_turn: bool = False
     further: bool = False

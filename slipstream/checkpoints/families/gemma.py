@@ -231,10 +231,10 @@ _GEMMA4_TEXT = Family(
 
 FAMILIES = {
     "gemma": Family(
-        read=_gemma, plus_one=True, gguf="gemma", keys=lambda _: {"hidden_activation": "gelu_pytorch_tanh"}
+        read=_gemma, plus_one="all", gguf="gemma", keys=lambda _: {"hidden_activation": "gelu_pytorch_tanh"}
     ),
-    "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one=True, gguf="gemma2", keys=_gemma2_keys),
-    "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one=True, gguf="gemma3", keys=_gemma3_keys),
+    "gemma2": Family(read=_gemma2, names=SANDWICH, plus_one="all", gguf="gemma2", keys=_gemma2_keys),
+    "gemma3_text": Family(read=_gemma3, names=SANDWICH, plus_one="all", gguf="gemma3", keys=_gemma3_keys),
     "gemma4_text": _GEMMA4_TEXT,
     "gemma4_unified_text": Family(read=_gemma4_unified, names=_GEMMA4, reads=["per_layer_config"]),
 }

@@ -223,7 +223,7 @@ _QWEN = Family(
     },
     fused=_GATED,
     grouped={"self_attn.q_proj": "heads", "recurrent.in_proj_qkvz": "groups", "recurrent.in_proj_ba": "groups"},
-    plus_one=True, further=True, gguf="qwen35", gguf_names=_QWEN_GGUF,
+    plus_one="all", further=True, gguf="qwen35", gguf_names=_QWEN_GGUF,
     keys=lambda header: {**_qwen_keys(header), "value_heads_tiled": True},
 )  # fmt: skip
 

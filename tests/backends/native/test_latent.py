@@ -107,17 +107,20 @@ def test_fewer_logits_and_slices_of_layers_change_no_row() -> None:
     same(model.forward(batch, layers=(2, 3), hidden=below).logits, whole)
 
 
-@pytest.mark.parametrize(("quantize", "tolerance"), [("w8a16", 3e-3), ("w8a8", 0.1), ("int4", 0.1)])
+@pytest.mark.parametrize(
+    ("quantize", "cache", "tolerance"),
+    [("w8a16", None, 3e-3), ("w8a8", None, 0.1), ("int4", None, 0.1), (None, "float16", 2e-3), (None, "q8_0", 0.05)],
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_quantised_weights_are_dequantised_ones_but_for_the_rounding_of_activations(
-    shape: str, quantize: str, tolerance: float
+def test_quantised_weights_are_dequantised_ones_but_for_the_rounding_of_activations_and_of_the_cache(
+    shape: str, quantize: str | None, cache: str | None, tolerance: float
 ) -> None:
     """The products of heads are quantised, too."""
     dense = tuple(replace(x, sparse=False, intermediate_size=160) for x in SHAPES[shape].described)
     config = replace(SHAPES[shape], each=dense, experts=None)  # rounding chooses other experts
     given = weights(config, torch.float16, spread=0)
     rounded = in_float64(config, given, quantize)
-    model = NativeExecutor(config, given, LoadSettings(quantize=quantize))
+    model = NativeExecutor(config, given, LoadSettings(quantize=quantize, kv_dtype=cache))
     exact = executor_of(config, Weights(rounded._readers, config, torch.float32))
     for batch in (chain(3, 0, ids(40)), forest([(3, 40, ids(7), [-1, 0, -1, 2, 2])])):
         assert_close(model.forward(batch).logits, exact.forward(batch).logits, tolerance)
@@ -159,5 +162,5 @@ def test_sizes_that_its_products_do_not_run_are_refused_by_name(sizes: dict[str,
     part = replace(PART, **sizes)
     each = tuple(replace(x, latent=part, head_dim=16 + part.rank) for x in LATENT.described)
     refused: DecoderConfig = replace(LATENT, each=each, head_dim=16 + part.rank)
-    assert "are not multiples of 64, or heads without positions" in str(refusal(refused))
+    assert "latent vectors and values must be multiples of 64" in str(refusal(refused))
     assert refusal(LATENT, QUANTISED["w8a8"]) is None
