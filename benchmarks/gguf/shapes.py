@@ -76,6 +76,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--write-only", action="store_true", help="write the files, measure nothing")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf" / "shapes", help="where files are kept")
     parser.add_argument("--server", type=Path, default=SERVER, help="llama-server, for copies")
+    parser.add_argument("--ngrams", nargs="*", choices=METHODS, default=list(METHODS), help="of llama-server")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
 
@@ -152,13 +153,13 @@ class Measurement:
     def _add(self, what: str, who: str, seconds: float) -> None:
         self.times[what].setdefault(who, []).append(seconds)
 
-    def copy(self, server: Path, rounds: int, log: Path) -> None:
+    def copy(self, server: Path, rounds: int, log: Path, methods: Seq[str]) -> None:
         """Copy a passage of the prompt, in turns with llama-server in each of its ways."""
         passage = list(range(FIRST, FIRST + PASSAGE))
         ids = [*passage, *self.text(16, 5), *passage[:HEAD]]
         rest = passage[HEAD:]
         ways = {"prompt": [], "prediction": rest}
-        for method in METHODS:
+        for method in methods:
             try:
                 rival = NgramServer(self.file, method, server, log)
             except RuntimeError as error:
@@ -251,7 +252,7 @@ def measure(name: str, options: argparse.Namespace, deadline: float) -> dict[str
         if run.hybrid and name not in RIVALS_OFF and options.server.exists():
             for who in set(run.workers) - {SLIPSTREAM}:
                 run.workers.pop(who).close()
-            run.copy(options.server, options.rounds, options.files / "server.log")
+            run.copy(options.server, options.rounds, options.files / "server.log", options.ngrams)
     finally:
         run.close()
     more["layers"] = [run.shape.decoder.layers, run.shape.layers or run.shape.decoder.layers]
