@@ -1,7 +1,7 @@
 """Decoders of other kinds that write the text of the embedded target: a mixture of experts and a hybrid.
 
 Their weights are derived as they are packed, so nothing is kept in files. The text is that of the embedded target, so
-drafts mean something; what a pass reads and computes is that of the kind.
+drafts mean something; a pass reads and computes what a model of the kind does.
 
 mixture  128 experts a layer, 8 of them a token, as Qwen3-30B-A3B. Every expert is a copy of the MLP, in memory of its
          own, and the weights of the chosen ones add up to 1. The router is random, so tokens choose independently.
@@ -60,7 +60,7 @@ class DerivedWeights(Weights):
     """Weights that are parts of other ones, zeros, or random numbers. A matrix that many others copy is made, and
     rounded to 4 bits, once.
 
-    find  name of a tensor -> the name of the one in `tensors` that it is cut out of; or "zeros ..", "ones ..",
+    find  name of a tensor -> name of the tensor in `tensors` that it is cut out of; or "zeros ..", "ones ..",
           "random ..".
     """
 

@@ -199,8 +199,8 @@ def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]
 
 
 def is_recorded(record: dict[str, Any] | None, samples: int) -> bool:
-    """Whether a cell need not run. A record of fewer samples is not enough, and an environment that was not made may be
-    there now."""
+    """Return whether a cell need not run. A record of fewer samples is not enough, and an environment that was not made
+    may be there now."""
     return (
         record is not None and record["samples"] >= samples and "environment is not made" not in record.get("why", "")
     )

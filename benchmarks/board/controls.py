@@ -173,7 +173,7 @@ PLANTS: dict[str, Callable[[], None]] = {
 
 
 def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool) -> dict[str, Any]:
-    """Eight texts at once whatever is asked for, for speed."""
+    """Decode eight texts at once, for speed, and ignore the number of streams that is asked for."""
     PLANTS[method]()
     return load_engine("native: draft model" if method != "plain" else "plain", target, draft, 8, prefix_cache)
 

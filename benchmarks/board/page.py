@@ -157,7 +157,7 @@ def _verdicts(group: dict[str, dict[str, Any]]) -> str:
 
 
 def _notes(each: dict[str, dict[str, Any]]) -> list[str]:
-    """What the cells of a row have to say besides their verdict, each with the checks that it is about."""
+    """Return the notes of a row's cells, each with the checks that it is about."""
     notes = dict[str, list[str]]()
     for check, record in each.items():
         if record.get("ties"):

@@ -191,8 +191,8 @@ class Measurement:
         entry["right"] &= right
 
     def sizes(self) -> dict[str, dict[str, float]]:
-        """Bytes that every token reads, whatever its experts, and those of an expert of a layer: in the file, which
-        rivals read, and as our kernels keep them. token: of both."""
+        """Return the bytes that every token reads ("always"), the bytes of one expert of a layer, and the bytes of one
+        token ("token"): in the file, which rivals read, and as our kernels keep them."""
         config, kinds = self.shape.decoder, {each.name: each for each in TYPES.values()}
         sizes = {form: {"always": 0.0, "expert": 0.0} for form in ("file", "packed")}
         for tensor in read_header(self.file).tensors:

@@ -68,7 +68,7 @@ def _typical(seconds: list[float]) -> float:
 
 
 def _share(model: Mapping[str, Any], who: str) -> float:
-    """Bytes that a token reads, over those that a loop of additions reads in the same time."""
+    """Return the share of the bandwidth that a loop of additions reaches."""
     took = statistics.median(model["seconds"][DECODING][who])
     return float(_token_bytes(model, who) / took / model["bandwidth"])
 

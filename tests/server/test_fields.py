@@ -72,11 +72,13 @@ def test_each_field_is_listed_once_under_all_its_names_and_explained() -> None:
 
 
 def fields() -> list[str]:
-    rows = ["| field | where | |", "|---|---|---|"]
+    """Fields of the same endpoints with the same explanation share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for each in FIELDS:
         where = "all" if each.where == ENDPOINTS else ", ".join(each.where)
-        rows.append(f"| `{each.name}` | {where} | {'refused: ' if each.refused else ''}{each.text} |")
-    return rows
+        rows.setdefault((where, ("refused: " if each.refused else "") + each.text), []).append(f"`{each.name}`")
+    listed = [f"| {', '.join(names)} | {where} | {text} |" for (where, text), names in rows.items()]
+    return ["| field | where | |", "|---|---|---|", *listed]
 
 
 def metrics() -> list[str]:
