@@ -84,14 +84,16 @@ class Draft:
         return draft
 
     @staticmethod
-    def chains(rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu") -> Draft:
-        """One chain of token ids per sequence (possibly empty); `q` as in the class, or None."""
+    def chains(
+        rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu", by: Seq[str] | None = None
+    ) -> Draft:
+        """One chain of token ids per sequence (possibly empty); `q` and `by` as in the class, or None."""
         ids, parents, splits = list[int](), list[int](), [0]
         for row in rows:
             ids.extend(row)
             parents.extend(range(-1, len(row) - 1))
             splits.append(len(ids))
-        draft = Draft.of(ids, parents, splits, q, device=device)
+        draft = Draft.of(ids, parents, splits, q, device=device, by=by)
         draft.__dict__["is_chain"] = True
         return draft
 

@@ -24,11 +24,13 @@ class Budget:
     row_costs  the least acceptance probability with which draft token 1, 2, .. pays for its row; the last one counts
                for all further tokens. Empty: not measured, so the drafter's own options hold.
     draw_cost  what it costs to draw a further draft token, in the same unit.
+    reached    probability that draft tokens before these are all accepted (see `Lookup.continue_from`).
     """
 
     depth: int
     row_costs: Seq[float] = ()
     draw_cost: float = 0.0
+    reached: float = 1.0
 
     def row_cost(self, n: int) -> float:
         """Return the cost of the row of draft token `n`, counted from 0."""
@@ -49,6 +51,7 @@ class DrafterTraits:
     reads_prompts   it is a `PromptReader`.
     keeps_prefixes  it is a `PrefixKeeper`.
     composite       it is a `CompositeDrafter`.
+    predicted_lookups  its lookups draft only for requests with a prediction.
     longest         most draft tokens in a row that it can draft; None: any number.
     """
 
@@ -62,6 +65,7 @@ class DrafterTraits:
     reads_prompts: bool = False
     keeps_prefixes: bool = False
     composite: bool = False
+    predicted_lookups: bool = False
     longest: int | None = None
 
     @staticmethod
@@ -113,7 +117,7 @@ class Lookup(Drafter, Protocol):
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         """Draft tokens that follow the sequence *and* another drafter's tokens `drafted`, within the budget, and the
-        length of their match. Call it only for a sequence that `propose` was called for in this step."""
+        length of their match."""
         ...
 
 

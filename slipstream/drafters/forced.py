@@ -2,12 +2,13 @@
 
 No user names it: it drafts for each request with a form. Its tokens are nearly certain, so no policy chooses how many
 there are, and they count as rows that have to be run anyway. The drafter in use sees such a step as any other, and
-drafts for the other requests.
+drafts for the other requests. Its lookups also draft what follows the forced tokens. Draft models and heads do not:
+they would have to read the forced tokens first.
 """
 
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
-from time import perf_counter
+from typing import TypeAlias
 
 import torch
 
@@ -15,16 +16,23 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.drafters.acceptance_stats import DepthStats
 from slipstream.drafters.hybrid import DraftPart, join_drafts
 
 MOST_FORCED = 32
 """Most tokens of a forced text that are drafted in one step, where the user names no number."""
+WHOLE = 0.85
+"""Assumed probability that all tokens of a forced draft are accepted, before any was verified."""
+
+NamedTokens: TypeAlias = Seq[tuple[int, str]]
+"""Draft tokens of a chain, each with the name of the drafter that proposed it."""
 
 
 class FormDrafter(Drafter):
     """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
     as many: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
+    chances  by sequence: the probability that its last draft is accepted; 0 where more text is forced after it.
     device: where the target wants its draft tokens.
     """
 
@@ -33,42 +41,49 @@ class FormDrafter(Drafter):
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
+        self.chances: dict[int, float] = {}
         self._last: dict[int, tuple[int, Seq[int]]] = {}  # by sequence: where its last draft began, and its tokens
+        self._stats: dict[int, DepthStats] = {}  # by sequence: whether its drafts were accepted as a whole
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains = list[Seq[int]]()
         for seq, budget in zip(seqs, budgets, strict=True):
-            began = perf_counter()
             forced = seq.constraint.find_forced(seq.output) if seq.constraint is not None and budget.depth > 0 else ()
             at, last = self._last.get(seq.id, (0, ()))
             right = seq.tokens[at : at + len(last)] == list(last)
             chains.append(forced[: budget.depth if right else min(budget.depth, max(1, len(last) // 2))])
             if forced:
+                stats = self._stats.setdefault(seq.id, DepthStats(1, prior=WHOLE, weight=4.0, fade=31 / 32))
+                if last:
+                    stats.learn(int(right), not right)
+                self.chances[seq.id] = stats.rate if len(chains[-1]) == len(forced) else 0.0
                 self._last[seq.id] = len(seq.tokens), chains[-1]
-            seq.stats.seconds["draft"] += perf_counter() - began
         return Draft.chains(chains, device=self.device)
 
     def release(self, seq_id: int) -> None:
+        self.chances.pop(seq_id, None)
         self._last.pop(seq_id, None)
+        self._stats.pop(seq_id, None)
 
 
 class ForcedFirst(Drafter):
     """The drafter of a step in which some requests have forced tokens.
 
-    forced   id of a sequence -> its forced tokens, which it drafts. drafter: drafts for the others among the first
-             `shown` sequences, and is shown these.
+    forced   id of a sequence -> the draft that begins with its forced tokens. drafter: drafts for the others among the
+             first `shown` sequences, and is shown these.
     """
 
-    def __init__(self, forced: Mapping[int, Seq[int]], drafter: Drafter, shown: int, vocab_size: int):
+    def __init__(self, forced: Mapping[int, NamedTokens], drafter: Drafter, shown: int, vocab_size: int):
         self._forced, self._drafter, self._shown, self._vocab_size = forced, drafter, shown, vocab_size
         self.name, self.traits = drafter.name, replace(drafter.traits, drafts=True)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        chains = [self._forced.get(seq.id, ())[: each.depth] for seq, each in zip(seqs, budgets, strict=True)]
+        rows = [self._forced.get(seq.id, ())[: each.depth] for seq, each in zip(seqs, budgets, strict=True)]
         left = [Budget(0) if seq.id in self._forced else each for seq, each in zip(seqs, budgets, strict=True)]
         others = self._drafter.propose(seqs[: self._shown], left[: self._shown]).pad(len(seqs) - self._shown)
-        forced = Draft.chains(chains, device=others.tokens.device).with_name(FormDrafter.name)
-        parts = [DraftPart(forced if chain else others) for chain in chains]
+        names = [name for row in rows for _, name in row]
+        forced = Draft.chains([[token for token, _ in row] for row in rows], device=others.tokens.device, by=names)
+        parts = [DraftPart(forced if row else others) for row in rows]
         return join_drafts(parts, self._vocab_size, others.tokens.device).with_drawn(others.drawn)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import cast
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Budget, Drafter, PrefixKeeper, parts, read_prompts
+from slipstream.core.drafter import Budget, Drafter, Lookup, PrefixKeeper, parts, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
@@ -38,6 +38,7 @@ class Guard:
         self.traits = replace(drafter.traits, composite=False, lookup=False, keeps_prefixes=True)
         all_parts = parts(drafter)
         self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
+        self._lookups = [cast(Lookup, part) for part in all_parts if part.traits.lookup]
         self.reads_all = any(part.traits.taps and not part.traits.keeps_prefixes for part in all_parts)
         """Whether it reads hidden states and keeps none of them, so that it has to see the whole text."""
 
@@ -50,6 +51,16 @@ class Guard:
                 draft = draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
                 return draft.with_name(self.name)
         return Draft.empty(len(seqs), self.target.device)
+
+    def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> list[tuple[int, str]]:
+        """Ask the lookups for tokens that follow other draft tokens; each comes with the name of its lookup."""
+        with self._guard("continue_from", [seq]):
+            for lookup in self._lookups if seq.prediction or not self.traits.predicted_lookups else ():
+                found, _ = lookup.continue_from(seq, drafted, budget)
+                Draft.chains([found]).check([budget.depth], self.target.vocab_size, MAX_NODES)
+                if found:
+                    return [(token, lookup.name) for token in found]
+        return []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         with self._guard("observe", seqs):

@@ -74,10 +74,10 @@ class HybridDrafter:
     ):
         if not members:
             raise ParameterError("a hybrid was given no members", fix='name some, as in members=("suffix", "eagle3")')
-        self.members, self.vocab_size, self.device, self._predicted = tuple(members), vocab_size, device, predicted
+        self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.name = members[-1].name if predicted else ",".join(member.name for member in members)
         self.config = config or HybridConfig()
-        self.traits = DrafterTraits.of_members(members)
+        self.traits = replace(DrafterTraits.of_members(members), predicted_lookups=predicted)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
         self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will verify
 
@@ -114,7 +114,7 @@ class HybridDrafter:
 
     def _stacks(self, seq: Sequence) -> bool:
         """Return whether more than the last member drafts for it."""
-        return bool(seq.prediction) or not self._predicted
+        return bool(seq.prediction) or not self.traits.predicted_lookups
 
     def _lookup_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
         return [d if self._stacks(seq) else 0 for seq, d in zip(seqs, depth, strict=True)]

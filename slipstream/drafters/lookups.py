@@ -8,7 +8,7 @@ these falls below the cost of verifying one more row, as a share of a plain step
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -68,12 +68,14 @@ class ReadableText:
 @dataclass(frozen=True)
 class Continuation:
     """Holds the text after a match of `match` tokens. tokens: up to the first token that is not worth its row,
-    included; draft: without it. expected: how many tokens of the draft are accepted."""
+    included; draft: without it. expected: how many tokens of the draft are accepted. after: another drafter's tokens,
+    which it follows."""
 
     match: int = 0
     tokens: Seq[int] = ()
     draft: Seq[int] = ()
     expected: float = 0.0
+    after: Seq[int] = ()
 
 
 NOTHING = Continuation()
@@ -98,7 +100,7 @@ class LookupState(Generic[S]):
         usual: MatchLengthStats | None,
     ) -> Continuation:
         """followers: the tokens after the match, each with its share of the occurrences of all before it."""
-        tokens, probability, expected = list[int](), 1.0, 0.0
+        tokens, probability, expected = list[int](), budget.reached, 0.0
         for token, share in followers:
             tokens.append(token)
             probability *= share * self.stats.rate(match + len(tokens) - 1, usual)
@@ -109,8 +111,11 @@ class LookupState(Generic[S]):
 
     def compare(self, run: Seq[int], usual: MatchLengthStats) -> None:
         """Learn from the emitted tokens, whether the last draft was verified or another drafter's was: no lossless rule
-        emits a token that it has just rejected. usual: learns from them, too."""
-        for n, (token, emitted) in enumerate(zip(self.last.tokens, run, strict=False)):
+        emits a token that it has just rejected. A draft that follows another drafter's tokens is compared if these were
+        emitted. usual: learns from them, too."""
+        after = list(self.last.after)
+        following = run[len(after) :] if list(run[: len(after)]) == after else ()
+        for n, (token, emitted) in enumerate(zip(self.last.tokens, following, strict=False)):
             for stats in (self.stats, usual):
                 stats.learn(self.last.match + n, token == emitted)
             if token != emitted:
@@ -138,24 +143,29 @@ class LookupDrafter(ABC, Generic[S]):
         """Matches of the end of the text and `drafted`: length, and `followers` as in `LookupState.continuation`."""
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        """A state is created when it is first needed: a sequence for which speculation is off costs nothing."""
         chains: list[Seq[int]] = [()] * len(seqs)
         for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
             if budget.depth > 0:
-                state = self._states.get(seq.id)
-                if state is None:
-                    state = self._states[seq.id] = LookupState(seq, self._store(), ReadableText(seq))
-                text = state.text.ids
-                state.indexed = min(len(text), state.indexed + MOST_INDEXED) if seq.prediction else len(text)
-                state.store.index(text if state.indexed == len(text) else text[: state.indexed])
+                state = self._read(seq)
                 state.last = self._best(state, (), budget)
                 chains[b] = state.last.draft
         return Draft.chains(chains, device=self.device)
 
+    def _read(self, seq: Sequence) -> LookupState[S]:
+        """Index what is new in the text of a sequence, and return its state. It is created when it is first needed: a
+        sequence for which speculation is off costs nothing."""
+        state = self._states.get(seq.id)
+        if state is None:
+            state = self._states[seq.id] = LookupState(seq, self._store(), ReadableText(seq))
+        text = state.text.ids
+        state.indexed = min(len(text), state.indexed + MOST_INDEXED) if seq.prediction else len(text)
+        state.store.index(text if state.indexed == len(text) else text[: state.indexed])
+        return state
+
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
         """Choose the match with the most expected accepted draft tokens; among equals, the first. Where rows have a
         measured cost, no seed repeats a sampled text anyway: there the record of other requests may be used, too."""
-        ends = (budget, self._usual) if budget.row_costs else (Budget(budget.depth, (self.row_cost,)), None)
+        ends = (budget, self._usual) if budget.row_costs else (replace(budget, row_costs=(self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)
 
@@ -168,7 +178,10 @@ class LookupDrafter(ABC, Generic[S]):
         return self._states[seq_id].last.match if seq_id in self._states else 0
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
-        best = self._best(self._states[seq.id], drafted, budget)
+        state = self._read(seq)
+        best = self._best(state, drafted, budget)
+        if state.last is NOTHING:  # it has no draft of its own to learn from
+            state.last = replace(best, after=drafted)
         return list(best.draft), best.match
 
     def release(self, seq_id: int) -> None:

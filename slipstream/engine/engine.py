@@ -28,9 +28,9 @@ from slipstream.core.drafter import Budget, Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
-from slipstream.core.step import budget, limit_depth, step
+from slipstream.core.step import StepClock, budget, limit_depth, prune, step
 from slipstream.core.target import Memory, Target
-from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter
+from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter, NamedTokens
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import EngineStats
@@ -107,7 +107,8 @@ class Engine:
             self.lengths.serve(self.drafter.traits.prices_rows, target.capabilities.relative_cost)
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
-        self.forced_tokens, self._forms = forced_tokens, Guard(FormDrafter(target.device), target)
+        self.forced_tokens, self._form_drafter = forced_tokens, FormDrafter(target.device)
+        self._forms = Guard(self._form_drafter, target)
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.stats = EngineStats()  # counted here; `EngineThread.stats` adds the rest
         memory = target.capabilities.memory
@@ -230,11 +231,11 @@ class Engine:
         budgets: Seq[Budget],
         drafts: bool = True,
         several: bool = True,
-        forced: Mapping[int, Seq[int]] | None = None,
+        forced: Mapping[int, NamedTokens] | None = None,
     ) -> Draft | None:
         """Run a step, or several plain ones in one call. Return the draft of the former. drafts: whether the drafter is
         shown the requests that it drafts for, which are first; if there are none, the target reads no hidden states.
-        forced: see `_forced`."""
+        forced: see `_draft_forced`."""
         shown, reading = (sum(map(self._is_attached, seqs)), sum(map(self._is_attached, prompts))) if drafts else (0, 0)
         drafter: Drafter = self.drafter if shown + reading else NO_DRAFTER
         if forced:
@@ -258,18 +259,37 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _draft_forced(self, seqs: Seq[Sequence]) -> dict[int, Seq[int]]:
-        """Draft the text that the forms of these requests force, by sequence id; requests without any are left out."""
-        formed = [seq for seq in seqs if seq.constraint is not None]
+    def _draft_forced(self, seqs: Seq[Sequence]) -> dict[int, NamedTokens]:
+        """Draft the text that the forms of these requests force, and what follows it, by sequence id; requests without
+        any are left out."""
+        formed = [seq for seq in seqs if seq.constraint is not None and len(seq.tokens) > seq.prompt]
         if not formed or not self.forced_tokens:
             return {}
-        draft = self._forms.propose(formed, [budget(seq, self.forced_tokens) for seq in formed])
-        return {
-            seq.id: draft.ids[draft.splits[b] : draft.splits[b + 1]] for b, seq in enumerate(formed) if draft.nodes(b)
-        }
+        forced = dict[int, NamedTokens]()
+        with StepClock(formed) as clock, clock("draft"):
+            draft = self._forms.propose(formed, [budget(seq, self.forced_tokens) for seq in formed])
+            for b, seq in enumerate(formed):
+                chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
+                if chain:
+                    following = self._continue_forced(seq, chain)
+                    forced[seq.id] = [*((token, FormDrafter.name) for token in chain), *following]
+        return forced
+
+    def _continue_forced(self, seq: Sequence, chain: list[int]) -> NamedTokens:
+        """Draft what the lookups find after forced tokens, up to the first token that the form forbids."""
+        request, reached = self._request(seq), self._form_drafter.chances.get(seq.id, 0.0)
+        room = budget(seq, max(self.forced_tokens, request.draft_tokens)).depth - len(chain)
+        depth = min(request.draft_tokens, room) if self._is_attached(seq) and reached else 0
+        if depth <= 0 or seq.constraint is None or seq.constraint.complete(seq.output, chain):
+            return []
+        price = self.lengths.price if request.chosen and self.lengths is not None else Budget(0)
+        costs = price.row_costs[len(chain) :] or price.row_costs[-1:]
+        found = self.drafter.continue_from(seq, chain, replace(price, depth=depth, row_costs=costs, reached=reached))
+        allowed = prune([seq], Draft.chains([[*chain, *(token for token, _ in found)]])) if found else chain
+        return found[: max(0, len(allowed) - len(chain))]
 
     def _start_timer(
-        self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, Seq[int]]
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, NamedTokens]
     ) -> TimedStep | None:
         """Make the timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or
         if no request may draft. Rows of forced tokens count as prompt rows, which run anyway."""
@@ -292,7 +312,7 @@ class Engine:
         )
 
     def _choose_budgets(
-        self, seqs: Seq[Sequence], prompts: Seq[Sequence], forced: Mapping[int, Seq[int]]
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], forced: Mapping[int, NamedTokens]
     ) -> list[Budget]:
         """Choose the budget of each request that gains tokens."""
         requests = list(map(self._request, seqs))
@@ -463,7 +483,7 @@ def _context(seqs: Seq[Sequence]) -> int:
     return sum(len(seq.tokens) for seq in seqs) // len(seqs)
 
 
-def _count_forced_rows(forced: Mapping[int, Seq[int]]) -> int:
+def _count_forced_rows(forced: Mapping[int, NamedTokens]) -> int:
     """Rows of a step that belong to requests with forced tokens."""
     return sum(1 + len(chain) for chain in forced.values())
 

@@ -172,6 +172,35 @@ class CopyingConformance:
         assert lookup.continue_from(seq, [6], Budget(2))[0] == []
         assert lookup.propose([seq], [Budget(1)]).ids == [2], "it was not learnt"
 
+    @pytest.mark.parametrize(("repeats", "accepted"), [(True, True), (False, True), (False, False)])
+    def test_scores_what_it_drafts_after_others_if_these_are_accepted(
+        self, case: LookupCase, repeats: bool, accepted: bool
+    ) -> None:
+        rng, lookup, lengths = random.Random(4), case.make(row_cost=0.3), []
+        text = [i % 6 if repeats else rng.randrange(32) for i in range(2000)]
+        seq = Sequence(text[:12], SamplingParams(max_tokens=2000))
+        while len(seq.tokens) < len(text) - 3:
+            *drafted, following = text[len(seq.tokens) :][:3]
+            lengths.append(len(lookup.continue_from(seq, drafted if accepted else [40, drafted[1]], Budget(16))[0]))
+            foreign, verdict = Draft.chains([drafted]), Verdict([[0, 1]], [following], [None], [False])
+            seq.advance(verdict, foreign, 0)
+            lookup.observe([seq], foreign, TargetOut(torch.zeros(3, 32)), verdict)
+        late = sum(lengths[-300:]) / 300
+        if repeats:
+            assert late >= 1
+        elif accepted:
+            assert late < 0.1
+        else:
+            assert late == pytest.approx(sum(lengths[60:360]) / 300, abs=0.25), "nothing was learned"
+
+    def test_a_row_after_others_pays_with_the_chance_that_these_are_accepted(self, case: LookupCase) -> None:
+        lookup, seq = case.make(ToyTarget(128)), Sequence([*range(60), 61, *range(20)])
+        lengths = list[int]()
+        for cost, reached in ((0.2, 1.0), (0.1, 0.5), (0.4, 1.0), (0.1, 0.25), (0.2, 0.25)):
+            found, _ = lookup.continue_from(seq, [20, 21], Budget(40, (cost,), reached=reached))
+            lengths.append(len(found))
+        assert lengths[0] == lengths[1] > lengths[2] == lengths[3] > lengths[4]
+
     @pytest.mark.parametrize("repeats", [True, False])
     def test_scores_its_own_proposals_even_if_others_were_verified(self, case: LookupCase, repeats: bool) -> None:
         """Each step verifies another drafter's draft, which is accepted completely. The lookup's own proposal counts as

@@ -1,12 +1,17 @@
-"""Forced tokens are drafted before every other drafter, whatever is chosen for that one."""
+"""Forced tokens are drafted before every other drafter, whatever is chosen for that one. Its lookups draft what follows
+them."""
+
+from collections.abc import Callable, Sequence as Seq
 
 import pytest
 
 from slipstream import LLM, SamplingParams, Structured
-from slipstream.core.drafter import Budget
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.forced import FormDrafter
+from slipstream.drafters.forced import MOST_FORCED, WHOLE, FormDrafter
+from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.draft_trials import State
 from slipstream.engine.engine import Engine
@@ -16,10 +21,11 @@ from tests.drafters.makers import V, maker, target
 FORM = SamplingParams(structured=Structured(regex="(ab(cde){3}[de])+"), max_tokens=40)
 
 
-def run(name: str, lengths: DraftLengths, *seqs: Sequence) -> None:
-    """Decode the sequences together, with a drafter of the registry."""
+def run(drafter: str | Drafter, lengths: DraftLengths | int, *seqs: Sequence, forced_tokens: int = MOST_FORCED) -> None:
+    """Decode the sequences together, with this drafter or one of the registry."""
     toy = target()
-    for _ in Engine(toy, maker(name)(toy), RULES["rejection"], lengths, max_batch=4).decode(seqs):
+    made = maker(drafter)(toy) if isinstance(drafter, str) else drafter
+    for _ in Engine(toy, made, RULES["rejection"], lengths, max_batch=4, forced_tokens=forced_tokens).decode(seqs):
         pass
 
 
@@ -56,7 +62,7 @@ def test_lengths_are_learned_from_other_tokens_only(name: str) -> None:
 
 def test_a_forced_draft_is_as_long_as_its_text_whatever_is_chosen() -> None:
     seq = request()
-    run("suffix", DraftLengths(4), seq)
+    run("model", DraftLengths(4), seq)
     assert max(seq.stats.accepted_at) == 11, "abcdecdecde follows d or e"
 
 
@@ -91,3 +97,146 @@ def test_drafts_get_shorter_until_one_is_accepted() -> None:
     assert lengths == [4, 2, 1, 1, 4]
     drafter.release(seq.id)
     assert not drafter._last
+
+
+class Continuing(Drafter):
+    """A lookup that drafts nothing but these tokens after those of another drafter."""
+
+    name = "continuing"
+    traits = DrafterTraits(lookup=True, prices_rows=True)
+
+    def __init__(self, find: Callable[[Seq[int], Budget], list[int]]):
+        self.find, self.calls = find, list[tuple[Sequence, int, list[int], Budget]]()
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        return Draft.empty(len(seqs))
+
+    def match_length(self, seq_id: int) -> int:
+        return 0
+
+    def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
+        self.calls.append((seq, len(seq.tokens), list(drafted), budget))
+        return self.find(drafted, budget), 1
+
+
+def looping(drafted: Seq[int], budget: Budget) -> list[int]:
+    """The form goes on with d, and from the beginning."""
+    return [3, 0, 1, 2, 3, 4][: budget.depth]
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix", "hybrid"])
+def test_lookups_draft_what_follows_forced_tokens_in_the_same_step(name: str) -> None:
+    seq = request()
+    run(name, 4, seq)
+    proposers = "".join({None: ".", "grammar": "g"}.get(by, "l") for by in seq.proposers)
+    assert "gl" in proposers
+    assert max(seq.stats.accepted_at) > 11
+    assert not seq.stats.drafter_faults
+
+
+def test_draft_models_do_not_continue_forced_tokens() -> None:
+    seq = request()
+    run("model", 4, seq)
+    runs = "".join({None: ".", "grammar": "g"}.get(by, "l") for by in seq.proposers)
+    assert "gl" not in runs
+
+
+def test_the_whole_draft_stays_within_its_limits() -> None:
+    for most in (5, 12, 32):
+        lookup, seq = Continuing(looping), request()
+        run(lookup, 4, seq, forced_tokens=most)
+        assert lookup.calls
+        for _, at, drafted, budget in lookup.calls:
+            assert 0 < budget.depth <= 4
+            assert len(drafted) + budget.depth <= min(most, 3 + 40 - at - 1)
+        assert not seq.stats.drafter_faults
+
+
+def test_a_request_has_its_own_limit_of_draft_tokens() -> None:
+    lookup = Continuing(looping)
+    seq = request(SamplingParams(structured=FORM.structured, max_tokens=40, draft_tokens=12))
+    run(lookup, 4, seq)
+    assert max(len(drafted) + budget.depth for _, _, drafted, budget in lookup.calls) == 12
+
+
+def test_lookups_are_asked_only_once_all_forced_text_is_drafted_and_before_the_form_ends() -> None:
+    lookup, seq = Continuing(looping), request()
+    run(lookup, 4, seq, forced_tokens=6)
+    assert {tuple(drafted) for _, _, drafted, _ in lookup.calls} <= {(2, 3, 4)[-n:] for n in (1, 2, 3)} | {
+        (4, 2, 3, 4),
+        (3, 4, 2, 3, 4),
+    }
+    lookup = Continuing(looping)
+    run(lookup, 4, request(SamplingParams(structured=Structured(regex="ab[cd]eab"), max_tokens=40)))
+    assert [drafted for _, _, drafted, _ in lookup.calls] == [[1]], "e a b ends the text"
+
+
+def test_what_the_form_forbids_after_forced_tokens_is_cut_before_the_step_is_timed() -> None:
+    rows = list[list[int]]()
+    for find in (lambda drafted, budget: [], lambda drafted, budget: [0, 3], looping):
+        lengths, seq, other = DraftLengths(4), request(), Sequence([2, 1, 0], SamplingParams(max_tokens=40))
+        learn, seen = lengths.learn, list[int]()
+        lengths.learn = lambda step, learn=learn, seen=seen: (seen.append(step.prompt_rows), learn(step))  # type: ignore
+        run(Continuing(find), lengths, seq, other)
+        rows.append(seen)
+    assert rows[0] == rows[1]
+    assert max(rows[2]) > max(rows[0])
+
+
+def test_rows_after_forced_tokens_are_priced_by_the_chance_that_these_are_accepted() -> None:
+    lookup, lengths = Continuing(lambda drafted, budget: []), DraftLengths(4)
+    costs = tuple(0.1 + 0.01 * n for n in range(16))
+    lengths.serve(prices_rows=True)
+    lengths.policy.costs.price = Budget(0, costs, 0.05)
+    run(lookup, lengths, request())
+    first = lookup.calls[0][-1]
+    assert first.reached == WHOLE
+    assert first.row_costs == costs[len(lookup.calls[0][2]) :]
+    assert lookup.calls[-1][-1].reached > WHOLE, "forced tokens were accepted"
+
+
+@pytest.mark.parametrize("wrong", [[99], [3] * 50, [-1]])
+def test_a_faulty_continuation_changes_no_text(wrong: list[int]) -> None:
+    def fail(drafted: Seq[int], budget: Budget) -> list[int]:
+        raise ValueError("found nothing")
+
+    plain = request()
+    run("none", 4, plain)
+    for find in (lambda drafted, budget: wrong, fail):
+        seq = request()
+        run(Continuing(find), 4, seq)
+        assert seq.tokens == plain.tokens
+        assert seq.stats.drafter_faults
+        assert "grammar" in seq.proposers
+
+
+def test_a_lookup_for_predictions_continues_forced_tokens_of_requests_with_a_prediction_only() -> None:
+    lookup = Continuing(looping)
+    stack = HybridDrafter((lookup, maker("model")(target())), V, predicted=True)
+    seq, predicted = request(), Sequence([0, 1, 2], FORM, constraint=constraint_of(FORM, V), prediction=[1, 2])
+    run(stack, 4, seq, predicted)
+    assert {each.id for each, *_ in lookup.calls} == {predicted.id}
+    assert "continuing" in predicted.proposers
+    assert "continuing" not in seq.proposers
+
+
+def test_the_chance_of_a_forced_draft_is_learned_and_is_none_where_it_is_cut() -> None:
+    class Guesses:
+        """Claims that a text is forced."""
+
+        def find_forced(self, output: list[int]) -> list[int]:
+            return [9, 9]
+
+    chances = dict[str, float]()
+    for case, token in (("wrong", 1), ("right", 9)):
+        seq, drafter = Sequence([0]), FormDrafter()
+        seq.constraint = Guesses()  # type: ignore[assignment]
+        drafter.propose([seq], [Budget(8)])
+        assert drafter.chances[seq.id] == WHOLE
+        seq.tokens += [token] * 2
+        drafter.propose([seq], [Budget(8)])
+        chances[case] = drafter.chances[seq.id]
+    assert chances["wrong"] == 0, "the second draft is shorter than the text"
+    assert chances["right"] > WHOLE
+    drafter.release(seq.id)
+    assert not drafter.chances

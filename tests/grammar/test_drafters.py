@@ -2,12 +2,14 @@
 
 import re
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.core.step import _certain
+from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.conformance import Case
@@ -19,9 +21,11 @@ from tests.targets.toy import ToyTarget
 
 FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
 CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
+CONTINUED = Structured(regex="(ab[cde]|c[abd]|d[a-e])+")  # after a comes b, then a choice
 FORCED = Structured(regex="(abc[de]ab|b(cad|eba)|c)+")  # after a comes bc
 SMALL_TREE = {"small tree": lambda target: eagle_drafter(V, 3, shape="tree", width=2, nodes=3)}
 MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS, **SMALL_TREE}
+CONTINUING = ("ngram", "suffix", "hybrid", "hybrid, continued")
 TRIGGERED = ("suffix", "model", "eagle tree, drawn", "medusa", "eagle3")
 
 
@@ -44,7 +48,12 @@ def plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*((name, FORM) for name in MAKERS), *((name, CALLS) for name in TRIGGERED), *((name, FORCED) for name in MAKERS)],
+    [
+        *((name, FORM) for name in MAKERS),
+        *((name, CALLS) for name in TRIGGERED),
+        *((name, FORCED) for name in MAKERS),
+        *((name, CONTINUED) for name in CONTINUING),
+    ],
 )
 def test_greedy_text_is_that_of_plain_constrained_decoding(name: str, form: Structured) -> None:
     params = SamplingParams(structured=form, max_tokens=30)
@@ -62,6 +71,7 @@ REJECTION = [(name, "rejection", FORM, 2) for name in DRAWING]
 LONGER = [(name, rule, FORM, 3) for name in ("model", "suffix") for rule in ("rejection", "block")]
 CALLED = [("suffix", "rejection", CALLS, 4), ("small tree", "rejection", CALLS, 2)]
 FORCED_TEXT = [(name, rule, FORCED, 3) for name in ("none", "suffix", "model") for rule in ("rejection", "block")]
+CONTINUED_TEXT = [(name, rule, 3) for name in ("ngram", "suffix", "hybrid") for rule in ("rejection", "block")]
 PROMPT = [0, 1, 2, 0, 1, 2, 0]
 
 
@@ -71,6 +81,25 @@ def test_every_text_is_exactly_as_probable_as_in_plain_decoding(name: str, rule:
     params = SamplingParams(temperature=1.0, top_k=3, max_tokens=2 + steps, structured=form)
     (texts,) = enumerate_texts(lambda: llm_of(name, draft_tokens=2, rule=rule), PROMPT, params, steps=steps)
     texts.check(Oracle(target()), PROMPT, params)
+    assert texts.accepted > 0
+
+
+@pytest.mark.parametrize(("name", "rule", "steps"), CONTINUED_TEXT)
+def test_a_lookup_after_forced_tokens_leaves_every_text_as_probable(
+    monkeypatch: pytest.MonkeyPatch, name: str, rule: str, steps: int
+) -> None:
+    found, continue_from = list[int](), Guard.continue_from
+
+    def counted(self: Guard, *given: Any) -> list[tuple[int, str]]:
+        tokens = continue_from(self, *given)
+        found.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Guard, "continue_from", counted)
+    params = SamplingParams(temperature=1.0, top_k=3, max_tokens=2 + steps, structured=CONTINUED)
+    (texts,) = enumerate_texts(lambda: llm_of(name, draft_tokens=3, rule=rule), PROMPT, params, steps=steps)
+    texts.check(Oracle(target()), PROMPT, params)
+    assert sum(found) > 0
     assert texts.accepted > 0
 
 
@@ -85,16 +114,18 @@ def test_control_a_drawn_token_that_is_cut_because_it_is_forbidden_is_found(monk
 
 
 @cache
-def coupled(name: str) -> list[list[int]]:
-    each = [SamplingParams(temperature=1.0, seed=seed, max_tokens=16, structured=FORM) for seed in range(60)]
+def coupled(name: str, form: Structured) -> list[list[int]]:
+    each = [SamplingParams(temperature=1.0, seed=seed, max_tokens=16, structured=form) for seed in range(60)]
     done = llm_of(name, rule="coupled", max_batch=60).generate([PROMPT] * 60, each)
     assert name == "none" or any(one.stats.accepted for one in done)
     return [one.token_ids for one in done]
 
 
-@pytest.mark.parametrize("name", DRAWING)
-def test_coupled_text_is_that_of_plain_constrained_decoding(name: str) -> None:
-    assert coupled(name) == coupled("none")
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, FORM) for name in DRAWING), *((name, CONTINUED) for name in CONTINUING)]
+)
+def test_coupled_text_is_that_of_plain_constrained_decoding(name: str, form: Structured) -> None:
+    assert coupled(name, form) == coupled("none", form)
 
 
 @pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead"])
