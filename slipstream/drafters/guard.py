@@ -26,6 +26,8 @@ log = logging.getLogger("slipstream")
 
 MAX_NODES = MOST_DRAFT_TOKENS
 """Most draft tokens for one sequence in one step; a drafter that proposes more is faulty."""
+LEAST_MATCH = 3
+"""Shortest match after other draft tokens: after `": "` alone, one in five was accepted."""
 
 
 class Guard:
@@ -56,9 +58,9 @@ class Guard:
         """Ask the lookups for tokens that follow other draft tokens; each comes with the name of its lookup."""
         with self._guard("continue_from", [seq]):
             for lookup in self._lookups if seq.prediction or not self.traits.predicted_lookups else ():
-                found, _ = lookup.continue_from(seq, drafted, budget)
+                found, match = lookup.continue_from(seq, drafted, budget)
                 Draft.chains([found]).check([budget.depth], self.target.vocab_size, MAX_NODES)
-                if found:
+                if found and match >= LEAST_MATCH:
                     return [(token, lookup.name) for token in found]
         return []
 

@@ -275,11 +275,6 @@ class DraftLengths:
         """True while drafting is paused; the drafter is then not shown the text."""
         return self.policy.trials.is_resting
 
-    @property
-    def price(self) -> Budget:
-        """Return what rows and drawing cost."""
-        return self.policy.costs.price
-
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """See `LengthPolicy`."""
         return self.policy.choose(ids, limits, prompt_rows, context)

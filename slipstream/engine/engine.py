@@ -282,7 +282,7 @@ class Engine:
         depth = min(request.draft_tokens, room) if self._is_attached(seq) and reached else 0
         if depth <= 0 or seq.constraint is None or seq.constraint.complete(seq.output, chain):
             return []
-        price = self.lengths.price if request.chosen and self.lengths is not None else Budget(0)
+        price = self.lengths.policy.costs.price if request.chosen and self.lengths is not None else Budget(0)
         costs = price.row_costs[len(chain) :] or price.row_costs[-1:]
         found = self.drafter.continue_from(seq, chain, replace(price, depth=depth, row_costs=costs, reached=reached))
         allowed = prune([seq], Draft.chains([[*chain, *(token for token, _ in found)]])) if found else chain

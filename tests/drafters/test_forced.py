@@ -106,7 +106,8 @@ class Continuing(Drafter):
     traits = DrafterTraits(lookup=True, prices_rows=True)
 
     def __init__(self, find: Callable[[Seq[int], Budget], list[int]]):
-        self.find, self.calls = find, list[tuple[Sequence, int, list[int], Budget]]()
+        self.find, self.match = find, 3
+        self.calls = list[tuple[Sequence, int, list[int], Budget]]()
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         return Draft.empty(len(seqs))
@@ -116,7 +117,7 @@ class Continuing(Drafter):
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         self.calls.append((seq, len(seq.tokens), list(drafted), budget))
-        return self.find(drafted, budget), 1
+        return self.find(drafted, budget), self.match
 
 
 def looping(drafted: Seq[int], budget: Budget) -> list[int]:
@@ -132,6 +133,14 @@ def test_lookups_draft_what_follows_forced_tokens_in_the_same_step(name: str) ->
     assert "gl" in proposers
     assert max(seq.stats.accepted_at) > 11
     assert not seq.stats.drafter_faults
+
+
+def test_a_short_match_does_not_continue_forced_tokens() -> None:
+    lookup, seq = Continuing(looping), request()
+    lookup.match = 2
+    run(lookup, 4, seq)
+    assert lookup.calls
+    assert "continuing" not in seq.proposers
 
 
 def test_draft_models_do_not_continue_forced_tokens() -> None:

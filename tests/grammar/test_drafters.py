@@ -73,6 +73,7 @@ CALLED = [("suffix", "rejection", CALLS, 4), ("small tree", "rejection", CALLS, 
 FORCED_TEXT = [(name, rule, FORCED, 3) for name in ("none", "suffix", "model") for rule in ("rejection", "block")]
 CONTINUED_TEXT = [(name, rule, 3) for name in ("ngram", "suffix", "hybrid") for rule in ("rejection", "block")]
 PROMPT = [0, 1, 2, 0, 1, 2, 0]
+REPEATED = [3, 0, 1, 2, 3, 0, 1, 2, 3]  # d a b is a match of three
 
 
 @pytest.mark.parametrize(("name", "rule", "form", "steps"), REJECTION + LONGER + CALLED + FORCED_TEXT)
@@ -97,8 +98,8 @@ def test_a_lookup_after_forced_tokens_leaves_every_text_as_probable(
 
     monkeypatch.setattr(Guard, "continue_from", counted)
     params = SamplingParams(temperature=1.0, top_k=3, max_tokens=2 + steps, structured=CONTINUED)
-    (texts,) = enumerate_texts(lambda: llm_of(name, draft_tokens=3, rule=rule), PROMPT, params, steps=steps)
-    texts.check(Oracle(target()), PROMPT, params)
+    (texts,) = enumerate_texts(lambda: llm_of(name, draft_tokens=3, rule=rule), REPEATED, params, steps=steps)
+    texts.check(Oracle(target()), REPEATED, params)
     assert sum(found) > 0
     assert texts.accepted > 0
 
