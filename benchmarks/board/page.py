@@ -157,19 +157,21 @@ def _verdicts(group: dict[str, dict[str, Any]]) -> str:
 
 
 def _notes(each: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the notes of a row's cells, each with the checks that it is about."""
+    """Return the notes of a row's cells, each with the checks that it is about. Causes are notes of their own, because
+    rows share them."""
     notes = dict[str, list[str]]()
+    causes = dict[str, None]()
     for check, record in each.items():
         if record.get("ties"):
-            notes.setdefault(f"{record['ties']} texts part at a tie of {record['largest_margin']:.1g}", []).append(
-                check
-            )
+            tie = f"{record['ties']} texts part at a tie of {record['largest_margin']:.1g}"
+            notes.setdefault(tie, []).append(check)
         if "known" in record:
             p = f"p = {record['second_p']:.1g}" if "second_p" in record else record["request"]
-            notes.setdefault(f"{p}; {record['known']}", []).append(check)
+            notes.setdefault(p, []).append(check)
+            causes[record["known"]] = None
         elif "why" in record:
-            notes.setdefault(record["why"], []).append(check)
-    return [f"{', '.join(checks)}: {note}" for note, checks in notes.items()]
+            notes.setdefault(record["why"].removeprefix("NotImplementedError: "), []).append(check)
+    return [*(f"{', '.join(checks)}: {note}" for note, checks in notes.items()), *causes]
 
 
 def _controls(records: Records) -> list[str]:

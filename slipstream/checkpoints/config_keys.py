@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 _WITHOUT_EFFECT = re.compile(
-    "_.*|architectures|(attention|attn|embd|resid|residual|hidden|embedding)_(dropout|pdrop)|(bos|eod|pad|sep|unk)_token_id|(torch_)?dtype|"
+    "_.*|architectures|(attention|attn|embd|resid|residual|hidden|embedding)_(dropout|pdrop)|"
+    "(bos|eod|pad|sep|unk)_token_id|cache_implementation|(torch_)?dtype|"
     "finetuning_task|id2label|initializer_range|is_llama_config|label2id|max_length|max_window_layers|n_ctx|num_labels|"
     "pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict|(output_)?router_.*|summary_.*|"
     r"task_specific_params|transformers(\.js_config|_version)|unsloth_.*|use_cache|out_hidden_size|spatial_merge_size|"

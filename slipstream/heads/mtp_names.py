@@ -9,7 +9,7 @@ for Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this d
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from slipstream.checkpoints.checkpoint import Checkpoint, CheckpointName
@@ -54,6 +54,7 @@ _BESIDE = r"^mtp\.layers\.(\d+)\.input_layernorm\.weight$"
 FAMILIES: dict[str, MtpFamily] = {
     "deepseek_v3": _NUMBERED,
     "glm4_moe": _NUMBERED,
+    "glm4_moe_lite": replace(_NUMBERED, types={"mtp_mlp_layer_types": "sparse"}),
     "mellum": MtpFamily(_BESIDE),
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),

@@ -175,7 +175,7 @@ PUBLISHED: list[dict[str, Any]] = [  # keys beside those of the architecture, as
     {"model_type": "llama", "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"x": 1},
      "pretraining_tp": 1, "_name_or_path": "x", "torch_dtype": "bfloat16", "attention_dropout": 0.0},
     {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 21,
-     "use_mrope": False, "use_cache": True},
+     "use_mrope": False, "use_cache": True, "cache_implementation": "hybrid"},
     {"model_type": "mistral", "sliding_window": None, "head_dim": 16, "unsloth_version": "2026.1",
      "id2label": {"0": "x"}},
     {"model_type": "qwen3_moe", "decoder_sparse_step": 1, "mlp_only_layers": [], "max_window_layers": 3,

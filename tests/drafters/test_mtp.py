@@ -341,8 +341,8 @@ class TestTheDefault:
         folder = str(changed(tmp_path, drop=f"layers.{LAYERS + 1}.", mtp=2))
         assert ModelOptions(target=folder, drafter="mtp").names == ("mtp",), "refused when it is loaded"
         assert not caplog.messages
-        for _ in range(2):
-            assert ModelOptions(target=folder).names == ("suffix",)
+        command = ModelOptions(target=folder)
+        assert command.names == command.names == ("suffix",)
         (said,) = caplog.messages
         assert "holds 1 of the 2 MTP layers that it promises" in said
 

@@ -28,8 +28,15 @@ from tests.drafters.conformance import Recorder
 from tests.heads.tiny_mtp import LAYERS, skip_where_none_is_built, write
 from tests.tiny_checkpoints import rewrite
 
-FAMILIES = ("qwen3next", "qwen35", "qwen35moe", "glm4_moe", "ernie4_5_moe")
-SIZES = {"glm4_moe": {"head_dim": 16}, "ernie4_5_moe": {"num_attention_heads": 2, "num_key_value_heads": 1}}
+FAMILIES = ("qwen3next", "qwen35", "qwen35moe", "glm4_moe", "ernie4_5_moe", "deepseek_v3", "glm4_moe_lite")
+LATENT = {
+    "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 64, "qk_head_dim": 48,
+    "head_dim": 16,
+}  # fmt: skip
+SIZES = {
+    "glm4_moe": {"head_dim": 16}, "ernie4_5_moe": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "deepseek_v3": LATENT, "glm4_moe_lite": LATENT,
+}  # fmt: skip
 """Of heads that our kernels run."""
 PROMPTS = [[5, 1, 3, 2, 4, 7], [7, 2, 0, 4], [1, 2, 3, 0, 6, 6, 6, 2, 1, 0], [3, 3]]
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -35,6 +35,7 @@ CONFIGS: dict[str, Callable[[int], Any]] = {
         "Glm4Moe", n, n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1,
         head_dim=8,
     ),
+    "glm4_moe_lite": lambda n: _config("Glm4MoeLite", **_MLA | {"num_hidden_layers": n}),
     "mellum": lambda n: _moe(
         "Mellum", n, head_dim=8, num_experts=4, mlp_layer_types=["sparse"] * n, sliding_window=6,
         layer_types=["full_attention", "sliding_attention", "sliding_attention"][:n],
