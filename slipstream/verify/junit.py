@@ -6,10 +6,11 @@ from typing import Any
 from xml.etree import ElementTree as xml
 
 from slipstream.measure.results import Result
+from slipstream.verify.served import UNJUDGED
 from slipstream.verify.texts import BUG
 from slipstream.verify.verification import CHECKS, FEW, UNTESTED
 
-KINDS = {BUG: "failure", UNTESTED: "skipped", FEW: "skipped"}
+KINDS = {BUG: "failure", UNJUDGED: "error", UNTESTED: "skipped", FEW: "skipped"}
 
 
 def write_junit(file: Path, result: Result | None, failed: str = "") -> None:

@@ -15,6 +15,7 @@ from slipstream.cli.main import main
 from slipstream.cli.report import make_section
 from slipstream.errors import ParameterError, ServedError
 from slipstream.measure.endpoint import Answer, Endpoint
+from slipstream.verify.junit import write_junit
 from slipstream.verify.served import (
     ServedConfig,
     compare_ngrams,
@@ -220,12 +221,15 @@ def test_a_shift_of_two_percent_is_found_in_as_many_requests_as_its_power_needs(
     assert row.verdict == ("BUG" if planted else "no difference seen")
 
 
-def test_without_logprobs_a_difference_is_not_judged(serve):
+def test_without_logprobs_a_difference_is_not_judged_and_no_passed_test_of_ci(serve, tmp_path):
     def other(logits, temperature, rng):
         return 0 if not temperature else sampled(logits, temperature, rng)
 
     result = verify_served(serve(other, logprobs=False), serve(logprobs=False), PROMPTS[:1], SMALL)
     assert result.data.greedy[0].verdict.startswith("differs; without logprobs")
+    write_junit(tmp_path / "junit.xml", result)
+    error = ElementTree.parse(tmp_path / "junit.xml").getroot().find("testcase[@classname='greedy']/error")
+    assert "cannot be judged" in error.get("message")
     assert "gives no logprobs" in result.warnings[0]
 
 
