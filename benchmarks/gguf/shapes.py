@@ -50,7 +50,7 @@ from benchmarks.protocol import ROOT, THREADS, ContenderError, Worker
 from slipstream.checkpoints.gguf_header import read_header
 from slipstream.checkpoints.weight_blocks import TYPES
 from slipstream.checkpoints.weight_formats import FORMATS
-from slipstream.measure.provenance import OtherProcesses, commit, machine, now, public
+from slipstream.measure.provenance import OtherProcesses, commit, machine, now, public, public_values
 
 PROMPT, ALIKE = 32, 0.9
 """Tokens of the short prompt; the correlation of logits below which a contender runs another model."""
@@ -275,7 +275,7 @@ def main(words: Seq[str] | None = None) -> int:
     for name in options.models:
         if (name in models and not options.fresh) or monotonic() > deadline:
             continue
-        models[name] = measure(name, options, deadline)
+        models[name] = public_values(measure(name, options, deadline))
         shares = [each["neighbours"] for each in models.values() if each["neighbours"] is not None]
         source = {"date": now(), "command": command, "commit": commit(), "machine": machine(), "threads": THREADS}
         source["neighbours"] = max(shares, default=None)
