@@ -22,7 +22,7 @@ from slipstream.templates import fill
 @expand_groups
 def report(
     results: list[str] = argument("Result files of bench, tune, trace, verify."),
-    out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
+    out: Path = option(Path("report.html"), "HTML file to write.", "--out"),
 ) -> None:
     """Turn result files into one self-contained HTML page."""
     write_page([result for path in results for result in read_all(path)], out)

@@ -75,7 +75,7 @@ def report(cli: Callable[..., Result], tmp_path: Path) -> Callable[[Path], str]:
     """The page of a result file."""
 
     def made(file: Path) -> str:
-        cli("report", file, "-o", tmp_path / "page.html", code=0)
+        cli("report", file, "--out", tmp_path / "page.html", code=0)
         return (tmp_path / "page.html").read_text()
 
     return made

@@ -149,7 +149,7 @@ TABLE: list[tuple[str, str]] = [
     ("report number.json", "is not JSON"),
     ("report old_result.json", "has format version 0, this Slipstream reads version 2"),
     ("report forecast.json", "there is no report for a result of kind 'forecast'"),
-    ("report result.json -o nowhere/x.html", "does not exist"),
+    ("report result.json --out nowhere/x.html", "does not exist"),
     # simulate
     ("simulate --alpha 1.2", "alpha is 1.2"),
     ("simulate --alpha nan", "alpha is nan"),

@@ -25,7 +25,7 @@ def test_one_page_of_several_results(cli, result_file, tmp_path):
     """Also of a file with several runs of a benchmark."""
     run, several, out = json.loads(result_file.read_text()), tmp_path / "several.json", tmp_path / "out.html"
     several.write_text(json.dumps({"figures": [], "runs": {"one": run, "two": run}}))
-    result = cli("report", result_file, several, "-o", out, code=0)
+    result = cli("report", result_file, several, "--out", out, code=0)
     assert out.read_text().count("<h1") == 3
     assert 'aria-label="Contents"' in out.read_text()
     assert f"wrote {out}" in result.said
