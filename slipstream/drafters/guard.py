@@ -118,8 +118,8 @@ class Guard:
             kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
             reason = str(fault).rstrip(".")
             log.warning(
-                f"drafter {self.name!r} failed in {where} ({kind}{reason}). Falling back to plain decoding; the text is "
-                "not affected. Further faults are counted, not logged."
+                f"drafter {self.name!r} failed in {where} ({kind}{reason}). Falling back to plain decoding; the text "
+                "is not affected. Further faults are counted, not logged."
             )
 
 
