@@ -179,9 +179,10 @@ def _write_strict(schema: object) -> str:
         return add_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
 
     strict = rebuild(close_objects({} if schema is True else schema), enforce)
-    options = strict.get("x-guidance", {}) if isinstance(strict, dict) else None
-    if isinstance(options, dict) and not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
-        strict = {**strict, "x-guidance": {**options, "whitespace_pattern": WHITE_SPACE}}
+    if isinstance(strict, dict):
+        options = strict.get("x-guidance", {})
+        if isinstance(options, dict) and not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
+            strict = {**strict, "x-guidance": {**options, "whitespace_pattern": WHITE_SPACE}}
     return json.dumps(strict)
 
 
