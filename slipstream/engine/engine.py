@@ -253,7 +253,7 @@ class Engine:
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
         """Run a plain step that is timed. It reads no hidden states, as in plain decoding: if the drafter needs them,
-        the tokens are read again with the next step. Recurrent layers cannot read them again, and show hidden states."""
+        the tokens are read again with the next step. Recurrent layers cannot, and show hidden states now."""
         runtime = self.target.capabilities.runtime
         rereads = self.drafter.traits.taps and (runtime is None or runtime.rollback is None)
         again = [(seq, seq.kv_len) for seq in seqs if rereads and self._is_attached(seq)]
