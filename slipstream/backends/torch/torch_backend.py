@@ -15,7 +15,6 @@ from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 
-
 _OWN_CACHE = "its KV cache has the dtype of its arithmetic"
 
 
