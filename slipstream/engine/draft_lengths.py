@@ -133,8 +133,11 @@ class LengthPolicy(ABC):
             self.costs.forward.wait(step.repeats)
         else:
             self.costs.add(step, not self.trials.is_resting)
+        draft, aside = self.costs.of_drafting(step)
+        if aside:
+            self.trials.add(-aside / self.costs.forward.of(len(step.ids)), is_bounded=False)
         if any(step.lengths):
-            self._learn_draft(step)
+            self._learn_draft(step, draft)
             return
         if self.trials.is_resting:
             self.trials.count_plain(step.repeats)
@@ -147,14 +150,13 @@ class LengthPolicy(ABC):
         """A rest is over: the text may have changed meanwhile."""
         return
 
-    def _learn_draft(self, step: Step) -> None:
-        """Learn from a step that drafted."""
+    def _learn_draft(self, step: Step, draft: float) -> None:
+        """Learn from a step that drafted. draft: cost of drafting."""
         self._drafted += 1
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
         forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
-        draft = self.costs.of_drafting(step)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # a long prompt is no bad moment
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
@@ -216,11 +218,11 @@ class LengthsFromRates(LengthPolicy):
     def _end_rest(self) -> None:
         self.survival.fade()
 
-    def _learn_draft(self, step: Step) -> None:
+    def _learn_draft(self, step: Step, draft: float) -> None:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self.survival.learn([step.ids[b] for b in drafted], *each)
-        super()._learn_draft(step)
+        super()._learn_draft(step, draft)
 
     def _levels(self, step: Step) -> int:
         return max(step.lengths)
