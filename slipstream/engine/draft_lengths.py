@@ -77,6 +77,7 @@ class LengthPolicy(ABC):
         self._drafted, self._renew = 0, 1  # steps that drafted since the last plain one, until the next one
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # for how many steps in a row a drafter caught up
+        self._owed = 0.0  # what a drafter cost outside of drafts, while no step was timed yet
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows, context: see
@@ -134,8 +135,10 @@ class LengthPolicy(ABC):
         else:
             self.costs.add(step, not self.trials.is_resting)
         draft, aside = self.costs.of_drafting(step)
-        if aside:
-            self.trials.add(-aside / self.costs.forward.of(len(step.ids)), is_bounded=False)
+        self._owed += aside
+        if self._owed and self.costs.forward.numbers:
+            self.trials.add(-self._owed / self.costs.forward.of(len(step.ids)), is_bounded=False)
+            self._owed = 0.0
         if any(step.lengths):
             self._learn_draft(step, draft)
             return
