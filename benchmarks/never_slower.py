@@ -3,8 +3,8 @@
 Cells are models x kinds of text x streams x bits of the weights, on an idle machine and with another process on one
 core. In each cell both ways decode the same requests in turns, prompts included, and the run fails where the upper
 bound of a 95 % interval is below `BOUND`. The interval is for further passes over the same texts: kinds of text differ
-far more than passes do. Cells of kind "plain" compare plain decoding with itself: what they are off is noise.
-What the policy of draft lengths predicts is compared with decoding alone, after the prompts. It also times rows by
+far more than passes do. Cells of kind "plain" compare plain decoding with itself: they show the noise.
+Predictions of the policy of draft lengths are compared with decoding alone, after the prompts. It also times rows by
 depth of context. A run that is cut goes on where it was.
 """
 
@@ -89,7 +89,7 @@ class Predictions(DraftLengths):
         self._steps.clear()
 
     def predict(self) -> float | None:
-        """Return the predicted speed-up of what was counted, and forget it; None if nothing was."""
+        """Return the predicted speed-up of the counted steps, and forget them; None if there are none."""
         predicted = self.plain / self.drafted if self.drafted else None
         self.plain = self.drafted = 0.0
         return predicted

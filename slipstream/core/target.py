@@ -106,7 +106,7 @@ class MultiStep(Protocol[Rows]):
         bit for bit. KV is written for the pending tokens and for all new ones but the last.
 
         exit  run this many of the first layers only (see `EarlyExit`); then KV is written for the last new token, too.
-        taps  whose hidden states are returned, as of `Target.run`; then each sequence has one pending token.
+        taps  whose hidden states are returned (see `Target.run`); then each sequence has one pending token.
 
         Raises TargetError where logits or hidden states are not finite.
         """

@@ -77,7 +77,7 @@ class LengthPolicy(ABC):
         self._drafted, self._renew = 0, 1  # steps that drafted since the last plain one, until the next one
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # for how many steps in a row a drafter caught up
-        self._owed = 0.0  # what a drafter cost outside of drafts, while no step was timed yet
+        self._owed = 0.0  # cost of the drafter outside of drafts, while no step was timed yet
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows, context: see

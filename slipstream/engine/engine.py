@@ -185,7 +185,7 @@ class Engine:
             seqs, prompts = self._rows()
             aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
-            self.drafter.seconds = aside  # what it drafts after forced tokens is not chosen
+            self.drafter.seconds = aside  # drafts after forced tokens are not chosen
             began = perf_counter() - self._learning
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:

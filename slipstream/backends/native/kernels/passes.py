@@ -121,7 +121,7 @@ def decode(
     tokens [M]   of the pending rows; last int64 [B]: the last row of each sequence
     depth        number of layers to run
     picks        `Picks`: how tokens are picked, and whether the call ends before K (not if `stream` is filled)
-    taps, tapped [K, T, B, d]: as of `forward`; with taps, one row of each sequence is pending
+    taps, tapped [K, T, B, d]: see `forward`; with taps, one row of each sequence is pending
     drawn        [K, B] receives the tokens, logits [K, B, padded V] the raw logits, and probs [K, B, V], in float64,
                  their distributions; unchanged if maxima are picked
     stream       if not empty: receives the residual stream of the pending rows [M, d]; the last tokens are then
