@@ -30,7 +30,7 @@ from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.step import StepClock, budget, limit_depth, prune, step
-from slipstream.core.target import Memory, Target
+from slipstream.core.target import Memory, Target, rewind
 from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter, NamedTokens
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
@@ -263,10 +263,11 @@ class Engine:
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
         """Run a plain step that is timed. If the drafter needs hidden states that a call of several steps does not
-        return, the tokens are read again with the next step."""
-        calls = self.target.capabilities.multi_step
+        return, the tokens are read again with the next step. Recurrent layers cannot, and take a single step."""
+        calls, runtime = self.target.capabilities.multi_step, self.target.capabilities.runtime
         loses = self.drafter.traits.taps and calls is not None and calls.steps_per_call > 1 and not calls.has_states
-        again = [(seq, seq.kv_len) for seq in seqs if loses and self._is_attached(seq)]
+        rereads = loses and (runtime is None or runtime.rollback is None)
+        again = [(seq, seq.kv_len) for seq in seqs if rereads and self._is_attached(seq)]
         self._run(seqs, [], [Budget(0)] * len(seqs), drafts=not again)
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
@@ -358,6 +359,7 @@ class Engine:
             try:
                 if len(seqs) == 1:
                     raise fault
+                rewind(self.target, [seq])
                 gains = [] if prompts else [seq]
                 self._run(gains, prompts, [each] * len(gains), several=False)
             except Exception as error_alone:
