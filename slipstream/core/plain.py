@@ -70,8 +70,8 @@ def stride(
     seqs: Seq[Sequence], multi_step: MultiStep[Seq[Sequence]] | None, drafter: Drafter, rule: Rule, budgets: Seq[Budget]
 ) -> int:
     """How many steps may be run in one call: below 2 where a prompt or a draft waits, where a token depends on more
-    than the target's logits and the temperature, or where hidden states are asked for and not returned. Never more than the shortest
-    room, so that only tokens after a stop are run in vain."""
+    than the target's logits and the temperature, or where hidden states are asked for that a call does not return.
+    Never more than the shortest room, so that only tokens after a stop are run in vain."""
     most = 1 if multi_step is None else multi_step.steps_per_call
     if multi_step is None or most < 2:
         return 1
