@@ -50,7 +50,7 @@ class TimedStep:
         self._seqs, self._lengths, self._more = seqs, lengths, more
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
 
-    def end(self, verified: Draft | None, **seconds: float) -> Step:
+    def end(self, verified: Draft | None, **seconds: Any) -> Step:
         """Return the step, after it has run. verified: the draft; None after several plain steps.
         seconds: fields of `Step`."""
         nodes, accepted, gained = [], [], 0

@@ -220,13 +220,14 @@ def test_several_steps_give_a_drafter_the_hidden_states_of_single_ones(engine, c
     for generate in (engine.generate, one_by_one):
         engine.use(Reading())
         try:
-            texts = [each.token_ids for each in generate(PROMPTS, [greedy(9 + b) for b in range(4)])]
+            done = generate(PROMPTS, [greedy(9 + b) for b in range(4)])
             shown.append(engine.drafter.states)
             assert len(engine.drafter.seen) <= (5 if generate == engine.generate else 13)
         finally:
             engine.use(None)
-        for text, (prompt, states) in zip(texts, shown[-1].items(), strict=True):
-            assert sorted(states) == list(range(len(prompt) + len(text) - 1))
+        for each in done:
+            read = len(each.prompt_token_ids) + len(each.token_ids) - 1
+            assert sorted(shown[-1][tuple(each.prompt_token_ids)]) == list(range(read))
     assert calls
     several, single = shown
     assert several.keys() == single.keys()
