@@ -56,7 +56,7 @@ class Reply:
     read        the coroutine that reads content and calls.
     reasoning   (begin, end) marker of the reasoning, which may come first; inside: the prompt ends with `begin`.
     most_calls  largest number of calls; further calls are left out.
-    call_id     pattern of the ids of calls: has `drawn` (32 random digits), `name` of the function, `number` of the call.
+    call_id     pattern of the ids of calls; fields: `drawn` (32 random digits), the function's `name`, call `number`.
     earlier     number of calls in the prompt: `number` counts on from it.
     """
 
