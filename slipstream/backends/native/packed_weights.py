@@ -475,8 +475,8 @@ def decoder_weights(
         elif described.attends:
             parts = [f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate")]
             parts = [name for name in parts if f"{name}.weight" in weights]
-            if described.beside:
-                layer["beside"] = join(parts)
+            if described.beside or not all(format_stored(weights, [name]) for name in parts):
+                layer["beside" if described.beside else "qkv"] = join(parts)
             else:
                 join_first(layer, parts)
             layer["beside_o" if described.beside else "o"] = join([f"{at}.self_attn.o_proj"])
