@@ -296,7 +296,7 @@ class GgufType:
 
     def blocks(self, raw: np.ndarray) -> Blocks:
         kind = FORMATS[self.format]
-        return Blocks(kind.bits, kind.group, *self.read(raw), kind.table, kind.zero)  # type: ignore[misc]
+        return Blocks(kind.bits, kind.group, *self.read(raw), table=kind.table, zero=kind.zero)  # type: ignore[misc]
 
 
 TYPES = {
