@@ -77,6 +77,7 @@ class LengthPolicy(ABC):
         self._drafted, self._renew = 0, 1  # steps that drafted since the last plain one, until the next one
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # for how many steps in a row a drafter caught up
+        self._owed = 0.0  # cost of the drafter outside of drafts, while no step was timed yet
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows, context: see
@@ -133,8 +134,13 @@ class LengthPolicy(ABC):
             self.costs.forward.wait(step.repeats)
         else:
             self.costs.add(step, not self.trials.is_resting)
+        draft, aside = self.costs.of_drafting(step)
+        self._owed += aside
+        if self._owed and self.costs.forward.numbers:
+            self.trials.add(-self._owed / self.costs.forward.of(len(step.ids)), is_bounded=False)
+            self._owed = 0.0
         if any(step.lengths):
-            self._learn_draft(step)
+            self._learn_draft(step, draft)
             return
         if self.trials.is_resting:
             self.trials.count_plain(step.repeats)
@@ -147,14 +153,13 @@ class LengthPolicy(ABC):
         """A rest is over: the text may have changed meanwhile."""
         return
 
-    def _learn_draft(self, step: Step) -> None:
-        """Learn from a step that drafted."""
+    def _learn_draft(self, step: Step, draft: float) -> None:
+        """Learn from a step that drafted. draft: cost of drafting."""
         self._drafted += 1
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
         forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
-        draft = self.costs.of_drafting(step)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # a long prompt is no bad moment
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
@@ -216,11 +221,11 @@ class LengthsFromRates(LengthPolicy):
     def _end_rest(self) -> None:
         self.survival.fade()
 
-    def _learn_draft(self, step: Step) -> None:
+    def _learn_draft(self, step: Step, draft: float) -> None:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self.survival.learn([step.ids[b] for b in drafted], *each)
-        super()._learn_draft(step)
+        super()._learn_draft(step, draft)
 
     def _levels(self, step: Step) -> int:
         return max(step.lengths)
