@@ -1,4 +1,4 @@
-"""`Step` describes a finished step, for draft lengths to learn from. `TimedStep` measures one."""
+"""`Step` describes a finished step, from which draft lengths learn. `TimedStep` measures one."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from slipstream.core.sequence import Sequence
 @dataclass
 class Step:
     """Describes a finished step. `lengths`, `nodes` and `accepted` have an entry for each request: the length that it
-    was given, its draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of all else.
-    repeats: plain steps in this call. catching_up: whether a drafter read text that it had not followed, such as a
-    prompt: that takes the same time for drafts of any length. prompt_rows: rows of prompts in the forward, of requests
-    that are not among `ids`; read_rows: prompt rows that the drafter reads, all unless it is given. drawn: the most
-    draft tokens that a model drew for a request (see `Draft`). context: mean tokens of a text before the step."""
+    was given, its number of draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of
+    everything else. repeats: number of plain steps in this call. catching_up: whether a drafter read text that it had
+    not followed, such as a prompt; this takes the same time for drafts of any length. prompt_rows: prompt rows in the
+    forward pass, of requests not in `ids`. read_rows: prompt rows that the drafter reads; None: all. drawn: the largest
+    number of draft tokens that a model drew for a request (see `Draft`). context: mean tokens of a text before the
+    step."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -32,15 +33,15 @@ class Step:
 
     @property
     def read(self) -> int:
-        """Rows of prompts that the drafter reads."""
+        """Number of prompt rows that the drafter reads."""
         return self.prompt_rows if self.read_rows is None else self.read_rows
 
 
 class TimedStep:
-    """Measures a step, or a call of several plain steps, by the difference of the counters before and after.
+    """Measures a step, or a call of several plain steps, from the counters before and after.
 
-    seqs     requests that decode, at least one; lengths: their draft lengths.
-    sharing  requests among which the time of the step is divided: these, and those whose prompts are read.
+    seqs     requests that decode, at least one. lengths: their draft lengths.
+    sharing  number of requests among which the time of the step is divided: these, and those whose prompts are read.
     more     further fields of `Step`.
     """
 
@@ -50,7 +51,7 @@ class TimedStep:
         self._seconds = dict(seqs[0].stats.seconds)
 
     def end(self, draft: Draft | None) -> Step:
-        """Return the step, after it has run. draft: the draft that was verified; None after several plain steps."""
+        """Return the finished step. draft: the draft that was verified; None after several plain steps."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):
             nodes.append(seq.stats.proposed - proposed_before)

@@ -90,7 +90,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate --file /nonexistent/prompt", "/nonexistent/prompt"),
     ("generate '' {pair}", "the prompt is empty"),
     ("generate - {pair}", "at least one token"),
-    (f"generate {'x' * 400} {{pair}}", f"the prompt has 400 tokens, the target's context holds {CONTEXT}"),
+    (f"generate {'x' * 400} {{pair}}", f"the prompt has 400 tokens, but the target's context holds {CONTEXT}"),
     (f"generate {'x' * 400} {{pair}}", f"Fix: shorten it to {CONTEXT - 1} tokens"),
     ("generate x --config unknown_key.json", "did you mean 'drafter'"),
     ("generate x --config unknown_drafter.json", "did you mean 'ngram'"),

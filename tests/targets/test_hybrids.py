@@ -145,7 +145,7 @@ def test_a_draft_model_with_recurrent_layers_takes_back_what_is_rejected(
 
 
 def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder]) -> None:
-    with pytest.raises(PairError, match="recurrent layers was given as draft model"):
+    with pytest.raises(PairError, match="recurrent layers cannot be a draft model"):
         LLM(load("lfm2"), load("lfm2"))
 
 
