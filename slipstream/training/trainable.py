@@ -31,7 +31,7 @@ class TrainableModel(nn.Module):
         )
         if layers is None or norm is None:
             raise UnsupportedModelError(f"{type(lm).__name__} has no known layer list or final norm")
-        self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple, so that they are not registered twice
+        self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple: modules in it are not registered twice
         self.lm.eval()  # the checkpoint's dropout would make a step depend on more than (seed, step)
 
     def train(self, mode: bool = True) -> TrainableModel:
@@ -48,8 +48,8 @@ class TrainableModel(nn.Module):
         return self.lm.get_output_embeddings().weight  # type: ignore[no-any-return]
 
     def states(self, tokens: Tensor, keep: Seq[bool] | None = None, taps: Seq[int] = ()) -> list[Tensor]:
-        """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: of the layers `taps`,
-        which increase, and of the last layer.
+        """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: for each layer of
+        `taps`, which increase, and for the last layer.
 
         tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth).
         """
@@ -71,7 +71,7 @@ class ModelObjective(Objective):
     module: TrainableModel
 
     def logits(self, states: Tensor) -> Tensor:
-        """States after the final norm [..., d] -> logits [..., V]."""
+        """Turn states after the final norm [..., d] into logits [..., V]."""
         return F.linear(states, self.module.table.to(states.dtype))
 
     def shift(self, logits: Tensor) -> list[Tensor]:
@@ -98,14 +98,14 @@ def check_trainable(checkpoint: Checkpoint, role: str) -> None:
     if checkpoint.is_gguf:
         raise ParameterError(
             f"the {role} {str(checkpoint)!r} is a GGUF file",
-            why="its own weights would be trained, and they are quantised",
+            why="training would change the file's weights, but they are quantised",
             fix="give the folder or hub id that the file was converted from",
         )
 
 
 def make_llama(seed: int, **sizes: Any) -> TrainableModel:
-    """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
-    write to the residual stream. sizes: as `LlamaConfig` names them."""
+    """Make a Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices
+    that write to the residual stream. sizes: named as in `LlamaConfig`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     lm = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, bos_token_id=None, **sizes))

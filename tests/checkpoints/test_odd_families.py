@@ -136,14 +136,14 @@ DAMAGED: dict[str, tuple[str, Edit, str]] = {
     ),
     "too many experts": (
         "gemma4-moe", change("model.layers.1.experts.down_proj", lambda t: torch.cat([t, t])),
-        r"does not account for: model\.layers\.1\.experts\.down_proj"
+        r"does not mention: model\.layers\.1\.experts\.down_proj"
     ),
     "factors for other experts": (
         "gemma4-moe", change("model.layers.2.router.per_expert_scale", lambda t: t[:2]), r"2\.router\.per_expert_scale"
     ),
     "a bias of which a part is used": (
         "gpt2", change("transformer.h.1.attn.c_attn.bias", lambda t: torch.cat([t, t])),
-        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), of which config\.json accounts for 192"
+        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), but config\.json describes only 192"
     ),
 }  # fmt: skip
 

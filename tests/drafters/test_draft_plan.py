@@ -175,7 +175,10 @@ class TestInPython:
     @pytest.mark.parametrize(
         ("thing", "error", "says"),
         [
-            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [], nn.Linear(2, 2))),
+            *(
+                (thing, ParameterError, "is not a model")
+                for thing in (42, object(), {"model": "d"}, [], nn.Linear(2, 2))
+            ),
             ("model", ParameterError, "'model' needs a draft model"),
             ("no/such/draft", CheckpointError, "no/such/draft"),
         ],

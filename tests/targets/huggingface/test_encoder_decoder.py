@@ -391,8 +391,8 @@ def test_lookups_copy_from_the_source(drafter: str) -> None:
 
 def test_a_draft_model_of_another_kind_is_refused() -> None:
     for of, draft, says in (
-        (target("t5"), llama(), "the target is an encoder-decoder, the draft model is a decoder"),
-        (llama(), model("t5"), "the target is a decoder, the draft model is an encoder-decoder"),
+        (target("t5"), llama(), "the target is an encoder-decoder, but the draft model is a decoder"),
+        (llama(), model("t5"), "the target is a decoder, but the draft model is an encoder-decoder"),
         (target("t5"), target("mbart"), r"begin with the ids \(0,\), the draft model's with \(2,\)"),
     ):
         with pytest.raises(PairError, match=says):
@@ -440,7 +440,7 @@ def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_a
 def test_a_fixed_kv_cache_custom_generate_and_a_model_without_a_first_token_are_refused() -> None:
     with pytest.raises(ParameterError, match="leave kv_tokens out"):
         LLM(model("t5"), kv_tokens=100)
-    with pytest.raises(ParameterError, match="a T5ForConditionalGeneration was asked of custom_generate"):
+    with pytest.raises(ParameterError, match="a T5ForConditionalGeneration is not supported by custom_generate"):
         model("t5").generate(torch.tensor([SOURCES[0]]), custom_generate=slipstream.custom_generate(), max_new_tokens=3)
     module = random_encoder_decoder("t5")
     module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None
