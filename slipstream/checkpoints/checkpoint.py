@@ -55,8 +55,7 @@ class Checkpoint:
 
         role  says which model "embedded" means (see `zoo.checkpoint_of`).
 
-        Raises CheckpointError for any other name, and the errors of `zoo.checkpoint_of`.
-        """
+        Raises CheckpointError for any other name, and the errors of `zoo.checkpoint_of`."""
         if isinstance(name, Checkpoint):
             return name
         source = checkpoint_of(name, role)
@@ -111,8 +110,7 @@ class Checkpoint:
     @cached_property
     def config(self) -> JsonMapping:
         """The config.json of a folder. Raises ConfigError if the file is missing, and for sizes that no model has:
-        readers make lists with an entry for each layer, expert or label before anything is compared with the
-        weights."""
+        readers make lists with an entry for each layer, expert or label before they compare it with weights."""
         config = self.json(CONFIG) or read_json(self.place / CONFIG)  # raises if the file is missing
         for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
             for key, value in inner.items():

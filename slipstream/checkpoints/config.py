@@ -38,8 +38,7 @@ class DecoderConfig(ModelShape):
     each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
                  `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the maxima over layers.
     norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`. out_eps:
-                 epsilon of output norms, 0: `norm_eps`. embed_norm: whether embeddings are normalised, without a
-                 weight.
+                 epsilon of output norms, 0: `norm_eps`. embed_norm: embeddings are normalised, without weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
                  clamped to `limit`, as in gpt-oss). gated: down(act(gate(x)) * up(x)), otherwise down(act(up(x))).
     *_bias       whether these linear layers have a bias.
@@ -48,8 +47,7 @@ class DecoderConfig(ModelShape):
                  n).
     embedding_scale, residual_scale, logits_scale  factors of the embedding, of each output added to the residual
     stream, and of the logits. logits_cap: c makes logits c * tanh(logit / c); 0: no cap.
-    side_width   width of a second embedding that each token has for each layer, for `side_vocab` ids (Gemma 4); 0:
-                 none.
+    side_width   width of a second embedding of each token for each layer, for `side_vocab` ids (Gemma 4); 0: none.
     after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers
                  before it. An MTP layer has no own embedding or output head. final_norm: whether a norm stands before
                  the output head; some families have none in MTP layers.
@@ -84,8 +82,8 @@ class DecoderConfig(ModelShape):
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
-        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; or the metadata of a
-        GGUF file.
+        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id, or a GGUF file's
+        metadata.
 
         A warning names unknown keys. Raises ConfigError or UnsupportedModelError, and the errors of `Checkpoint.open`.
         """
@@ -199,8 +197,7 @@ class DecoderConfig(ModelShape):
 
     @cached_property
     def unlike_llama(self) -> str | None:
-        """Describes the first part that only the native kernels support; None if every executor can run this
-        decoder."""
+        """Describes the first part that only the native kernels support; None if every executor can run it."""
         plain = replace(self, each=())
         for name in (
             "embedding_scale",

@@ -139,8 +139,7 @@ class GgufHeader:
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
-        """Return the id of a special token, for example "eos"; None if the file names none, or an id without a
-        token."""
+        """Return the id of a special token, for example "eos"; None if there is none, or no such token."""
         value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
         return None if value is None or 0 < len(self.tokens) <= value else value
 
@@ -151,8 +150,7 @@ class GgufHeader:
 
     @cached_property
     def types(self) -> list[int]:
-        """Types of the tokens (`tokenizer.ggml.token_type`). As in llama.cpp, tokens that end a text are control
-        tokens."""
+        """Types of the tokens (`tokenizer.ggml.token_type`). As in llama.cpp, tokens that end texts are CONTROL."""
         given = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(self.tokens)
         special = frozenset[str]() if WHOLE in self.metadata else END_TEXTS
         return [CONTROL if text in special else kind for text, kind in zip(self.tokens, given, strict=False)]

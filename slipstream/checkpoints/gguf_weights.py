@@ -50,8 +50,8 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in 
 
 
 class GgufTensors:
-    """The tensors of a GGUF file under canonical names. Raises CheckpointError for missing or unknown tensors, and for
-    wrong shapes.
+    """The tensors of a GGUF file under canonical names. Raises CheckpointError for missing or unknown tensors and wrong
+    shapes.
 
     quantised  format of a quantised file's weights, such as "Q4_K_M". readers: as `Weights` takes them.
     """
@@ -170,8 +170,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
 
 
 def _find_fused(config: DecoderConfig, part: str) -> str | None:
-    """Return the fused tensor (a key of `Family.fused`) that contains this part in GGUF files; None if there is
-    none."""
+    """Return the fused tensor (a key of `Family.fused`) that contains this part in GGUF files, or None."""
     family = FAMILIES[config.model_type]
     return next((name for name, parts in family.fused.items() if part in parts and name in family.gguf_names), None)
 
@@ -184,8 +183,7 @@ def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
 def _rows(
     config: DecoderConfig, name: str, first: int, shape: tuple[int, ...], outs: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function that takes a canonical tensor's rows from a stored tensor. They begin at row `first` of
-    `outs`."""
+    """Return a function that takes a canonical tensor's rows, from row `first` of `outs` on, from a stored tensor."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
     fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])

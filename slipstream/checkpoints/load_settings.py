@@ -223,7 +223,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def show_settings(before: str | None = None) -> Callable[[F], F]:
-    """Make `help` and editors show the fields of `LoadSettings` instead of `**settings`, before the parameter named
+    """Make `help` and editors show the fields of `LoadSettings` instead of `**settings`, before the parameter
     `before`."""
 
     def decorate(function: F) -> F:

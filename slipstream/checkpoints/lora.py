@@ -36,8 +36,7 @@ _READ = frozenset(
 
 
 class Adapter:
-    """checkpoint: the adapter's. Raises the family of `LoadError`, and UnsupportedModelError for more than plain
-    LoRA."""
+    """checkpoint: the adapter's. Raises the family of `LoadError`; UnsupportedModelError for more than plain LoRA."""
 
     def __init__(self, checkpoint: CheckpointName):
         self.folder = Checkpoint.open(checkpoint).download()

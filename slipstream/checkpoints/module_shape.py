@@ -225,12 +225,10 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
 
 
 def shape_in(folder: Path, kind: object) -> ModuleShape:
-    """Return the shape of the model in a folder, from its small files. Code in the folder does not run. kind:
-    `model_type`.
+    """Return the shape of the model in a folder, from its small files. Its code does not run. kind: `model_type`.
 
     Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
-    encoder-decoder of texts, ConfigError for a configuration that transformers refuses.
-    """
+    encoder-decoder of texts, ConfigError for a configuration that transformers refuses."""
     import transformers
 
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:

@@ -23,8 +23,7 @@ class Recurrence:
     normed     number of outputs that one RMS norm covers: of a head, or of several; 0: no norm.
     gate_first whether outputs are gated before the norm. eps: epsilon of this norm; None: as in the other norms.
     doubled    whether beta is in 0..2 instead of 0..1.
-    tiled      whether head i is in group i % groups, as in GGUF files of Qwen3.5; otherwise heads of a group are
-               neighbours.
+    tiled      whether head i is in group i % groups, as in GGUF files of Qwen3.5; or a group's heads are neighbours.
     """
 
     kind: str

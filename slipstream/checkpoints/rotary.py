@@ -22,8 +22,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
     Sources: RoFormer (arXiv 2104.09864); linear: position interpolation (2306.15595); yarn (2309.00071); longrope
     (2402.13753): only factors for short texts, because the context ends where they change; llama3: the Llama 3.1
     release; proportional: Gemma 4, whose last dimensions are not rotated. "dynamic" is not supported: its frequencies
-    change with the length of the text, but keys in the KV cache keep the old ones.
-    """
+    change with the length of the text, but keys in the KV cache keep the old ones."""
     kind, theta = p.get("rope_type", p.get("type", "default")), positive(p, "rope_theta")
     if theta <= 1:
         raise ConfigError(f"rope_theta is {theta}, must be greater than 1", fix="correct config.json")

@@ -100,8 +100,7 @@ class StoredTensor:
         return self.end - self.begin
 
     def read(self) -> Tensor:
-        """Return the tensor as a view of the mapped file. Raises CheckpointError for a dtype that torch does not
-        have."""
+        """Return the tensor as a view of the mapped file. Raises CheckpointError for a dtype that torch lacks."""
         import torch
 
         if self.dtype not in _DTYPES:

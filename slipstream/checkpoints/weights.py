@@ -169,8 +169,7 @@ def load_weights(
     merged into safetensors.
 
     Raises CheckpointError for files that are missing, corrupt or pickled, and for tensors that are missing, unknown or
-    of the wrong shape.
-    """
+    of the wrong shape."""
     opened = Checkpoint.open(checkpoint)
     folder = opened.download()
     if opened.is_gguf:
@@ -457,8 +456,7 @@ def _list_fused_experts(
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
-    """Return the canonical tensors in a tensor of GPT-2, which stores linear weights as [in, out], and q, k, v in
-    one."""
+    """Return the canonical tensors in a tensor of GPT-2, with linear weights [in, out], and q, k, v in one."""
     name = stored.removeprefix("transformer.")
     if name in _GPT2_TOP:
         return [(_GPT2_TOP[name], _whole)]

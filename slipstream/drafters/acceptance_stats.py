@@ -51,8 +51,7 @@ class MatchLengthStats(AcceptanceByClass):
     On greedy texts of SmolLM2-135M-Instruct (chat, questions, summaries, translations, mathematics, code), 26 % of the
     tokens after a match of one token were right, 49 % after two, 62 % after three, 68 % after four, 80 % after eight
     and 90 % after twelve: nearly m / (m + 2) after m. A right draft token makes the match of the next draft token
-    longer, and the longer match counts as if it had been found in the text.
-    """
+    longer, and the longer match counts as if it had been found in the text."""
 
     rule = tuple(match / (match + 2) for match in range(LONGEST_MATCH + 1))
 
@@ -71,8 +70,8 @@ class DepthStats:
     were accepted. So drafts of one length also tell how drafts of any other length would be accepted.
 
     The prior of a depth is `weight` draft tokens accepted at the rate of all depths together, so a depth with few
-    samples is assumed to be like the others. The prior of that common rate is `weight` draft tokens accepted at the
-    rate `prior`.
+    samples is assumed to be like the others. That common rate's prior is `weight` draft tokens accepted at rate
+    `prior`.
 
     Text changes abruptly (prose, then a quotation), so old steps fade, and a streak also restarts the record: first
     draft tokens accepted (or rejected) in a row, to which the estimate gives a probability below `RESTART_BELOW`. The
@@ -113,8 +112,7 @@ class DepthStats:
         return (sum(self.accepted) + self.weight * self.prior) / (sum(self.compared) + self.weight)
 
     def acceptance_by_depth(self, depth: int) -> list[float]:
-        """Return for each depth 1, 2, ..., `depth` the probability that its draft token and all before it are
-        accepted."""
+        """Return for each depth 1, 2, ..., `depth` the probability that all draft tokens so far are accepted."""
         rate, last, joint, probabilities = self.rate, len(self.compared) - 1, 1.0, []
         for i in range(depth):
             i = min(i, last)
@@ -128,8 +126,7 @@ def count_accepted(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     draft tokens, and whether the next one was rejected. The step may have verified another draft.
 
     A draft token is accepted exactly if the same token is emitted at its place: no lossless rule emits a token that it
-    has just rejected. The second value is False if the draft has no further token, or if the text ended before it.
-    """
+    has just rejected. The second value is False if the draft has no further token, or if the text ended before it."""
     children, start = draft.children(b), draft.splits[b]
     node, accepted = -1, 0
     for token in run:

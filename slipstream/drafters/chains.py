@@ -50,8 +50,7 @@ class ChainModel(Protocol):
         ...
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """Return the logits [R, V'] after each sequence and its draft tokens so far; all chains have the same
-        length."""
+        """Return the logits [R, V'] after each sequence and its draft tokens; all chains are equally long."""
         ...
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, draws: StepSampling) -> DecodedSteps:
@@ -242,8 +241,7 @@ class MaskedPass:
     run      (sequences, number of draft tokens of each) -> logits [number, V'] for each sequence. Afterwards the
              drafter's cache holds only the text.
     after    (logits [R, ...] of a draft token, the tokens before it [R]) -> the logits [R, V'] given these tokens. This
-             is DSpark's Markov head (2607.05147), by which a draft token depends on the one before it. None: the logits
-             stay.
+             is DSpark's Markov head (2607.05147), by which a draft token depends on the one before it. None: no change.
     """
 
     multi_step = True
@@ -289,8 +287,7 @@ def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tenso
     next token (0: the next token itself).
 
     Under the rule `coupled` the token is picked with the noise that the target will use at that position, so that
-    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
-    """
+    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws."""
     tokens = torch.empty(len(seqs), dtype=torch.int64, device=probs.device)
     drawn = [b for b, seq in enumerate(seqs) if not is_coupled(seq)]
     for b, seq in enumerate(seqs):

@@ -71,11 +71,9 @@ def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict
 
     names  drafters of the registry, stacked in this order. If empty: a draft model drafts alone, a head after a lookup
            (docs/log.md: a head gains more that way), and without `draft` a lookup drafts alone.
-    draft  folder, hub id or "embedded" of a draft model or head. Each named drafter that reads a draft model or head
-           gets it.
+    draft  folder, hub id or "embedded" of a draft model or head. Each named drafter that reads one gets this one.
 
-    Raises ParameterError if a draft model is needed and none is named.
-    """
+    Raises ParameterError if a draft model is needed and none is named."""
     if not names:
         return (WITHOUT_DRAFT if draft is None else replace(DraftPlan.of(draft), lookup=True)), {}
     members: list[tuple[OneDraft, dict[str, object]]] = [_one(name, draft) for name in names]
@@ -109,8 +107,7 @@ class DraftPlan:
              head in files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
     members  plans of the drafters in a stack, in order.
     drafter  an object that is used as it is.
-    bare     whether `model` was given without a drafter's name: only its files tell whether it is a head (see
-             `recognise`).
+    bare     whether `model` was given without a drafter's name: it may be a head (see `recognise`).
     lookup   whether a lookup drafts before this drafter if `model` turns out to be a head.
     pair     comparison of the target with its draft model; None: not compared yet, or one of the two is in memory.
     """
@@ -289,8 +286,7 @@ def find_options(name: str) -> Any:
 
 
 def _has_tokens(model: Checkpoint) -> bool:
-    """Return whether a model has tokenizer files. Heads have none, but may look like models until their weights are
-    read."""
+    """Return whether a model has tokenizer files. Heads, which may look like models, have none."""
     return (model.place / "config.json").is_file() and (model.place / "tokenizer.json").is_file()
 
 
@@ -346,8 +342,7 @@ class DrafterFactory:
 
     def _model(self, draft: object, pair: PairReport | None) -> Target | Writer:
         """Load the draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer`
-        allows it. If one of the two is in memory and its checkpoint is unknown, only the numbers of ids are
-        compared."""
+        allows it. If the checkpoint of one is unknown, only numbers of ids are compared."""
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import adopt
         from slipstream.targets.described import Described

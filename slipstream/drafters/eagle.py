@@ -3,8 +3,7 @@ them.
 
 After every step the head receives the true hidden states ("features") of the accepted tokens (section 4.1; since
 2503.01840 those of three tapped layers). They overwrite the features that the head predicted while drafting. Drafting
-starts from the last token and the feature of the token before it, and continues with the head's own output as the next
-feature:
+starts from the last token and the feature of the token before it, then from the head's own output:
 
     chain   one token per depth; greedy chains, and those sampled with a temperature only, take one call (see `chains`)
     tree    grown level by level along the most likely paths (EAGLE-2, 2406.16858, section 4); see `tree_growth`

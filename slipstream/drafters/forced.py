@@ -32,8 +32,7 @@ class FormDrafter(Drafter):
     """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
     as many tokens: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
-    chances  by sequence: the probability that its last draft is accepted; 0 if the forced text is longer than the
-             draft.
+    chances  by sequence: the probability that its last draft is accepted; 0 if more text is forced.
     device   the device of the draft tokens.
     """
 

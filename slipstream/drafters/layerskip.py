@@ -28,8 +28,7 @@ log = logging.getLogger("slipstream")
 class LayerSkipConfig(Strict):
     """exit     number of layers that draft, less than the target has; "auto": measure every exit on a short greedy text
     when the drafter is created, take the exit with the highest expected speed-up, and limit drafts to the length at
-    which it is reached.
-    """
+    which it is reached."""
 
     exit: int | str = "auto"
 
@@ -39,8 +38,7 @@ class LayerSkipConfig(Strict):
 
 
 class LayerSkipDrafter(Drafter):
-    """target: the target that verifies; it must declare `early_exit`. exits: the measured exits if `exit` is "auto", or
-    [].
+    """target: the target that verifies; it must declare `early_exit`. exits: the exits that "auto" measured.
 
     Raises PairError for a target without early exit."""
 

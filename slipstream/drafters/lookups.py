@@ -26,8 +26,7 @@ ROW_COST = 0.15
 
 
 MOST_INDEXED = 512
-"""Tokens that are indexed before each draft if the text has a prediction. It takes about 3 ms, and all requests
-wait."""
+"""Tokens that are indexed before each draft if the text has a prediction. This takes 3 ms, and all requests wait."""
 
 
 class Index(Protocol):
@@ -84,8 +83,7 @@ NOTHING = Continuation()
 
 @dataclass
 class LookupState(Generic[S]):
-    """State of one sequence. last: the continuation that gave the last draft. indexed: number of tokens in the
-    store."""
+    """State of one sequence. last: continuation of the last draft. indexed: number of tokens in the store."""
 
     seq: Sequence
     store: S
@@ -167,8 +165,7 @@ class LookupDrafter(ABC, Generic[S]):
 
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
         """Return the continuation with the most expected accepted draft tokens; among equals, the first. With measured
-        row costs, the record of other requests is used, too: sampled texts are then not reproducible from a seed
-        anyway."""
+        row costs, the record of other requests is used, too: then no seed repeats a sampled text anyway."""
         ends = (budget, self._usual) if budget.row_costs else (replace(budget, row_costs=(self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)

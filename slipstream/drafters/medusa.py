@@ -40,8 +40,7 @@ class MedusaDraftConfig(Strict):
     """tree      None: the optimal tree for the heads' accuracies, which the checkpoint names or which are assumed. Or a
     fixed tree: "4,2,1" or (4, 2, 1), the number of children at each depth ("1,1,1" is a chain), or a list of paths of
     ranks, [[0], [1], [0, 0]].
-    nodes     largest number of draft tokens of an optimal tree; 0: the number with the most tokens per second, at most
-              64.
+    nodes     largest number of draft tokens of an optimal tree; 0: the fastest number, at most 64.
     row_cost  with nodes=0: the cost of verifying each further row, as a share of a decode step.
     """
 
@@ -127,8 +126,7 @@ class MedusaDrafter(PrefixKeeper):
         return Draft(torch.cat(tokens), parents, splits)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Keep a copy of the hidden state of each sequence's last accepted row; the target will overwrite the
-        original."""
+        """Keep a copy of the hidden state of each sequence's last accepted row; the target overwrites it."""
         last = []
         for b, path in enumerate(verdict.path):
             pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token

@@ -77,8 +77,7 @@ class NgramStore:
     """Followers of every context in one sequence.
 
     A context that has occurred once (the usual case) maps to the position of its follower; later it maps to {follower:
-    score}. Plain integers cost about 0.2 kB a context, and the garbage collector need not track them.
-    """
+    score}. Plain integers cost about 0.2 kB a context, and the garbage collector need not track them."""
 
     def __init__(self, config: NgramConfig):
         self.config = config

@@ -4,12 +4,11 @@ To add a drafter, write `slipstream/drafters/NAME.py` and one `DrafterSpec` belo
 The module holds a dataclass `...Config(Strict)` with the options, whose docstring explains them to users; a class with
 the members of `core.drafter.Drafter`; and `make(target, **options)`, which gets what the drafter needs under the
 keyword that `Needs` names. The first paragraph of the module's docstring is what `slipstream drafters` prints. A
-drafter that cannot be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a
-small one.
+drafter that cannot be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, with a small
+one.
 
 Some drafters need more: `heads.recognition.recognise` has to recognise a new kind of draft head; a drafter that is
-trained here names its method of `training.methods` in `trained_by`; `measure/configs.py` lists what other programs call
-the method.
+trained here names its method of `training.methods` in `trained_by`; `measure/configs.py` lists names in other programs.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Needs(Enum):
     MTP_LAYERS = "a target with MTP layers"
     """MTP layers are read from the target's checkpoint."""
     MEMBERS = "its members"
-    """Other drafters, given to `make(target, members=...)`, or `model=...` for the usual members with this draft
-    model."""
+    """Other drafters, given to `make(target, members=...)`, or `model=...` for the usual members."""
 
 
 @dataclass(frozen=True)

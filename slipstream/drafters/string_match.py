@@ -56,14 +56,12 @@ def with_tokenizer(model: Target, draft_tokenizer: object, target_tokenizer: obj
     draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`tokens.text.load_tokenizer`).
     vocab_size  width of the target's logits.
 
-    Raises PairError if a tokenizer is missing, changes text, or cannot be compared.
-    """
+    Raises PairError if a tokenizer is missing, changes text, or cannot be compared."""
     return Writer(model, vocabularies(target_tokenizer, draft_tokenizer, (vocab_size, model.vocab_size)))
 
 
 def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocabularies:
-    """Compare both tokenizers. Raises as `with_tokenizer`. width: width of the target's and the draft model's
-    logits."""
+    """Compare both tokenizers. Raises as `with_tokenizer`. width: widths of both models' logits."""
     for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:
             raise PairError(
@@ -104,8 +102,7 @@ class StringDrafter(PrefixKeeper):
         return Draft.chains(chains, device=self.device)
 
     def _count_wanted(self, draft_length: int, target_length: int, budget: int) -> int:
-        """Return how many tokens the draft model writes for `budget` target tokens, by the lengths of the text so
-        far."""
+        """Return how many tokens the draft model writes for `budget` target tokens, by the text's lengths so far."""
         ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 

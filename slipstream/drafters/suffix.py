@@ -2,8 +2,7 @@
 
 A suffix tree holds every string of the text up to a depth, with the number of its occurrences. The drafter looks up the
 longest end of the text that occurred before. The draft is the text that followed, most frequent first (2411.04975,
-section 4). It ends where its tokens are not worth their rows (see `lookups`): the longer the match, the longer the
-draft.
+section 4). It ends where its tokens are not worth their rows (see `lookups`), so a longer match gives a longer draft.
 
     a b c y a b d z a b c w x a b        "a b" occurred 3 times before: twice c came next, once d
 
@@ -33,8 +32,7 @@ from slipstream.errors import ParameterError
 
 @dataclass(frozen=True)
 class SuffixConfig(Strict):
-    """max_depth    longest string in the tree, in tokens; matches are shorter. Deeper draft tokens are copied from one
-    occurrence.
+    """max_depth    longest string in the tree, in tokens; matches are shorter. Deeper draft tokens copy one occurrence.
     min_match    shortest match to draft from.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
                  are left out. 0: no limit. With chosen draft lengths, the measured cost is used instead.
@@ -65,9 +63,7 @@ def follow(tree: SuffixTree, match: int, place: Node | int, of_request: bool) ->
     """Yield the tokens that follow the string of `match` tokens at `place`: each time the most frequent one, with its
     share of the occurrences.
 
-    of_request: whether the string is the end of the text itself. Its last occurrence has no follower yet, and is not
-    counted.
-    """
+    of_request: whether the string is the end of the text itself. Its last occurrence has no follower yet."""
     text, tokens = tree.text, list[int]()
     where, at = place, match
     while True:

@@ -36,8 +36,7 @@ class SuffixTree:
     `ends[m]` is the node at or above which the text's last m tokens end, for every m < depth for which these tokens
     occurred before. A new token extends each of them in one look-up: time O(longest match) a token.
 
-    Counts are exact as long as no string has more than `FANOUT` followers.
-    """
+    Counts are exact as long as no string has more than `FANOUT` followers."""
 
     def __init__(self, depth: int):
         self.depth = depth
@@ -74,8 +73,7 @@ class SuffixTree:
                 ends.pop()
 
     def _descend(self, node: Node, token: int, length: int, start: int) -> Node | None:
-        """Add `token` after the string at the end of `node`. Returns the child for this token, or None if the child is
-        new."""
+        """Add `token` after the string at the end of `node`. Returns its child for this token, None if new."""
         child = node.children.get(token)
         if child is None:
             if len(node.children) >= FANOUT and length:

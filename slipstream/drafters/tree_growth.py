@@ -130,8 +130,7 @@ def rerank(path_probs: Seq[float], nodes: int) -> list[int]:
 
 
 class _Child(NamedTuple):
-    """A child to be drawn: its parent, the packed row of the parent's distribution, and the number of earlier
-    siblings."""
+    """A child to be drawn: its parent, the row of its distribution, and the number of earlier siblings."""
 
     tree: Tree
     parent: int
@@ -140,8 +139,7 @@ class _Child(NamedTuple):
 
 
 def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor) -> None:
-    """Add the next level to every tree. probs: float [F, V], the distributions at the frontier nodes of all trees,
-    packed."""
+    """Add the next level to every tree. probs: float [F, V], the distributions at all trees' frontier nodes, packed."""
     best = probs.topk(min(max(tree.width for tree in trees), probs.shape[1]), -1)
     values, tokens = best.values.tolist(), best.indices.tolist()
     start, children = 0, list[_Child]()

@@ -44,8 +44,7 @@ class Search:
 class BeamSearch:
     """max_batch: largest number of prompts in a step, each with all its beams; more wait. lock: see `Engine`.
 
-    Raises ParameterError for a target whose sequences cannot be forked.
-    """
+    Raises ParameterError for a target whose sequences cannot be forked."""
 
     def __init__(self, target: Target, max_batch: int, lock: AbstractContextManager[object] | None = None):
         self.target, self.max_batch = target, max_batch

@@ -9,8 +9,7 @@ over plain decoding is below 1 (after a trial: below 1 + `MARGIN`).
 
 `LengthsFromPrices` is for drafters that end their drafts themselves, because they know more about a draft than past
 acceptance shows. This policy gives them the cost of rows, and allows the longest draft. It pauses while the account of
-`Trials` is overdrawn, and not by a predicted gain: only parts of a text are copies, and steps between the copies draft
-nothing.
+`Trials` is overdrawn, and not by a predicted gain: only parts of a text are copies, and other steps draft nothing.
 
 Both policies time plain steps and drafts in turns, and pause as `Trials` says:
 

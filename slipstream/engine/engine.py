@@ -39,8 +39,7 @@ from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
-"""Counts nonces for the whole process, because engines may share a drafter. Ordered, so that a program repeats
-texts."""
+"""Counts nonces for the whole process, because engines may share a drafter. Ordered, so that programs repeat texts."""
 
 MOST_ROWS = 512
 """Prompts are read in chunks of this many rows if no request decodes."""
@@ -134,8 +133,7 @@ class Engine:
         numbers. Under `coupled` the text does not depend on drafts.
 
         Raises TargetError if the whole KV cache is too small for the request, if only one of request and target has a
-        source or encoder; RuleError if the request's rule cannot verify it.
-        """
+        source or encoder; RuleError if the request's rule cannot verify it."""
         check_fits(seq, self._bounded)
         check_source(seq, self.target)
         seq.rule = rule or self.rule
@@ -415,8 +413,7 @@ class Engine:
         return self.prompt_rows or min(PROMPT_ROWS, max(FEW_PROMPT_ROWS, ROWS_PER_TOKEN * decoding))
 
     def _kind(self, seq: Sequence) -> tuple[bool, bool, str, bool]:
-        """Return a sort key. Requests with fixed lengths come first: they keep the drafter when others pause
-        drafting."""
+        """Return a sort key. Requests with fixed lengths come first: they keep the drafter when others pause."""
         assert seq.rule is not None
         return not self._is_attached(seq), self._request(seq).chosen, seq.rule.name, seq.params.argmax_only
 

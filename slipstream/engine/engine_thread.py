@@ -52,8 +52,7 @@ Command = Callable[[], list[Update]]
 
 class EngineThread:
     """prepare: makes the engine's request from a `RequestSpec`; raises the error of an invalid one.
-    deliver: called in the engine's thread, once a step. It must return soon, because decoding waits for it.
-    """
+    deliver: called in the engine's thread, once a step. It must return soon, because decoding waits for it."""
 
     def __init__(self, engine: Engine, prepare: Callable[[RequestSpec], Prepared], deliver: Callable[[Report], None]):
         self.engine = engine

@@ -46,8 +46,7 @@ def fit_lengths(
 
     prompts     sequences that read a chunk of their prompt in the same step.
     most_nodes  largest number of draft tokens of a sequence at a draft length. The size of a tree may depend on drawn
-                tokens. Cutting a tree that does not fit would bias the output, so room for the largest tree is
-                reserved.
+                tokens. Cutting a tree would bias the output, so room for the largest is reserved.
     """
     most = max(wanted, default=0)
     for limit in (most, most // 2, 0):

@@ -1,5 +1,4 @@
-"""`StepCosts` learns the seconds of forward passes, drafting and plain steps, and derives the price of rows from
-them."""
+"""`StepCosts` learns the seconds of forward passes, drafting and plain steps, and derives the price of rows."""
 
 import math
 from collections.abc import Callable

@@ -120,8 +120,7 @@ class StepTimes(CostLine):
     A measured time is a cost times a factor: how slow the machine is at this moment, because texts grow and other
     programs take the processor. The factor is about the same for all numbers of rows, so only neighbouring steps are
     compared. This is a Kalman filter: its state holds the logarithms of the moment's factor, which may change with each
-    step, and of the cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step.
-    """
+    step, and of the cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step."""
 
     def __init__(self, shape: Callable[[int], float] | None = None) -> None:
         super().__init__(shape)
@@ -241,7 +240,7 @@ class Survival:
         return ((accepted + WEIGHT * usual) / (compared + WEIGHT)).cumprod(1)
 
     def width(self, ids: Seq[int]) -> float:
-        """Return verified draft tokens per token of the draft length, on average: above 1 for trees, below 1 for
+        """Return verified draft tokens per token of the draft length, on average: above 1 for trees, below for
         lookups."""
         return float(self._width[[self._row(seq_id) for seq_id in ids]].mean())
 

@@ -15,8 +15,7 @@ class Step:
     everything else. repeats: number of plain steps in this call. catching_up: whether a drafter read text that it had
     not followed, such as a prompt; this takes the same time for drafts of any length. prompt_rows: prompt rows in the
     forward pass, of requests not in `ids`. read_rows: prompt rows that the drafter reads; None: all. drawn: the largest
-    number of draft tokens that a model drew for a request (see `Draft`). context: mean tokens of a text before the
-    step."""
+    number of draft tokens that a model drew for a request (see `Draft`). context: mean tokens per text before it."""
 
     ids: Seq[int]
     lengths: Seq[int]

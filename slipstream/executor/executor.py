@@ -81,7 +81,7 @@ class Batch:
 def make_batch(
     seqs: Seq[Sequence], draft: Draft, device: torch.device, starts: Seq[int] = (), stop: int | None = None
 ) -> Batch:
-    """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last pending token and for
+    """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last pending token and
     every node.
 
     Slots: the KV of token i of a sequence is in slot i, the KV of node j of the draft in slot len(tokens) + j. A node's
@@ -168,8 +168,7 @@ class Executor(Protocol):
 
     @property
     def packed_tables(self) -> Any:
-        """Embedding and output head in the backend's format, for heads of the same backend; None if it has no such
-        format."""
+        """Embedding and output head in the backend's format, for heads of the same backend; None if it has none."""
         ...
 
     def forward(

@@ -174,8 +174,7 @@ class ConstraintState:
 class TextConstraint:
     """A `Constraint` by a grammar. A stop id is allowed exactly where the text so far already satisfies the grammar.
 
-    States are kept between calls: a drafter asks first, then `prune`, verification and `stop` ask again.
-    """
+    States are kept between calls: a drafter asks first, then `prune`, verification and `stop` ask again."""
 
     def __init__(
         self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, spelled: SpelledForm, stop_ids: frozenset[int]
@@ -265,8 +264,7 @@ class GivenTokens:
 
     tokens: the whole text. vocab_size: width V of the target's logits.
 
-    Raises ParameterError for ids outside the vocabulary.
-    """
+    Raises ParameterError for ids outside the vocabulary."""
 
     def __init__(self, tokens: Seq[int], vocab_size: int):
         outside = next((token for token in tokens if token >= vocab_size), None)

@@ -92,7 +92,7 @@ class Vocabulary:
 
 
 def make_tokens(*given: Any, **named: Any) -> LLTokenizer:
-    """Make a tokenizer of llguidance. Raises ParameterError if llguidance is not installed."""
+    """Make a tokenizer of llguidance. Raises ParameterError without llguidance."""
     try:
         from llguidance import LLTokenizer
     except ImportError as fault:

@@ -19,8 +19,7 @@ class Interrupt:
     signals  signals to catch. note: written to standard error at the first signal. at_once: whether the first signal
              raises, too.
 
-    Raises KeyboardInterrupt with the number of the signal.
-    """
+    Raises KeyboardInterrupt with the number of the signal."""
 
     def __init__(self, signals: Seq[int] = (signal.SIGINT,), note: str = "", at_once: bool = False) -> None:
         self.signals, self.note, self.at_once = signals, note, at_once

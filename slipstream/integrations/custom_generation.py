@@ -4,8 +4,7 @@
 >>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
 
 transformers prepares the call as always (configuration, logits processors, stopping criteria), and leaves the loop to
-us. The logits processors become `SamplingParams`. The result has the types of `generate`. Errors name unsupported
-arguments.
+us. The logits processors become `SamplingParams`. The result is as from `generate`. Errors name unsupported arguments.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ class custom_generate:
 
     stats     statistics of each text of the last call.
 
-    Raises ParameterError for unknown names and options.
-    """
+    Raises ParameterError for unknown names and options."""
 
     def __init__(
         self,
@@ -163,8 +161,7 @@ class custom_generate:
         self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[StoppingCriteria], together: bool
     ) -> list[list[int]]:
         """Return the output of each text, up to the token at which a stopping criterion holds; `together`: up to the
-        token at which one has held for every text, because transformers continues all texts if there are no end
-        tokens."""
+        token at which one has held for every text, because without end tokens transformers continues all texts."""
         engine = Engine(llm.target, llm.drafter, llm.rule, llm.lengths, len(seqs), prompt_rows=MOST_ROWS)
         shown = [0] * len(seqs)
         lengths: dict[int, int] = {}  # index of text -> its length when a criterion first held
@@ -273,8 +270,7 @@ def read_prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def _split_criteria(given: Seq[StoppingCriteria]) -> tuple[list[StoppingCriteria], list[int] | None]:
-    """Return (criteria to check after each token, ids that end a text or None). The length limit is checked
-    elsewhere."""
+    """Return (criteria to check after each token, ids that end a text or None). The length limit is not among them."""
     from transformers import MaxLengthCriteria
     from transformers.generation import EosTokenCriteria
 

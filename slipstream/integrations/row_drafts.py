@@ -7,8 +7,7 @@ The engine verifies; this module only drafts. A row is recognised by its request
 A draft ends where its tokens are not worth their rows (see `drafters.lookups`). Drafts are compared with the text even
 if they were not verified. The cost of a row comes from the times of recent steps, in tokens that the batch gains in
 that time. The time of a step is from the end of one call to the begin of the next, if a request is in both; otherwise
-the engine may have been idle. Several ranks that must draft alike cannot use times: they use the drafter's option
-`row_cost`.
+the engine may have been idle. Several ranks, which must draft alike, use the drafter's option `row_cost`.
 """
 
 import time
@@ -33,8 +32,7 @@ DEAREST = 0.9
 KNOWN = 6
 """Number of timed steps from which the cost of a row is known."""
 FORGET, CHEAPEST = 63 / 64, 1e-3
-"""Factor by which an old cost falls in each step, so that drafts are tried, and measured, again; and its lower
-bound."""
+"""Factor by which an old cost falls in each step, so that drafts are tried again; and its lower bound."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ Member = tuple[str, Mapping[str, object]]
 def make_lookup(
     vocab_size: int, drafter: str | Seq[str | Member] = "suffix", options: Mapping[str, object] | None = None
 ) -> Drafter:
-    """Make the lookup, or stack of lookups, of these settings. Raises ParameterError for drafters that vLLM cannot
-    run."""
+    """Make the lookup, or stack of lookups, of these settings. Raises ParameterError for other drafters."""
     members = drafter.split(",") if isinstance(drafter, str) else list(drafter)
     pairs = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in members]
     lookups = [name for name, spec in DRAFTERS.items() if spec.lookup]
@@ -150,8 +149,7 @@ class Proposer:
         return RowRequest(prompt, most, self._read_prediction((params.extra_args or {}).get(PREDICTION)))
 
     def _read_prediction(self, given: Any) -> Seq[int]:
-        """Return the token ids of a prediction, which is a text or a list of ids; any other value is logged and
-        ignored."""
+        """Return the token ids of a prediction, which is a text or a list of ids; another value is logged."""
         if given is None:
             return ()
         try:
@@ -211,8 +209,7 @@ def _mend_sampling_on_cpus() -> None:
     """Replace two functions that fail in vLLM's CPU build, even with vLLM's own n-grams. First, if top_k is given, a
     step in which no row has drafts ends the engine: the maximum of no numbers is an error. Second, the temperature,
     top_k and top_p of a request never reach its rows: in 0.32 and 0.33 `_expand_kernel_impl` writes into the copy that
-    `_ensure_int64` makes of any tensor that is not int64, and the rows keep old memory contents (issue 55005 of
-    vLLM)."""
+    `_ensure_int64` makes of any tensor that is not int64, and the rows keep old memory (issue 55005 of vLLM)."""
     from vllm.v1.sample import rejection_sampler
 
     filtered, spread = rejection_sampler.apply_top_k_top_p, rejection_sampler.expand_batch_to_tokens

@@ -1,5 +1,4 @@
-"""`BlockPool`: which sequence owns which block of a KV cache. It only does the bookkeeping; a `BlockStore` stores keys
-and values.
+"""`BlockPool`: which sequence owns which block of a KV cache. Keys and values are in a `BlockStore`.
 
 A block holds the keys and values of `block` consecutive slots of one sequence, for every layer. A sequence has a table:
 its slot s is in block table[s // block], at place s % block. Sequences that share a prefix share blocks, and each block
@@ -35,8 +34,8 @@ class BlockStore(Protocol):
     """The memory of the blocks. A place is block * BLOCK + slot in the block."""
 
     def grow(self, blocks: int) -> None:
-        """Make room for `blocks` blocks and keep the content of existing blocks. Raises TargetError without free
-        memory."""
+        """Make room for `blocks` blocks and keep the content of existing blocks. Raises TargetError if memory is
+        out."""
         ...
 
     def copy(self, originals: Seq[int], copies: Seq[int]) -> None:
@@ -86,8 +85,7 @@ class BlockPool:
         to be written is shared. New sequences begin here, with start = 0.
 
         Raises TargetError if `start` is after the slots that the sequence has, or if blocks or memory run out; then
-        nothing has changed.
-        """
+        nothing has changed."""
         table = self.tables.get(seq_id, [])
         size = len(table) * self.block
         if not 0 <= start <= min(stop, size):

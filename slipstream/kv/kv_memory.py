@@ -63,8 +63,7 @@ class KVMemory:
 
     Keeping counts as one holder of a block. A block without another holder is dropped when the pool needs room: the
     least recently used first, and the end of a text before its beginning. The hash is cryptographic, so nobody can make
-    a text that is taken for another.
-    """
+    a text that is taken for another."""
 
     def __init__(
         self,

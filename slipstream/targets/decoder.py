@@ -115,8 +115,7 @@ class Decoder:
         **settings: object,
     ) -> Decoder:
         """Load a folder or hub id. executor, dtype, device, settings: fields of `LoadSettings`. progress: called with
-        (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that is not
-        supported."""
+        (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for unsupported settings."""
         given = {"executor": executor, "dtype": dtype, "device": device, **settings}
         described = DescribedDecoder.of(Checkpoint.open(checkpoint), LoadSettings.of(given, "Decoder.load"))
         check_memory(described)
@@ -124,8 +123,7 @@ class Decoder:
 
     @staticmethod
     def of_module(model: nn.Module, settings: LoadSettings, chunk: int = 512) -> Decoder:
-        """Make the decoder of a transformers model in memory, on its device and in its dtype unless another is
-        given."""
+        """Make the decoder of a transformers model in memory, on its device, in its dtype unless another is given."""
         parameter, config = next(model.parameters()), DecoderConfig.of_module(model)
         settings = resolve(replace(settings, dtype=settings.dtype or parameter.dtype, device=parameter.device))
         chosen, refusals = choose(config, settings)
@@ -209,8 +207,7 @@ class DecoderSteps:
     """Decodes several tokens of a decoder's sequences in one call: see `MultiStep`.
 
     calls  the executor's `MultiStep`. exits: the decoder's early exits, which keep the rows of a call with `exit` for
-           the pass that verifies them.
-    """
+           the pass that verifies them."""
 
     def __init__(self, calls: MultiStep[Batch], exits: EarlyExits, device: torch.device):
         self.steps_per_call, self._calls, self._exits, self._device = calls.steps_per_call, calls, exits, device
@@ -324,8 +321,7 @@ def check_is_chain(draft: Draft) -> None:
 
 
 def check_fork(parent_id: int, child_id: int, length: int, computed: int | None, begun: bool) -> None:
-    """Raise TargetError if the parent is unknown (None) or has computed too little, or if the child has begun
-    already."""
+    """Raise TargetError if the parent is unknown (None) or has computed too little, or if the child has begun."""
     if computed is None or length > computed or begun:
         raise TargetError(
             f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",

@@ -103,8 +103,7 @@ class Described(ABC):
 
     @property
     def mtp_bytes(self) -> tuple[int, int]:
-        """(bytes of the MTP layers' weights, bytes of their KV cache of one token), estimated by their share of
-        layers."""
+        """(bytes of the MTP layers' weights, bytes of their KV cache of one token), by their share of layers."""
         share = self.mtp_layers / self.config.layers
         return round(share * self.weight_bytes), round(share * self.kv_bytes)
 
@@ -240,8 +239,7 @@ def check_memory(
 ) -> None:
     """Raise LoadError if a model and its drafts do not fit into memory. Arguments as in `plan`; target None: it is in
     memory. Downloads weights from the hub. For runners other than our own decoder, only a KV cache of a given size is
-    checked. With several devices nothing is checked, because a plan knows only one.
-    """
+    checked. With several devices nothing is checked, because a plan knows only one."""
     if target is None:
         for model in models:
             check_memory(model)

@@ -29,8 +29,7 @@ from slipstream.executor.executor import Batch, Executor, Output, check_finite, 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRows:
-    """Tokens from slot `past` on that have passed layers 0..exit-1; hidden [n, d]: the residual stream after these
-    layers."""
+    """Tokens from slot `past` on that have passed layers 0..exit-1; hidden [n, d]: their residual stream."""
 
     past: int
     tokens: list[int]

@@ -144,9 +144,7 @@ def check_pair(target: CheckpointName | Described, draft: CheckpointName | Descr
     """Check whether two checkpoints (folders, hub ids, GGUF files, "embedded", or results of `describe`) are
     compatible. Weights are not loaded.
 
-    Raises LoadError or a subclass if one of them cannot be read, ParameterError for an object that is no model in
-    files.
-    """
+    Raises LoadError or a subclass if one of them cannot be read, ParameterError for a model in memory."""
     a, b = _describe(target, "target"), _describe(draft, "draft")
     if a.token_map is None or b.token_map is None:
         return PairReport(a, b, 0, (), ())
@@ -184,8 +182,7 @@ def kind_fault(target: bool, draft: bool) -> PairError | None:
 
 
 def width_fault(target: int, draft: int) -> PairError | None:
-    """Return the error for models without token maps whose numbers of ids differ by more than padding; otherwise
-    None."""
+    """Return the error for models without token maps whose numbers of ids differ by more than padding, or None."""
     if not differ(target, draft):
         return None
     return _other_tokens(

@@ -30,17 +30,14 @@ PRIOR_ROWS, KEPT = 16.0, 0.98
 
 
 class ExpertReads:
-    """Estimates the cost of a pass over n rows of a mixture of experts, in passes over one row, by the weights it
-    reads.
+    """Estimates the cost of a pass over n rows of a mixture of experts, in passes over one row.
 
     A pass reads the union of the experts that its rows choose. If rows chose independently, n rows would choose E * (1
     - (1 - k / E)^n) of E experts, k per row. Rows of a text choose similar experts, so n rows count as 1 + `apart` * (n
-    - 1). `apart` starts at 1, and is learned from the number of experts that passes read. Requires E > k.
-    """
+    - 1). `apart` starts at 1, and is learned from the number of experts that passes read. Requires E > k."""
 
     def __init__(self, always: float, each: float, layers: int, experts: tuple[int, int]):
-        """always, each: number of weights outside of experts, and of one expert in all layers. layers: layers with
-        experts."""
+        """always, each: number of weights outside of experts, and of an expert in all layers. layers: with experts."""
         self._always, self._each, self._layers, (self._picked, self._count) = always, each, layers, experts
         self._rows = self._apart = PRIOR_ROWS
 
@@ -60,8 +57,7 @@ class ExpertReads:
         return (self._always + self._each * union) / (self._always + self._each * self._picked)
 
     def learn(self, rows: int, experts_read: int) -> None:
-        """Learn from a pass. experts_read: sum over all layers. Longer passes are prompts, which read nearly all
-        experts."""
+        """Learn from a pass. experts_read: sum over all layers. Longer passes, of prompts, read nearly all."""
         if not 1 < rows <= ROWS[-1]:
             return
         union = min(experts_read / self._layers, self._count - 0.5)
@@ -85,8 +81,7 @@ def measure_costs(
 
     rows   increasing, beginning with 1. Raises ParameterError otherwise.
     plain  True: one row costs as much as a step of plain decoding, of which several may run in one call (see
-           `core.plain`). False: one row costs as much as a single step without a draft.
-    """
+           `core.plain`). False: one row costs as much as a single step without a draft."""
     if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
         raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
     check_integer("past", past, 1)
@@ -117,8 +112,7 @@ def measure_draft_costs(
     draft tokens, or levels of trees. lengths: increasing, from 1; lengths beyond the target's context are left out.
 
     Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) steps (fewer if the target's context is too short)
-    and releases the text; running sequences are not affected.
-    """
+    and releases the text; running sequences are not affected."""
     lengths = list(lengths)
     while len(lengths) > 1 and 2 * _pass_tokens(lengths) + 3 > target.context:
         lengths.pop()
@@ -152,8 +146,7 @@ def measure_draft_costs(
 
 
 def _pass_tokens(lengths: Seq[int]) -> int:
-    """Return the largest number of tokens that a pass over these lengths adds: two steps of each, and two plain
-    steps."""
+    """Return the largest number of tokens that a pass over these lengths adds: two steps of each, two plain ones."""
     return 2 * (sum(lengths) + len(lengths) + 1)
 
 
@@ -229,8 +222,7 @@ def measure_exits(target: Target, text: Seq[int] | None = None) -> list[Exit]:
 
     Takes a few dozen steps and one pass per layer; running sequences are not touched. Costs are interpolated linearly
     between one layer and all, but are at least the share of the layers: a layer that is timed alone may stay in the
-    processor's cache, from which decoding evicts it between steps. Raises the errors of running the target.
-    """
+    processor's cache, from which decoding evicts it between steps. Raises the errors of running the target."""
     exits = require(target.capabilities.early_exit, target, EARLY_EXIT, "measure_exits")
     texts = [list(text)[: target.capabilities.max_pending]] if text is not None else _greedy_texts(target)
     layers = exits.layers

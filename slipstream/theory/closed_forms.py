@@ -68,12 +68,10 @@ def best_length(
 
 
 def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float | None:
-    """Return the smallest acceptance rate at which drafts of length gamma are no slower than plain decoding; None if
-    none is.
+    """Return the smallest acceptance rate at which drafts of length gamma are no slower than plain decoding, or None.
 
     With free verification and one draft token a step, this rate is c (L, corollary 3.9). Raises ParameterError unless
-    gamma >= 1 and the costs are numbers >= 0.
-    """
+    gamma >= 1 and the costs are numbers >= 0."""
     check_integer("gamma", gamma, 1)
     for name, value in (("c", c), ("host", host)):
         check_number(name, value, 0.0, float("inf"))
@@ -82,8 +80,7 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """Return the smallest number from `low` to `high` for which `enough` holds, if it holds for all above; else
-    `high`."""
+    """Return the smallest number from `low` to `high` with `enough`, if it holds for all above; else `high`."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -167,8 +164,7 @@ def predict(
 
     Exact if acceptance in a step is independent of earlier steps and of the draft length. The last n tokens are
     expected to take one step, cut to a depth of n - 1, plus the time of the tokens that remain. Raises ParameterError
-    for rates or shares that cannot have been measured, and for less than one token.
-    """
+    for rates or shares that cannot have been measured, and for less than one token."""
     for j, rate in enumerate(position_rates, start=1):
         check_number(f"the rate at position {j}", rate, 0.0, 1.0)
     if drafted is not None:

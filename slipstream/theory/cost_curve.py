@@ -1,6 +1,5 @@
 """The time of one target forward pass by the number of rows that it verifies. Decoding is memory-bound while few rows
-share one read of the weights, so the curve is flat at first and rises when arithmetic dominates: a property of the
-machine.
+share one read of the weights, so the curve is flat at first and rises when arithmetic dominates.
 """
 
 from __future__ import annotations

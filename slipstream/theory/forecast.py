@@ -27,8 +27,7 @@ WEIGHTS_READ = "memory-bound: costs by the bytes of weights read"
 class Rates(Strict):
     """Acceptance of draft tokens.
 
-    by_position  share of the steps that accept the draft token at position 1, 2, ...; no draft is longer than this
-                 list.
+    by_position  share of the steps that accept the draft token at position 1, 2, ..., up to the longest draft.
     origin       source of the rates: "published", "assumed", "given".
     alpha        the one acceptance rate from which `by_position` follows, or None: every draft token is accepted with
                  this probability, independently of the others.
@@ -147,8 +146,7 @@ class Forecast(Strict):
 def forecast(rates: Rates, costs: ForecastCosts, draft_tokens: int | None = None) -> Forecast:
     """Return the expected speed-up at a draft length, or at the best length up to the number of rates.
 
-    Raises ParameterError if `draft_tokens` is longer than the rates.
-    """
+    Raises ParameterError if `draft_tokens` is longer than the rates."""
     if draft_tokens is None:
         best = closed_forms.best_length(rates.by_position, costs.c, costs.target, costs.batch, costs.host)
         return Forecast(rates, costs, best, chosen=True)

@@ -76,7 +76,7 @@ class TreeShape:
 
     @staticmethod
     def full(branches: Seq[int]) -> TreeShape:
-        """Make the shape with every combination of the first branches[d] candidates at each depth (2401.10774,
+        """Make the shape of all combinations of the first branches[d] candidates at each depth (2401.10774,
         2.1.2)."""
         return TreeShape.of_paths(
             [path for d in range(len(branches)) for path in product(*map(range, branches[: d + 1]))]
@@ -153,8 +153,7 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
     """Return the tree of (at most) `nodes` draft tokens, none deeper than `depth`, with the most expected tokens.
 
     Nodes are ordered by probability, so the first m nodes are the optimal tree of m nodes. There are fewer than `nodes`
-    if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks.
-    """
+    if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks."""
     at = by_depth(acceptance)
     if nodes < 0:
         raise ParameterError(f"a tree cannot have {nodes} nodes", fix="choose at least 0")

@@ -192,8 +192,7 @@ def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
     """Return the tokenizer of a folder; None if only transformers can read it.
 
     Raises LoadError for an invalid tokenizer.json or damaged settings, and OSError or UnicodeDecodeError for an
-    unreadable chat template.
-    """
+    unreadable chat template."""
     settings, folder = settings_of(checkpoint), checkpoint.place
     if settings.get("tokenizer_class") not in CLASSES or (backend := backend_in(checkpoint)) is None:
         return None

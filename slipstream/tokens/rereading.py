@@ -60,8 +60,8 @@ class Reading:
         self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
 
     def update(self, tokens: Seq[int], same: int) -> int:
-        """Read a text whose first `same` tokens equal those of the last call. Returns how many leading ids are
-        unchanged."""
+        """Read a text whose first `same` tokens equal those of the last call. Returns the number of unchanged leading
+        ids."""
         known = min(same, self._read)
         while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may no longer begin a word
             self._words.pop()

@@ -76,7 +76,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def stray_byte(tokenizer: Tokenizer) -> int | None:
-    """Return the id of a byte that no UTF-8 text contains, if the tokenizer falls back to bytes (as Llama 2's), or
+    """Return the id of a byte that no UTF-8 text contains, if the tokenizer falls back to bytes (Llama 2's), or
     None."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerBase  # imported here: it takes long
@@ -102,8 +102,7 @@ class TextStream:
     A token that ends inside a UTF-8 character gives no text until the character is complete. With a tokenizer that
     falls back to bytes, a run of bytes gives no text until the run ends, because one invalid byte turns all its
     characters into U+FFFD (see the function `stray_byte`). Text that may be the beginning of a stop string is held back
-    until this is ruled out. The joined pieces are the text of the whole output, cut before the stop string that ended
-    it.
+    until this is ruled out. The joined pieces are the text of the whole output, cut before its stop string.
 
     prompt  the tokens before the output: the text of the first output token depends on them.
     """
@@ -113,8 +112,7 @@ class TextStream:
         self._waiting: list[Piece] = []
 
     def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
-        """Push the tokens of a step, and return the pieces that can be shown; after the last step, all remaining
-        pieces."""
+        """Push the tokens of a step, and return the pieces that can be shown; after the last step, all that remain."""
         for token, accepted in zip(ids, drafted, strict=True):
             self.push(token, accepted)
         return self.finish(stop_cause) if last else self.take()

@@ -35,8 +35,7 @@ class Spelling:
     byte_level  whether each character stands for a byte (GPT-2).
     space       character that stands for a space, "" if none does.
     byte_names  whether `<0x41>` is the byte 0x41.
-    prefix      prefix of tokens that continue a word (WordPiece), while other tokens begin with a space. None: not
-                used.
+    prefix      prefix of tokens that continue a word (WordPiece), while others begin with a space, or None.
     """
 
     byte_level: bool = False
@@ -85,8 +84,7 @@ class TokenTexts:
     begin    ids that the tokenizer puts before every text, such as BOS.
     drops_space  whether decoding drops the space at the very beginning of a text.
 
-    Raises PairError for tokenizers whose tokens cannot be read.
-    """
+    Raises PairError for tokenizers whose tokens cannot be read."""
 
     def __init__(self, tokenizer: Any, of: str):
         backend = backend_of(tokenizer)

@@ -25,6 +25,6 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, conversation: object, *, tokenize: bool = True, add_generation_prompt: bool = False, **names: object
     ) -> Any:
-        """Return the text of a conversation, a list of messages, if `tokenize` is False. names: other variables of the
+        """Return the text of a conversation, a list of messages, if `tokenize` is False. names: variables of the
         template."""
         ...

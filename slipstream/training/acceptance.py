@@ -10,8 +10,7 @@ that the text has x at that position,
 
 Later draft tokens are conditioned on the text. This is correct: they only matter if all before them are accepted, and
 then the text equals the draft. The steps form a renewal process over the text: after a step that starts after token i
-and accepts m draft tokens, the next step starts after token i + m + 1. One pass over the text gives the expected number
-of steps, and
+and accepts m draft tokens, the next step starts after token i + m + 1. One pass gives the expected number of steps, and
 
     tau = tokens / steps
 
@@ -109,8 +108,7 @@ def acceptance_probs(
     """Probability that each sampled draft token is accepted, given that the target wrote `tokens`.
 
     q [..., V'], p [..., V]: draft and target logits at the same positions; tokens [...] -> [...], float64. draft_ids:
-    the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V.
-    """
+    the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V."""
     draft_ids = tokens if draft_ids is None else draft_ids
     if temperature == 0:
         return (q.argmax(-1) == draft_ids).double()
@@ -124,8 +122,7 @@ def acceptance_probs(
 def expect_steps(probs: Tensor, text: Written) -> float:
     """Return the expected number of steps that generate a text, prefill included.
 
-    probs: [L, K], row i: acceptance probabilities of the draft tokens after token i.
-    """
+    probs: [L, K], row i: acceptance probabilities of the draft tokens after token i."""
     table, depth = probs.tolist(), probs.shape[1]
     end = len(text.tokens)
     visits = [0.0] * (end + 1)

@@ -39,8 +39,7 @@ class DocumentEncoder:
     eos: int | None
 
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, Marked]]:
-        """Yield each document with its ids and answer mask. Raises DataError for a conversation without a chat
-        template."""
+        """Yield each document with its ids and answer mask. Raises DataError for one without a chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
             pieces = [self._cut(d) for d in batch]
@@ -140,8 +139,7 @@ def prepare_data(
     length   tokens per window; every source must fill at least one window of each split.
     heldout  share of the documents to hold out.
 
-    Raises DataError, and TrainingError if `folder` holds streams made from other data.
-    """
+    Raises DataError, and TrainingError if `folder` holds streams made from other data."""
     names = list(data)
     about: JsonObject = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
     record = folder / "data.json"
@@ -222,8 +220,7 @@ def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Ite
 
 
 def _split(documents: Iterable[tuple[float, Marked]], share: float, length: int) -> dict[str, list[Marked]]:
-    """Return the documents by split. If the hash holds out less than a window, the end of the last document is
-    added."""
+    """Return the documents by split. If less than a window is held out, the end of the last document is added."""
     splits: dict[str, list[Marked]] = {"train": [], "heldout": []}
     for place, (ids, mask) in documents:
         if ids:

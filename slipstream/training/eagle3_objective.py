@@ -49,8 +49,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tensor
 
     q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. The heads of one group share their keys as extra rows.
 
-    diagonal: further keys and values `[B, KV, T, D]`; the query at a position sees only the key at that position.
-    """
+    diagonal: further keys and values `[B, KV, T, D]`; the query at a position sees only the key at that position."""
     batch, heads, length, dim = q.shape
     groups = k.shape[1]
     q = q.view(batch, groups, heads // groups, length, dim) * dim**-0.5
@@ -82,8 +81,7 @@ def compute_chain_states(
     """Return the inputs of `head.logits` for every chain of a window.
 
     tokens [B, T]; taps [B, T, target_hidden] each; rotary: tables of at least T positions.
-    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j.
-    """
+    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j."""
     rows = tokens.shape[1] - steps
     seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
 
@@ -218,8 +216,7 @@ def choose_layers(layers: int) -> tuple[int, ...]:
 
 def draft_vocabulary(parameters: int, hidden_size: int) -> int:
     """Return the default number of ids that a head for a target of this size drafts: a power of two from 8,192 to
-    32,768. Each draft token reads a row of the output head per id, so the rows have at most a 24th of the target's
-    weights."""
+    32,768. Each draft token reads their rows of the output head, at most a 24th of the target's weights."""
     rows = parameters // (24 * hidden_size)
     return max(8192, min(32768, 1 << max(0, rows.bit_length() - 1)))
 

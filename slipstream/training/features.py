@@ -49,8 +49,7 @@ class Teacher:
 
     embedding [V, d] and head [V, d] are copies of its tables, on `device`, in float32 (float64 if its weights are).
     parameters: number of its weights.
-    identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart.
-    """
+    identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart."""
 
     def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
         if decoder.weights is None:
@@ -120,8 +119,7 @@ class HiddenCache:
         """Append the missing windows, `rows` at a time. say: called with (tokens done, tokens in total) after each
         write.
 
-        Raises TrainingError if the disk is too small (before writing) or a state exceeds the float16 range.
-        """
+        Raises TrainingError if the disk is too small (before writing) or a state exceeds the float16 range."""
         folder, need, begin = self.path.parent, self.missing * self.window_bytes, self.count - self.missing
         free = shutil.disk_usage(next(each for each in folder.absolute().parents if each.exists())).free
         if need * 1.1 > free:

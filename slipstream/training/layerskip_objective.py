@@ -25,8 +25,7 @@ def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[floa
     """Return the rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
 
     progress: in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for training from scratch. 1 gives the
-    constant schedule of the paper's fine-tuning runs.
-    """
+    constant schedule of the paper's fine-tuning runs."""
     time = math.exp(progress * math.log(2)) - 1
     if layers == 1:
         return [0.0]
@@ -36,8 +35,7 @@ def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[floa
 def choose_layers_to_run(rates: list[float], seed: int, step: int) -> list[bool]:
     """Return which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
 
-    The draw is a function of (seed, step) alone, so a resumed run equals an uninterrupted one.
-    """
+    The draw is a function of (seed, step) alone, so a resumed run equals an uninterrupted one."""
     draws = np.random.default_rng([seed, 11, step]).random(len(rates))
     return [bool(u >= p) for u, p in zip(draws, rates, strict=True)]
 
@@ -46,8 +44,7 @@ def exit_weights(layers: int, settings: LayerSkipOptions, step: int) -> dict[int
     """Return the normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
 
     `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the curriculum `C(t,
-    l)`, over the sum of all. The last layer always has a weight; weights of zero are left out.
-    """
+    l)`, over the sum of all. The last layer always has a weight; weights of zero are left out."""
     last = layers - 1
     weights = {last: last + settings.exit_scale * (last - 1) * last / 2 if last else 1.0}
     if settings.rotation:

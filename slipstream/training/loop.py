@@ -93,8 +93,7 @@ class Loop:
         )
 
     def save(self) -> None:
-        """Write the checkpoint. Raises TrainingError if the file cannot be written; the previous checkpoint is then
-        kept."""
+        """Write the checkpoint. Raises TrainingError if writing fails; the previous checkpoint is then kept."""
         self.progress.counters = dict(self.orders.counters)
         state = {"progress": asdict(self.progress), "run": self.identity}
         resume_state.save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
@@ -172,9 +171,8 @@ class Loop:
         """Train until the budget is spent, a signal arrives, or `max_steps` steps are done. Returns the last
         evaluation, or nothing if a signal arrived before the first step; `stopped_by` is then the signal's number.
 
-        If a checkpoint cannot be written during the run, the error is printed and the run continues; at the end it is
-        raised.
-        """
+        If a checkpoint cannot be written during the run, the error is printed and the run continues; at the end,
+        raised."""
         config, progress, schedule = self.config, self.progress, self.schedule
         smooth: float | None = None
         figures: dict[str, float] = {}

@@ -43,8 +43,7 @@ def compute_losses(states: Tensor, weight: Tensor, aims: Aims, weights: list[flo
     states  [K, B, N, d]: input of the output head for each draft token.
     weight  [K, V', d]: the output heads, or [1, V', d] if all share one.
 
-    The loss of a draft token is the mean over its counted positions. Under autocast, matrix products use its dtype.
-    """
+    The loss of a draft token is the mean over its counted positions. Under autocast, matrix products use its dtype."""
     total, each = _DistributionLosses.apply(states, weight, aims, weights)  # type: ignore[no-untyped-call]
     return total, each
 

@@ -1,5 +1,4 @@
-"""Muon (Jordan 2024) for the inner matrices of a model, scaled to the size of AdamW's updates (2502.16982, section
-2.2).
+"""Muon (Jordan 2024) for the inner matrices of a model, with the size of AdamW's updates (2502.16982, section 2.2).
 
 The updates equal those of `torch.optim.Muon`, which always multiplies in bfloat16. Processors without bfloat16 products
 (AVX2) take forty times as long for these as for float32: nearly all the time of a training step.

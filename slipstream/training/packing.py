@@ -36,8 +36,7 @@ def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None) ->
 def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab_size: int = 2**16) -> int:
     """Write a stream as `write_stream`, of documents with answer masks (None: no answers).
 
-    The final `eos` belongs to the answer if the document ends with an answer.
-    """
+    The final `eos` belongs to the answer if the document ends with an answer."""
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     end = [] if eos is None else [eos]
     starts, marks, masked = [0], list[bytes](), False
@@ -126,8 +125,7 @@ class TokenStream:
 class Orders:
     """Chooses the windows of each batch. Every epoch of a stream is a new permutation of all its windows.
 
-    `counters` (windows drawn so far, by stream and length) is the whole state.
-    """
+    `counters` (windows drawn so far, by stream and length) is the whole state."""
 
     def __init__(self, streams: dict[str, TokenStream], shares: dict[str, float], seed: int) -> None:
         self.streams, self.seed = streams, seed

@@ -55,8 +55,7 @@ def draw_prompts(
     """Draw prefixes of documents, each up to the start of an answer, at most its last `longest` tokens.
 
     In documents without answers a prefix has a random length between the two `lengths`. Half of the prefixes begin at
-    the document's start and half at a random position, so that heads see text at every distance from the start.
-    """
+    the document's start and half at a random position, so that heads see text at every distance from the start."""
     low, high = lengths
     prompts: list[list[int]] = []
     for _ in range(100 * count):
@@ -159,8 +158,7 @@ def regenerate(
 
     total: tokens of answers, of at most `new_tokens` each. Each answer has one of `temperatures` at random. say: called
     with (tokens of answers so far, total) after every step. shard_size: largest number of prompts in a shard. Raises
-    ParameterError if all answers of a shard loop.
-    """
+    ParameterError if all answers of a shard loop."""
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

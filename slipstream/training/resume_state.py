@@ -27,11 +27,9 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 @contextmanager
 def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
-    """Yield a path to write a file or folder to, which then replaces `path`. After an error, the written file is
-    removed.
+    """Yield a path to write a file or folder to, which then replaces `path`. After an error, it is removed.
 
-    Raises TrainingError if writing fails. what: text before the path in the error.
-    """
+    Raises TrainingError if writing fails. what: text before the path in the error."""
     temporary = path.with_suffix(".tmp")
     try:
         yield temporary
@@ -61,8 +59,7 @@ def _find_aliases(model: nn.Module) -> dict[str, str]:
 def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: JsonObject) -> None:
     """Write a checkpoint atomically: a reader sees the old checkpoint or the new one. state: counters, as JSON.
 
-    Raises TrainingError if it cannot be written (a full disk); the previous checkpoint is then kept.
-    """
+    Raises TrainingError if it cannot be written (a full disk); the previous checkpoint is then kept."""
     tied = _find_aliases(model)
     tensors: dict[str, Tensor] = {
         f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items() if k not in tied
@@ -128,8 +125,7 @@ def check_progress(path: Path, recorded: JsonObject) -> None:
 def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
     """Refuse to continue a run with other settings. recorded: settings in its checkpoint; now: the requested settings.
 
-    Raises TrainingError.
-    """
+    Raises TrainingError."""
     for name in (name for name in now if name in recorded):
         was, wanted = recorded[name], now[name]
         if isinstance(was, dict) and isinstance(wanted, dict):

@@ -53,8 +53,7 @@ ROWS = 96
 def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
     """Do everything before the first step. Settings, folder and data are checked before the target is loaded.
 
-    Raises the errors of `slipstream.errors`.
-    """
+    Raises the errors of `slipstream.errors`."""
     check_out(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -131,8 +130,7 @@ class TrainingRun:
     def train(self, say: Say = LOG) -> Figures:
         """Train, measure, export; returns the measured figures.
 
-        After a signal, the weights so far are exported, and KeyboardInterrupt is raised with the signal's number.
-        """
+        After a signal, the weights so far are exported, and KeyboardInterrupt is raised with the signal's number."""
         loop, config = self.loop, self.loop.config
         write_json(config.out / "run.json", config)
         loop.log({"step": loop.progress.step, "command": config.command, "time": time.time()})

@@ -52,8 +52,7 @@ def _measure(loop: Loop) -> tuple[int, float, float]:
     """Return the tokens of the largest measured pass, and its seconds: of the target's forward pass, and of the rest.
 
     Passes grow up to a micro-batch while the next is expected to take at most LIMIT seconds. The first pass of a size
-    allocates memory, so the smallest and the largest run twice.
-    """
+    allocates memory, so the smallest and the largest run twice."""
     config, objective = loop.config, loop.objective
     rows = config.micro_rows or config.rows
     stream = next(iter(loop.orders.streams.values()))

@@ -63,8 +63,7 @@ class Schedule:
         return self.share >= 1.0
 
     def seconds_left(self, rate: float | None = None) -> float | None:
-        """Return the seconds until the budget is spent. rate: tokens per second before the first step; None:
-        unknown."""
+        """Return the seconds until the budget is spent. rate: tokens per second before a step; None: unknown."""
         left = max(0.0, self.budget - self.spent)
         if not self.by_tokens:
             return left
@@ -85,8 +84,7 @@ def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") ->
     """Return a function of (units done, units in total) that prints both, the rate and the time left, at most every
     `PAUSE` seconds until all are done. what: the beginning of the line, e.g. "the target wrote".
 
-    The rate counts from the first call: earlier units may belong to an earlier run, or to the compilation of
-    kernels."""
+    The rate counts from the first call: earlier units may belong to an earlier run, or to compilation."""
     begun, first, said = 0.0, -1, -PAUSE
 
     def show(done: int, total: int) -> None:

@@ -51,8 +51,7 @@ class TrainableModel(nn.Module):
         """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: for each layer of
         `taps`, which increase, and for the last layer.
 
-        tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth).
-        """
+        tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth)."""
         base, layers, norm = self.parts
         skipped = [layer for layer, stays in zip(layers, keep or [True] * len(layers), strict=True) if not stays]
         try:
@@ -116,8 +115,7 @@ def make_llama(seed: int, **sizes: Any) -> TrainableModel:
 def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None) -> None:
     """Write a folder that transformers loads: float16 weights, configuration, and the tokenizer of `tokenizer_from`.
 
-    Raises TrainingError if a weight exceeds the float16 range.
-    """
+    Raises TrainingError if a weight exceeds the float16 range."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach().cpu().to(torch.float16).contiguous() for name, w in model.lm.state_dict().items()}
     broken = [n for n, w in weights.items() if not bool(torch.isfinite(w).all())]

@@ -81,8 +81,7 @@ def checkpoint_of(name: str | Path, role: str) -> str | Path:
 
     role  which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
 
-    Raises LoadError or ParameterError if this installation does not have the model.
-    """
+    Raises LoadError or ParameterError if this installation does not have the model."""
     if name == SMOLLM2:
         return smollm2_file()
     if name != EMBEDDED:
@@ -102,8 +101,7 @@ def prompts(kind: str) -> list[JsonObject]:
     proofread, summary, chat  a text to correct, questions about a text, open questions.
     varied  plain text that is not code: prose in three languages, tables, logs, symbols, 500 words and one word.
 
-    Raises ParameterError for an unknown kind.
-    """
+    Raises ParameterError for an unknown kind."""
     if kind not in PROMPT_KINDS:
         raise ParameterError(f"kind={kind!r} is unknown", fix=f"use one of {', '.join(PROMPT_KINDS)}")
     lines = (HERE / "prompts" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()

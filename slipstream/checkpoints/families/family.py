@@ -75,8 +75,7 @@ def common(
     """Return the fields of DecoderConfig that nearly all families have. The arguments are the family's defaults.
 
     size  size of a head; None: hidden_size / heads. act: key of the activation, and its default. norm_eps: key of the
-          norms' epsilon.
-    """
+          norms' epsilon."""
     heads, hidden = count_of(config, "num_attention_heads"), count_of(config, "hidden_size")
     if size is None and hidden % heads and not config.get("head_dim"):
         fix = "set head_dim in config.json"
@@ -95,8 +94,7 @@ def common(
 
 
 def describe(given: JsonMapping, **parts: Any) -> Fields:
-    """Add layers to these fields of a DecoderConfig. parts: fields of `LayerDescription`; a list has a value per
-    layer."""
+    """Add layers to these fields of a DecoderConfig. parts: fields of `LayerDescription`; a list: one per layer."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts
     each = tuple(

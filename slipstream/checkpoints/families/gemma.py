@@ -1,5 +1,4 @@
-"""Gemma, text only: embeddings scaled by sqrt(width), GELU; before Gemma 4, norms are stored as their weight minus
-1."""
+"""Gemma, text only: embeddings scaled by sqrt(width), GELU; before Gemma 4, norms are stored as weight - 1."""
 
 from __future__ import annotations
 

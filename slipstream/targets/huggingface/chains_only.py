@@ -1,6 +1,6 @@
 """`ChainsOnly`: a transformers model as a `Target`, with one transformers cache per sequence.
 
-It is for models that cannot be packed (see `packed_pass`): attention with its own code or biases (ALiBi), recurrent and
+It is for models that cannot be packed (see `packed_pass`): attention with own code or biases (ALiBi), recurrent or
 convolution layers. Each sequence is one forward pass, drafts are chains, and rejected tokens are rolled back
 (`rollback`).
 """
@@ -167,8 +167,7 @@ class ChainsOnly:
 
 
 def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, length: int) -> None:
-    """Fork a cache as `core.target.Fork`. States are copied; keys and values are shared until one of the two
-    changes."""
+    """Fork a cache as `core.target.Fork`. States are copied; keys and values are shared until one changes."""
     parent = caches.get(parent_id)
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)

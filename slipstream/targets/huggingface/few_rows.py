@@ -3,8 +3,7 @@
 Decoding reads every weight for one row, or for the few rows of a draft. `F.linear` calls MKL, which on AMD's processors
 is far from the speed of memory, and takes three times as long for two rows as for one. Within `fast`, layers use our
 own product on the same weights; it adds up in an order that does not depend on the number of rows. Nothing is copied,
-so weights may change between passes. In bfloat16, torch's product has special instructions and is slower over few rows
-only.
+so weights may change between passes. In bfloat16, only few rows are slower by torch's product.
 """
 
 import functools

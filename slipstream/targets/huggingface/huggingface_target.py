@@ -42,8 +42,7 @@ def of_module(
 
     Raises UnsupportedModelError unless the model writes text and can be rolled back (an encoder-decoder must also read
     text, and have only supported settings in its generation configuration); ParameterError for a model in training
-    mode, or for a KV cache of fixed size if each sequence has its own cache.
-    """
+    mode, or for a KV cache of fixed size if each sequence has its own cache."""
     name = type(module).__name__
     answers = bool(module.config.is_encoder_decoder)
     if module.training:

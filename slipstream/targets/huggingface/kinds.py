@@ -1,7 +1,6 @@
 """How each architecture of transformers runs, as `huggingface_target` finds out by trying it.
 
-This table is only for `slipstream info` and docs/support.md; no code decides by it. Tests try a tiny model of each
-entry.
+This table is only for `slipstream info` and docs/support.md; no code decides by it. Tests try each entry.
 """
 
 from dataclasses import dataclass

@@ -30,8 +30,7 @@ class OutputRules:
     """module: a transformers model; start: number of ids that every text begins with; eos_ids: ids that end a text;
     device: device of the logits.
 
-    Raises UnsupportedModelError, which names the field, for a field that is not supported.
-    """
+    Raises UnsupportedModelError, which names the field, for a field that is not supported."""
 
     def __init__(self, module: Any, start: int, eos_ids: Seq[int], device: torch.device):
         self._module, self._start, self._device = module, start, device

@@ -123,8 +123,7 @@ class PackedModule(PackedLayers):
         sliced: bool,
         apart: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of
-        `span`."""
+        """Return logits [R, V] of the selected rows, and hidden states by tap, of a pass through the layers `span`."""
         only = self.parts.only(*span, hidden) if sliced else nullcontext()
         one = self._pack(batch, apart, self._cross(batch))
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)

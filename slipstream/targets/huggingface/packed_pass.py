@@ -158,8 +158,8 @@ class PackedPass:
             raise TargetError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
-        """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: arguments of
-        attention."""
+        """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: attention's
+        inputs."""
         if self.kind == "blocks":
             return self._of_row(row, hidden)
         first, last = row.offset + hidden, row.offset + row.total
@@ -214,8 +214,7 @@ def current_pass() -> PackedPass:
 
 @dataclass
 class PackedMask:
-    """What the new tokens of each sequence see: (bool [n, S] or None for everything, first slot that any token
-    sees)."""
+    """What the new tokens of each sequence see: (bool [n, S] or None for all, first slot that any sees)."""
 
     rows: list[tuple[Tensor | None, int]]
     _masks: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)

@@ -48,8 +48,7 @@ _MARGIN = 2.0
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest difference that rounding explains, as a share of the largest logit, in every row or in the median
-    row."""
+    """The largest difference that rounding explains, as a share of the largest logit, per row or in the median."""
 
     largest: float
     every_row: bool = True
@@ -59,8 +58,7 @@ class Limit:
 class Trial:
     """Two texts of token ids, with their sources if the model is an encoder-decoder.
 
-    truth  for each text the logits [n, V] after each of its tokens, by the model's own forward. limit: allowed
-           difference.
+    truth  for each text the logits [n, V] after each of its tokens, by the model's forward. limit: allowed difference.
     """
 
     texts: Seq[Seq[int]]
