@@ -117,7 +117,8 @@ def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, nea
 
 def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
     """Return the rotary parameters: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`
-    (transformers 4), which take precedence: users often add them to a file of transformers 5. theta: the default."""
+    (transformers 4), which take precedence: users often add them to a file of transformers 5. theta: default of
+    rope_theta."""
     new, old = object_of(config, "rope_parameters"), object_of(config, "rope_scaling")
     parameters = ReadKeys(old or new)
     for key, value in parameters.items():

@@ -16,7 +16,7 @@ class Latent:
 
     rank        width of the latent vector.
     query_rank  width of the vector that queries are computed from; 0: queries are computed from the input.
-    plain, rotated  number of dimensions of a head's queries and keys without and with the rotary embedding.
+    plain, rotated  dimensions of a head's queries and keys that are left unrotated, and that are rotated.
     value       size of each head's values.
     eps         epsilon of both vectors' norms.
     """

@@ -137,8 +137,8 @@ class LoadSettings(Strict):
     )
     generation_config: str = option(
         settings.AUTO,
-        "Take defaults of requests from the target's generation_config.json: penalties, forbidden ids and, for chat "
-        "and serve, the sampling (auto), or only the tokens that end a text (none).",
+        "auto: take defaults of requests (penalties, forbidden ids; for chat and serve also sampling) from the "
+        "target's generation_config.json. none: take only the tokens that end a text.",
         check=_one_of(settings.AUTO, settings.OFF),
     )
     device_map: DeviceMap | None = option(

@@ -241,9 +241,9 @@ def with_predictions(drafter: Drafter, target: Target) -> Drafter:
 def make(
     target: Target, *, members: Seq[Drafter] | None = None, model: Target | None = None, **options: Any
 ) -> HybridDrafter:
-    """Make the drafter `hybrid`, as `registry` requires. options: as in `HybridConfig`. members: None: suffix lookup
-    before the draft `model`, or before the EAGLE-3 head that ships for the target or its MTP layers, if there are any.
-    `DraftPlan` turns names into members."""
+    """Make the drafter `hybrid`, as `registry` requires. options: as in `HybridConfig`. members: None: suffix lookup,
+    then the draft `model`, else the EAGLE-3 head that ships for the target, else its MTP layers. `DraftPlan` turns
+    names into members."""
     config = HybridConfig(**options)
     if members is None:
         members = _usual(target, model)

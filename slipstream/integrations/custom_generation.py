@@ -4,7 +4,7 @@
 >>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
 
 transformers prepares the call as always (configuration, logits processors, stopping criteria), and leaves the loop to
-us. The logits processors become `SamplingParams`. The result is as from `generate`. Errors name unsupported arguments.
+us. The logits processors become `SamplingParams`; the result is like `generate`'s. Errors name unsupported arguments.
 """
 
 from __future__ import annotations

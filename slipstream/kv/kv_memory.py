@@ -19,7 +19,7 @@ class Snapshots(Protocol):
     which a state is kept."""
 
     def longest(self, keys: list[bytes]) -> int:
-        """Return the number of leading blocks of a text after the last of which a state is kept."""
+        """Return the length, in blocks, of the longest beginning of a text after which a state is kept."""
         ...
 
     def missing(self, seq_ids: Iterable[int]) -> int:

@@ -35,7 +35,7 @@ class Spelling:
     byte_level  whether each character stands for a byte (GPT-2).
     space       character that stands for a space, "" if none does.
     byte_names  whether `<0x41>` is the byte 0x41.
-    prefix      prefix of tokens that continue a word (WordPiece), while others begin with a space, or None.
+    prefix      prefix of tokens that continue a word (WordPiece; others begin with a space), or None.
     """
 
     byte_level: bool = False

@@ -19,7 +19,7 @@ from slipstream.errors import ConfigError
 
 def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool = True) -> Recurrence:
     """Return a Mamba-2 mixer with outputs of `width`. normed: whether outputs are normed in groups."""
-    for key in ("mamba_chunk_size", "chunk_size", "mamba_expand", "expand"):  # chunks of prompts; or the width
+    for key in ("mamba_chunk_size", "chunk_size", "mamba_expand", "expand"):  # no effect here
         config.get(key)
     limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
     if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):

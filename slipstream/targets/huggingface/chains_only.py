@@ -137,7 +137,7 @@ class ChainsOnly:
         check_ids(ids[0], self.vocab_size)
         given = self._inputs(seq, cache, ids)
         if "logits_to_keep" in self._takes:
-            # Where layers share keys (Gemma 4), a number would also drop the other rows from the last hidden states.
+            # Row indices: where layers share keys (Gemma 4), a count would also cut the last hidden states.
             rows = torch.arange(len(tokens) - keep, len(tokens), device=self.device)
             given["logits_to_keep"] = rows if taps else keep
         with self.parts.collect_states(taps) as seen, self._few_rows.fast():

@@ -9,8 +9,8 @@ Models run in one of three kinds of passes (`KINDS`):
     blocks    attention gets exactly the cached keys and values: it reads the blocks in place
     gathered  the model computes with cached values (latent attention): it gets those of all sequences, one after
               another, and attention takes each sequence's share
-    dense     the model has its own attention but asks transformers for its masks: it gets all slots, and one mask in
-              which each sequence sees its own
+    dense     the model has its own attention but asks transformers for its masks: the model gets all slots, and one
+              mask in which each sequence sees only its own slots
 
 In the decoder of an encoder-decoder, cross-attention runs on each sequence's own source (`packed_cross`). A position
 bias (T5) is computed by the model for the positions of the rows, over the slots of the longest sequence.
