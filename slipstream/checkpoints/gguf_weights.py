@@ -103,7 +103,7 @@ class GgufTensors:
                     fix="convert the model again",
                 )
         if lost or by_name:
-            unknown = f"holds {few(sorted(by_name))}, which its metadata do not mention"
+            unknown = f"holds {few(sorted(by_name))}, which its metadata do not describe"
             raise CheckpointError(
                 f"{header.path.name} {f'lacks {few(lost)}' if lost else unknown}",
                 why="the model that runs would not be the one that was converted",

@@ -277,7 +277,7 @@ def _assemble(
         )
     if unknown:
         raise CheckpointError(
-            f"{origin} holds {len(unknown)} tensors that config.json does not mention: {few(unknown)}",
+            f"{origin} holds {len(unknown)} tensors that config.json does not describe: {few(unknown)}",
             why="without them, the model that runs would not be the one that was trained",
             fix="correct config.json (does it deny a bias or norm, or lack a quantisation?)",
         )

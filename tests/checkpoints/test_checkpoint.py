@@ -174,7 +174,7 @@ def test_windows_follow_each_family() -> None:
         (lambda c: c.update(hidden_size=128), CheckpointError, "64.*128"),
         (lambda c: c.update(vocab_size=97), CheckpointError, r"\(96, 64\).*\(97, 64\)"),
         (lambda c: c.update(num_hidden_layers=4), CheckpointError, r"lacks 9 of 39 tensors: layers\.3"),
-        (lambda c: c.update(num_hidden_layers=2), CheckpointError, "9 tensors that config.json does not mention"),
+        (lambda c: c.update(num_hidden_layers=2), CheckpointError, "9 tensors that config.json does not describe"),
         (lambda c: c.update(attention_bias=True), CheckpointError, r"lacks .*q_proj\.bias"),
     ],
 )

@@ -238,7 +238,7 @@ def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
         ("expert_used_count", None, "has no expert_used_count"),
         ("expert_group_used_count", None, "has no expert_group_used_count"),
         ("rope.freq_base", 1.0, "rope_theta is 1.0"),
-        ("nextn_predict_layers", 1, "holds blk.3.attn_k_b.weight, .* which its metadata do not account for"),
+        ("nextn_predict_layers", 1, "holds blk.3.attn_k_b.weight, .* which its metadata do not describe"),
     ],
 )
 def test_odd_files_of_latent_attention_are_refused_by_name(

@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[str, Change, type[LoadError], str]] = {
     "layers that differ": ("llama", keys(per_layer_config={"0": {}}), UnsupportedModelError, "per_layer_config is"),
     "rope by kind of layer": (
         "qwen3", keys(rope_parameters={"full_attention": {"rope_type": "default"}}), UnsupportedModelError,
-        "for 'full_attention' apart"
+        "rotary parameters differ for 'full_attention'"
     ),
     "windows without a size": (
         "qwen2", keys(layer_types=3 * ["sliding_attention"]), ConfigError, "layer_types must name full_attention"

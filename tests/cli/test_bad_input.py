@@ -59,7 +59,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 256"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
-    ("generate x -m mine --drafter model", "without a draft model"),
+    ("generate x -m mine --drafter model", "needs a draft model"),
     (
         "generate x -m /nonexistent --kv-dtype float61",
         "must be one of float32, float16, q8_0. Fix: did you mean 'float16'?",
