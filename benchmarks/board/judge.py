@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.board.lineup import CHECKS, LEVEL, PROMPTS, cells
-from slipstream.core.text_ends import count_common
+from slipstream.core.sequence import count_common
 from slipstream.llm import LLM
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.reference import logits_of

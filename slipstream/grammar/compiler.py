@@ -49,6 +49,10 @@ PROBED = 4
 KEPT = 64
 """Number of compiled grammars that are kept for later requests."""
 
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+"""Pattern of white space between two parts of JSON, unless the schema gives another. Without a limit, small models
+write white space until the text is cut, and its JSON stays incomplete."""
+
 LARGEST_MULTIPLE = 100_000
 """Compiling `multipleOf` takes one state for each remainder: about a second for this many, and 15 seconds for 700,000,
 at which llguidance's own limit is still not reached."""
@@ -98,7 +102,7 @@ def compile_form(vocabulary: Vocabulary, structured: Structured) -> tuple[LLMatc
         return _make_matcher(vocabulary.tokens, grammar)
 
     grammar = _write_grammar(structured)
-    schemas = list(_find_schemas(grammar)) if structured.kind in ("json_schema", "grammar") else []
+    schemas = list(_find_schemas(grammar)) if structured.kind in ("json_schema", "json_object", "grammar") else []
     for place, schema in reversed(schemas):
         check_multiples(schema)
         if (strict := _write_strict(schema)) != json.dumps(schema):
@@ -162,8 +166,8 @@ _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
 def _write_strict(schema: object) -> str:
-    """Write a schema for llguidance: its objects are closed, and keywords without effect are left out. A schema cannot
-    make llguidance ignore unknown keywords."""
+    """Write a schema for llguidance: its objects are closed, white space has a limit, and keywords without effect are
+    left out. A schema cannot make llguidance ignore unknown keywords."""
 
     def enforce(part: JsonObject) -> JsonObject:
         if isinstance(part.get("x-guidance"), dict):
@@ -175,7 +179,12 @@ def _write_strict(schema: object) -> str:
         }
         return add_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
 
-    return json.dumps(rebuild(close_objects(schema), enforce))
+    strict = rebuild(close_objects({} if schema is True else schema), enforce)
+    if isinstance(strict, dict):
+        options = strict.get("x-guidance", {})
+        if isinstance(options, dict) and not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
+            strict = {**strict, "x-guidance": {**options, "whitespace_pattern": WHITE_SPACE}}
+    return json.dumps(strict)
 
 
 @lru_cache(KEPT)
