@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
+from time import perf_counter
 from typing import cast
 
 from slipstream.core.draft import Draft, Verdict
@@ -37,6 +38,7 @@ class Guard:
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
         self.name, self.faults = drafter.name, 0
+        self.seconds = 0.0  # that its calls took
         self.traits = replace(drafter.traits, composite=False, lookup=False, keeps_prefixes=True)
         all_parts = parts(drafter)
         self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
@@ -103,10 +105,13 @@ class Guard:
     @contextmanager
     def _guard(self, where: str, seqs: Seq[Sequence] = ()) -> Iterator[None]:
         """Catch and count any exception of the drafter."""
+        began = perf_counter()
         try:
             yield
         except Exception as fault:
             self._count(seqs, where, fault)
+        finally:
+            self.seconds += perf_counter() - began
 
     def _count(self, seqs: Seq[Sequence], where: str, fault: Exception) -> None:
         self.faults += 1

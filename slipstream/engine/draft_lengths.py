@@ -76,6 +76,7 @@ class LengthPolicy(ABC):
         self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
         self._is_compared = False  # whether a plain step was timed
         self._late = 0  # steps in a row in which a drafter caught up
+        self._owed = 0.0  # cost of the drafter outside of drafts, while no step is timed
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `context`
@@ -132,8 +133,13 @@ class LengthPolicy(ABC):
             self.costs.forward.wait(step.repeats)
         else:
             self.costs.add(step, not self.trials.is_resting)
+        draft, aside = self.costs.of_drafting(step)
+        self._owed += aside
+        if self._owed and self.costs.forward.numbers:
+            self.trials.add(-self._owed / self.costs.forward.of(len(step.ids)), is_bounded=False)
+            self._owed = 0.0
         if any(step.lengths):
-            self._learn_draft(step)
+            self._learn_draft(step, draft)
             return
         if self.trials.is_resting:
             self.trials.count_plain(step.repeats)
@@ -146,14 +152,13 @@ class LengthPolicy(ABC):
         """Prepare for the end of a pause, in which the text may have changed."""
         return
 
-    def _learn_draft(self, step: Step) -> None:
-        """Learn from a step that drafted."""
+    def _learn_draft(self, step: Step, draft: float) -> None:
+        """Learn from a step that drafted. draft: cost of drafting."""
         self._drafted += 1
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
         forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
-        draft = self.costs.of_drafting(step)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # reading a long prompt, not a slow machine
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
@@ -215,11 +220,11 @@ class LengthsFromRates(LengthPolicy):
     def _end_rest(self) -> None:
         self.survival.fade()
 
-    def _learn_draft(self, step: Step) -> None:
+    def _learn_draft(self, step: Step, draft: float) -> None:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self.survival.learn([step.ids[b] for b in drafted], *each)
-        super()._learn_draft(step)
+        super()._learn_draft(step, draft)
 
     def _levels(self, step: Step) -> int:
         return max(step.lengths)

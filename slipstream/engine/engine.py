@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, NoDrafter
@@ -118,6 +119,7 @@ class Engine:
         self._requests: dict[int, Request] = {}  # waiting and running
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in the order in which they joined
+        self._learning = 0.0  # seconds in which draft lengths learned from the last step
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -180,7 +182,10 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
+            aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
+            self.drafter.seconds = aside  # drafts after forced tokens are not chosen
+            began = perf_counter() - self._learning
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
                 budgets = self._fit_budgets(self._bounded, seqs, prompts, budgets)
@@ -195,7 +200,12 @@ class Engine:
                 timed = None
                 self._run_alone([*seqs, *prompts], budgets, fault)
             if timed is not None and self.lengths is not None:
-                self.lengths.learn(timed.end(draft))
+                ended = perf_counter()
+                spent = self.drafter.seconds - aside
+                self.lengths.learn(timed.end(draft, draft=spent, rest=ended - began - spent, aside=aside))
+                self.drafter.seconds, self._learning = 0.0, perf_counter() - ended
+            elif any(one.draft_tokens and not one.chosen for one in map(self._request, [*seqs, *prompts])):
+                self.drafter.seconds = 0.0  # not of chosen lengths
             for seq, budget in zip(seqs, budgets, strict=True):
                 self._request(seq).followed = budget.depth > 0
             self.stats.steps += 1
@@ -251,10 +261,11 @@ class Engine:
         return draft
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
-        """Run a plain step that is timed. The target returns no hidden states, as in plain decoding: if the drafter
-        needs them, the next step reads the same tokens again. A target that cannot roll back returns them now."""
-        runtime = self.target.capabilities.runtime
-        rereads = self.drafter.traits.taps and (runtime is None or runtime.rollback is None)
+        """Run a plain step that is timed. If the drafter needs hidden states that a call of several steps does not
+        return, the next step reads the same tokens again. Recurrent layers cannot, and take a single step."""
+        calls, runtime = self.target.capabilities.multi_step, self.target.capabilities.runtime
+        loses = self.drafter.traits.taps and calls is not None and calls.steps_per_call > 1 and not calls.has_states
+        rereads = loses and (runtime is None or runtime.rollback is None)
         again = [(seq, seq.kv_len) for seq in seqs if rereads and self._is_attached(seq)]
         self._run(seqs, [], [Budget(0)] * len(seqs), drafts=not again)
         for seq, known in again:
@@ -305,7 +316,6 @@ class Engine:
         return TimedStep(
             [seqs[b] for b in decoding],
             [budgets[b].depth for b in decoding],
-            sharing=len(seqs) + len(prompts),
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
             prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),

@@ -38,14 +38,16 @@ class StepCosts:
         also read the prompts."""
         self._with_prompts.add(float(step.prompt_rows > 0))
         rows, drafts = _rows(step), any(step.lengths)
-        seconds = step.rest if drafts or step.prompt_rows else step.rest + step.draft
-        self.forward.add(rows, seconds / step.repeats)
+        self.forward.add(rows, step.rest / step.repeats)
         if step.read and drafter_reads and not drafts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 
-    def of_drafting(self, step: Step) -> float:
-        """Return the cost of drafting in the last step, without the drafter's cost of reading prompts."""
-        return max(0.0, step.draft / self.forward.moment - step.read * self._reading.value)
+    def of_drafting(self, step: Step) -> tuple[float, float]:
+        """Return the cost of drafting in the last step, and the cost of the drafter's other work since the previous
+        step that was learned from, such as reading prompts."""
+        seconds, aside = step.draft / self.forward.moment, step.aside / self.forward.moment
+        draft = max(0.0, seconds - step.read * self._reading.value) if any(step.lengths) else 0.0
+        return draft, aside + seconds - draft
 
     def add_drafting(self, requests: int, levels: int, cost: float) -> float:
         """Add the cost of drafting this number of levels. Return the usual cost of this number."""

@@ -328,6 +328,8 @@ def fault_of(matcher: LLMatcher) -> str:
         return ""
     report = matcher.get_error().strip()
     first = report.split("\n")[0]
+    if first.startswith("NoExtensionBias"):
+        return "no token writes what must come next"
     if regex := _REGEX.search(report):
         wrong = regex["pattern"][len(regex["indent"]) :]
         place = PLACE.match(first)

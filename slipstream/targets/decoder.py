@@ -210,13 +210,20 @@ class DecoderSteps:
            the pass that verifies them."""
 
     def __init__(self, calls: MultiStep[Batch], exits: EarlyExits, device: torch.device):
-        self.steps_per_call, self._calls, self._exits, self._device = calls.steps_per_call, calls, exits, device
+        self.steps_per_call, self.has_states = calls.steps_per_call, calls.has_states
+        self._calls, self._exits, self._device = calls, exits, device
 
     def decode_steps(
-        self, seqs: Seq[Sequence], /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self,
+        seqs: Seq[Sequence],
+        /,
+        steps: int,
+        sampling: StepSampling = ARGMAX,
+        exit: int | None = None,
+        taps: Seq[int] = (),
     ) -> DecodedSteps:
         batch = make_batch(seqs, Draft.empty(len(seqs)), self._device)
-        decoded = self._calls.decode_steps(batch, steps, sampling, exit)
+        decoded = self._calls.decode_steps(batch, steps, sampling, exit, taps)
         if exit is not None:
             self._exits.keep(seqs, batch, decoded, exit)
         elif self._exits.rows:
