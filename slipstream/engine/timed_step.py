@@ -1,4 +1,4 @@
-"""`Step` describes a finished step, for draft lengths to learn from. `TimedStep` measures one."""
+"""`Step` describes a finished step, from which draft lengths learn. `TimedStep` measures one."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from slipstream.core.sequence import Sequence
 
 @dataclass
 class Step:
-    """Describes a finished step. `lengths`, `nodes` and `accepted` have an entry for each request: the length that
-    it was given, its draft tokens, and how many were accepted. draft, rest: seconds of the drafter, and of all
-    else, the choice of lengths included; aside: of the drafter between the last step that was learned from and this
-    one, when it read prompts, began requests and left them. repeats: plain steps in this call. catching_up: whether
-    a drafter read text that it had not followed, such as a prompt: that takes the same time for drafts of any
-    length. prompt_rows: rows of prompts in the forward, of requests that are not among `ids`; read_rows: prompt
-    rows that the drafter reads, all unless it is given. drawn: the most draft tokens that a model drew for a
-    request (see `Draft`). context: mean tokens of a text before the step."""
+    """Describes a finished step. `lengths`, `nodes` and `accepted` have an entry for each request: the length that it
+    was given, its number of draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of
+    everything else, the choice of lengths included. aside: seconds in which the drafter read prompts, began requests
+    and ended them, since the previous step that was learned from. repeats: number of plain steps in this call.
+    catching_up: whether a drafter read text that it had not followed, such as a prompt; this takes the same time for
+    drafts of any length. prompt_rows: prompt rows in the forward pass, of requests not in `ids`. read_rows: prompt rows
+    that the drafter reads; None: all. drawn: the largest number of draft tokens that a model drew for a request (see
+    `Draft`). context: mean tokens per text before the step."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -35,14 +35,14 @@ class Step:
 
     @property
     def read(self) -> int:
-        """Rows of prompts that the drafter reads."""
+        """Number of prompt rows that the drafter reads."""
         return self.prompt_rows if self.read_rows is None else self.read_rows
 
 
 class TimedStep:
-    """Measures a step, or a call of several plain steps, by the difference of the counters before and after.
+    """Measures a step, or a call of several plain steps, from the counters before and after.
 
-    seqs     requests that decode, at least one; lengths: their draft lengths.
+    seqs     requests that decode, at least one. lengths: their draft lengths.
     more     further fields of `Step`.
     """
 
@@ -51,7 +51,7 @@ class TimedStep:
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
 
     def end(self, verified: Draft | None, **seconds: Any) -> Step:
-        """Return the step, after it has run. verified: the draft; None after several plain steps.
+        """Return the finished step. verified: the draft that was verified; None after several plain steps.
         seconds: fields of `Step`."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):

@@ -154,7 +154,7 @@ def test_a_draft_model_with_recurrent_layers_takes_back_what_is_rejected(
 
 
 def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder]) -> None:
-    with pytest.raises(PairError, match="recurrent layers was given as draft model"):
+    with pytest.raises(PairError, match="recurrent layers cannot be a draft model"):
         LLM(load("lfm2"), load("lfm2"))
 
 
@@ -163,7 +163,7 @@ def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> Non
     assert not can.trees
     assert can.early_exit is None
     seq = Sequence(prompt(5), GREEDY)
-    with pytest.raises(TargetError, match=r"draft with siblings .* each branch would need a copy of their states"):
+    with pytest.raises(TargetError, match=r"draft with siblings .* Each branch would need a copy of their states"):
         load("qwen3.5").run([seq], Draft.trees([(torch.tensor([3, 4]), [-1, -1])]))
     load("qwen3.5").release(seq.id)
 

@@ -229,7 +229,7 @@ def encoder() -> Any:
         (lambda: random_model("gpt-neox", torch.float32), {"dtype": "bfloat16"}, ParameterError, "loaded model is in"),
         (lambda: random_model("gpt-neox").train(), {}, ParameterError, r"model\.eval\(\)"),
         (encoder, {}, UnsupportedModelError, "not a causal language model or an encoder-decoder"),
-        (rwkv, {}, UnsupportedModelError, "takes no cache of transformers"),
+        (rwkv, {}, UnsupportedModelError, "does not take a cache of transformers"),
     ],
 )
 def test_a_loaded_model_that_cannot_be_run_is_refused(make, settings, error, says):
@@ -242,7 +242,7 @@ def test_settings_that_transformers_does_not_have_are_refused(folder: Path, name
     loaded = random_model("gpt-neox", torch.float32)
     for model, executor, why in (
         (folder, "auto", "does not run the architecture"), (folder, "transformers", "executor='transformers' was"),
-        (loaded, "auto", "the model is loaded already"),
+        (loaded, "auto", "The model is loaded already"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=f"{name}='{value}' was asked of transformers.*{why}"):
             LLM(model, executor=executor, **{name: value})
