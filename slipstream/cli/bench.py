@@ -172,8 +172,7 @@ def bench_servers(
     servers: Mapping[str, str], load: TrafficOptions, texts: PromptOptions, params: SamplingParams,
     bench: BenchConfig, files: OutputOptions,
 ) -> None:  # fmt: skip
-    """Measure each server under each load, and print the result; further servers are compared with the first. servers:
-    name -> URL."""
+    """Measure servers (name -> URL) under each load, and print the result; the first server is the basis of ratios."""
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
 
     loads, asked = load.loads("1,4,16"), load.make_requests(texts, params.max_tokens, params)

@@ -92,7 +92,7 @@ def loop(session: Session) -> None:
 
 
 def read() -> str:
-    """One line, or several between fences. Raises EOFError at the end of the input."""
+    """Read one line, or several lines between fences. Raises EOFError at the end of the input."""
     interactive = sys.stdin.isatty()
     line = input(PROMPT if interactive else "")
     if not line.startswith(FENCE):
@@ -105,8 +105,8 @@ def read() -> str:
 
 
 class Session:
-    """The conversation so far. raw: prompts are completed without a chat template; always true if the tokenizer has
-    none. Raises ParameterError for a system message without a template."""
+    """The conversation so far. raw: complete prompts without a chat template; always true if the tokenizer has no
+    template. Raises ParameterError for a system message without a template."""
 
     def __init__(self, llm: LLM, params: SamplingParams, raw: bool = False, system: str | None = None):
         self.llm, self.params, self.system = llm, params, system
@@ -167,7 +167,7 @@ class Session:
         render.err().print(render.facts_table([(f"/{name}", text) for name, (_, text) in self.commands.items()]))
 
     def _request(self, prompt: str) -> Prompt:
-        """The prompt, or the conversation that ends with it. Raises PromptError if that is too long."""
+        """Return the prompt, or the conversation with the prompt at its end. Raises PromptError if this is too long."""
         if self.raw:
             return prompt
         opening = [{"role": "system", "content": self.system}] if self.system else []

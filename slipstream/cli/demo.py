@@ -130,8 +130,7 @@ def show(llm: LLM, job: Job) -> None:
 
 
 def make_section(runs_of: dict[str, list[Run]]) -> Section:
-    """A row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
-    most 80 characters wide."""
+    """Report speed, speed-up with its 95 % interval, acceptance and losslessness of each method, in 80 columns."""
     columns = [words("task"), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
                Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
     rows, differing = list[list[CellValue]](), list[str]()

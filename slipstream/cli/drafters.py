@@ -77,8 +77,8 @@ def drafters(
 
 
 def summary(name: str) -> str:
-    """The first paragraph of the docstring of the drafter's module, or of its maker if the module has several. The
-    module is parsed, not imported."""
+    """Return the first paragraph of the docstring of the drafter's module, or of its maker if the module has several
+    drafters. The module is parsed, not imported."""
     spec = DRAFTERS[name]
     tree = ast.parse(Path(find_spec(spec.path).origin).read_text(encoding="utf-8"))  # type: ignore[union-attr, arg-type]
     makers = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == spec.maker != "make"]
@@ -87,7 +87,7 @@ def summary(name: str) -> str:
 
 
 def meanings(config: object) -> dict[str, str]:
-    """Option -> what the docstring of the configuration says of it, in paragraphs that begin with one name or more."""
+    """Return option -> explanation, from the configuration's docstring, whose paragraphs begin with option names."""
     texts: dict[str, str] = {}
     names = [""]
     for line in inspect.cleandoc(config.__doc__ or "").splitlines():
@@ -100,7 +100,7 @@ def meanings(config: object) -> dict[str, str]:
 
 
 def defaults(config: type[DataclassInstance]) -> JsonObject:
-    """Option -> default."""
+    """Return option -> default."""
     values = {}
     for field in fields(config):
         value = field.default_factory() if field.default_factory is not MISSING else field.default

@@ -36,7 +36,7 @@ class StructuredOptions:
     after: str | None = option(None, "The form begins after this text, as in </think>.")
 
     def value(self) -> Structured | None:
-        """The form asked for, or None. Raises ParameterError, also for files that cannot be read."""
+        """Return the requested structured output, or None. Raises ParameterError, also for unreadable files."""
         given = {name: value for name, value in vars(self).items() if value not in (None, False, [])}
         if "grammar" in given:
             given["grammar"] = _read("--grammar", given["grammar"])
@@ -96,8 +96,7 @@ def generate(
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, the file or standard input. Raises PromptError if none or both are given, or if it
-    cannot be read."""
+    """Read the prompt: argument, file or standard input. Raises PromptError without exactly one readable prompt."""
     try:
         if file is None and (prompt == "-" or (prompt is None and not sys.stdin.isatty())):
             prompt = sys.stdin.read() or (prompt and "")

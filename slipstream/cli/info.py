@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "source_context",
          "position", "parameters", "active_parameters")  # fmt: skip
-"""Fields of a configuration that are shown as they are."""
+"""Fields of a configuration that are shown unchanged."""
 COMPARED = ("architecture", "parameters", "stored", "context", "vocabulary", "executor")
-"""Rows that are shown of both sides of a pair."""
+"""Rows that are shown for both models of a pair."""
 
 
 @expand_groups
@@ -187,8 +187,7 @@ def vocabulary(described: JsonObject) -> str:
 
 
 def show_pair(target: Described, draft: Described, as_json: bool) -> NoReturn:
-    """Print whether the models are compatible, and whether they fit into memory. Exit code 0 if they are compatible,
-    else 1."""
+    """Print whether the models are compatible and fit into memory. Exit code 0 if they are compatible, else 1."""
     from slipstream.targets.pair_check import check_pair
 
     report = check_pair(target, draft)

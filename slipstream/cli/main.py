@@ -145,7 +145,7 @@ def canonical(arguments: Seq[str]) -> list[str]:
 def _report_failure(error: Exception, debug: bool, code: int) -> int:
     if debug:
         traceback.print_exception(error)
-    if isinstance(error, BrokenPipeError):  # who reads the output has what it wanted, as `head` does
+    if isinstance(error, BrokenPipeError):  # the reader of the output has stopped reading, as `head` does
         return code
     if isinstance(error, SlipstreamError):
         render.error(error)

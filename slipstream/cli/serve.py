@@ -92,7 +92,7 @@ class ServerOptions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys, one of which a request must name; empty: none is asked for."""
+        """API keys; a request must have one of them. Empty: requests need no key."""
         return tuple(self.api_key or ([os.environ[KEY]] if KEY in os.environ else ()))
 
 
@@ -156,8 +156,8 @@ def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOpt
 
 
 def check_model(models: ModelOptions, max_batch: int) -> tuple[Checkpoint | Described, DraftPlan, JsonObject]:
-    """Run the checks that need no weights; return what the engine's process loads, and a table of its memory. This
-    imports torch, so it runs in that process."""
+    """Run the checks that need no weights, and return (target, draft, arguments) for `LLM`. This function imports
+    torch, so it runs in the engine's process."""
     quieten()
     named, draft, arguments = check_arguments(models)
     target = describe_target(models, named)
@@ -167,9 +167,9 @@ def check_model(models: ModelOptions, max_batch: int) -> tuple[Checkpoint | Desc
 
 
 def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_batch: int) -> int | None:
-    """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
-    what the models and the cache will take. Of a model that transformers runs: as asked, or None, and its cache grows.
-    `LLM` refuses what does not fit."""
+    """Choose the tokens of the KV cache: the user's number, else `max_batch` full contexts, or as many tokens as fit;
+    and print the memory of models and cache. For a model that transformers runs: the user's number, or None for a cache
+    that grows. `LLM` refuses a cache that does not fit."""
     from slipstream.targets.described import plan
 
     if models.device_map is not None:
@@ -221,8 +221,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
 
 
 def check_memory(models: ModelOptions) -> None:
-    """Raise LoadError where the weights of models on this disk exceed the memory of a CPU build. Other models, and
-    GPUs, are not checked."""
+    """Raise LoadError if weights on this disk exceed the memory, for a CPU build. GPUs, other models: not checked."""
     import torch
 
     from slipstream.targets.describe import describe

@@ -29,7 +29,7 @@ BATCHES = "1,4,16,64,256"
 HARDWARE = "h100"
 """Default hardware of predictions for models of the registry."""
 ADVICE = FOLDER / "advice.txt"
-"""What to do in which situation, and why; indented further, with which commands."""
+"""File with advice for each situation; commands are indented further."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _plan_hardware(
 
 
 def _model(name: str, role: str) -> ModelSize:
-    """The size of a model given as a registry name, a size, or a checkpoint."""
+    """Return the size of a model that is given as a registry name, a size, or a checkpoint."""
     from slipstream.checkpoints.load_settings import LoadSettings
     from slipstream.measure.known_pairs import MODELS, find_model
     from slipstream.targets.describe import describe
@@ -233,7 +233,7 @@ def _hardware(place: HardwareOptions) -> Hardware:
 
 
 def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> Rates:
-    """Acceptance rates by position: as given, or of the pair (see `choose_rates`)."""
+    """Return the acceptance rates by position: as given, or of the pair (see `choose_rates`)."""
     from slipstream.measure.known_pairs import choose_rates
 
     longest = max(LONGEST_DRAFT, draft.draft_tokens or 0)

@@ -190,8 +190,7 @@ class EagleHead(nn.Module):
     d2t: Tensor  # int64 [draft_vocab]
     t2d: Tensor  # bool [V]
     in_8_bits = False
-    """True if the matrices are 8-bit integers with a scale for each row, as `slipstream convert --to int8` stores
-    them."""
+    """True if matrices are 8-bit integers with a scale for each row, as `slipstream convert --to int8` stores them."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()

@@ -99,8 +99,7 @@ def explain_no_layers(family: str) -> PairError:
 
 
 def find_mtp_layers(target: Checkpoint) -> tuple[int, int]:
-    """Return (number of MTP layers among the tensors of a checkpoint, number in its configuration). Raises the family
-    of LoadError."""
+    """Return (MTP layers in a checkpoint's tensors, and in its configuration). Raises the family of LoadError."""
     if target.is_gguf:
         header = target.header
         promised = header.size("nextn_predict_layers")

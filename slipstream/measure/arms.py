@@ -170,8 +170,7 @@ class Run:
         return float(np.median([c.first for row in self._rows(groups) for c in row]))
 
     def seconds_per_later_token(self, groups: Seq[int] | None = None) -> float | None:
-        """Return the seconds per output token of a request after its first token: median over prompts and passes. None
-        if no text has a second token."""
+        """Return the median seconds per output token after the first; None if no text has a second token."""
         chosen = self.groups if groups is None else [self.groups[g] for g in groups]
         times = [
             (c.seconds - c.first) / (c.tokens / len(group) - 1)

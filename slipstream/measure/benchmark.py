@@ -71,8 +71,7 @@ def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]])
 
 
 def choose_x_axis(axes: Mapping[str, Seq[object]]) -> str | None:
-    """Choose the horizontal axis of the plots: the numeric axis with the most values (the first of several such axes);
-    None if no axis is numeric."""
+    """Choose the horizontal axis of plots: the first numeric axis with the most values; None if no axis is numeric."""
     numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
     return max(numeric, key=lambda name: len(axes[name]), default=None)
 
@@ -173,8 +172,7 @@ def compute_figures(run: Run, groups: Seq[int] | None = None) -> Figures:
 def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted | None:
     """Predict tokens per second and speed-up of an arm by the closed forms. The prediction uses two of the `runs` that
     differ only in the draft length: the longest, and the shortest, which shows the cost of a draft token. costs: cost
-    curve of the target. None if the closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no
-    draft)."""
+    curve of the target. None if the closed forms do not apply (plain decoding, chosen lengths, trees, no costs)."""
     if costs is None or run.plain is None or run.arm.lengths is not None:
         return None
     series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]

@@ -67,8 +67,7 @@ class DrafterChoice(Strict):
 
 @dataclass(frozen=True)
 class Settings(Strict):
-    """values: the settings, None if the program has no counterpart; text: the same as command-line arguments; note: a
-    remark."""
+    """values: the settings, None if the program has no counterpart; text: the settings as arguments; note: a remark."""
 
     values: JsonObject | None
     text: str
@@ -91,8 +90,7 @@ def slipstream(choice: DrafterChoice) -> JsonObject:
 
 
 def vllm(choice: DrafterChoice) -> Settings:
-    """Return the arguments of `vllm serve` by name. Drafters without a model run in vLLM as the plug-in
-    `integrations.vllm`."""
+    """Return the arguments of `vllm serve` by name. Drafters without a model use the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
         return Settings({}, "", "plain decoding: leave --speculative-config out")
     names = choice.drafter.split(",")
@@ -132,8 +130,7 @@ def _loads_model(name: str) -> bool:
 
 
 def _parallel(choice: DrafterChoice) -> bool:
-    """Return whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD,
-    P-EAGLE)."""
+    """Return True if the draft model or head is a folder and drafts in one pass over mask tokens (PARD, P-EAGLE)."""
     from slipstream.heads.recognition import MASK_TOKENS
 
     keys = {"model": ("pard_token",), "dflash": ()}.get(choice.drafter, MASK_TOKENS)

@@ -1,5 +1,4 @@
-"""Settings of measurements. A setting with a help text is also an option of the command. This module does not import
-torch."""
+"""Settings of measurements; those with a help text are options of commands. This module does not import torch."""
 
 from dataclasses import dataclass, field
 

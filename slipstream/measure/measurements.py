@@ -147,8 +147,7 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class RollingRate:
-    """The acceptance rate over the last steps that drafted (`rate`), and over all steps (`overall`). token: number of
-    output tokens so far."""
+    """The acceptance rate over the last steps that drafted, and overall. token: number of output tokens so far."""
 
     token: int
     rate: float

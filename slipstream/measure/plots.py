@@ -81,8 +81,7 @@ def plot_intervals(
     name: str, title: str, caption: str, rows: Seq[tuple[str, Estimate, int]], label: str = "speed-up",
     row: float = 0.48, width: float = Plot.width,
 ) -> Plot:  # fmt: skip
-    """Plot an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked. row:
-    height of a row in inches."""
+    """Plot estimates with intervals, one in each row (name, estimate, series); 1 is marked. row: height in inches."""
 
     def draw(axes: Axes) -> None:
         for y, (_, e, series) in enumerate(rows):

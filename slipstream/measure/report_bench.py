@@ -52,8 +52,7 @@ def make_section(result: Result) -> Section:
 
 
 def write_lead(arms: list[BenchArm]) -> str:
-    """Name the fastest arm with accepted draft tokens, say whether its speed-up is significant, and how far predictions
-    are off."""
+    """Name the fastest arm with accepted draft tokens; say if its speed-up is significant, and how predictions err."""
     fast = [arm for arm in arms if not arm.plain]
     if not fast:
         return "Nothing was measured before the run ended."

@@ -127,8 +127,7 @@ def list_assumptions(data: Json) -> list[str]:
 
 
 def report_pairs(place: Hardware, alpha: float | None) -> Section:
-    """Report the recommended pairs, with published figures and predictions. alpha: acceptance rate for all pairs; None:
-    the published rates."""
+    """Report recommended pairs, with published figures and predictions. alpha: acceptance rate; None: as published."""
     from slipstream.measure.known_pairs import MODELS, PAIRS, predict_pair
 
     sources = [source for pair in PAIRS for source in (pair.acceptance_source, pair.speedup_source) if source]

@@ -50,8 +50,7 @@ def name_proposers(data: TraceData) -> list[str]:
 
 
 def show_text(data: TraceData) -> JsonObject:
-    """Collect the values that a page shows for each token. The browser shows `label` while the pointer rests on a
-    token."""
+    """Collect the values that a page shows for each token; it shows `label` while the pointer rests on the token."""
     prompt = data.prompt["text"]
     return {
         "who": name_proposers(data),

@@ -99,8 +99,7 @@ def write(result: Result, path: str | Path) -> None:
 
 
 def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
-    """Replace the file atomically, so that no reader sees a partial file. Raises ResultError, whose message says that
-    `option` names the file."""
+    """Replace the file atomically: no reader sees a partial file. Raises ResultError, whose message names `option`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -114,8 +113,7 @@ def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
 
 
 def check_writable(path: str | Path, option: str = "--out") -> None:
-    """Raise ResultError if a file cannot be written at `path`, which the command-line option `option` gives. Call this
-    before a long measurement."""
+    """Raise ResultError, which names `option`, if `path` cannot be written. Call this before a long measurement."""
     path = Path(path)
     if path.is_dir():
         raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
@@ -134,8 +132,7 @@ def read(path: str | Path) -> Result:
 
 
 def read_all(path: str | Path) -> list[Result]:
-    """Read all results of a file: one result, or several under "runs", as this project's benchmarks write them. Raises
-    ResultError."""
+    """Read all results of a file: one, or several under "runs" (as benchmarks write them). Raises ResultError."""
     content = _load(path)
     runs = content.get("runs") if isinstance(content, dict) else None
     if not isinstance(runs, dict) or not runs:

@@ -98,8 +98,7 @@ class Measured(Strict):
         )
 
     def by_depth(self) -> CostCurve:
-        """Seconds of the target in a step with d - 1 levels of draft tokens, d = 1, 2, ...; includes batch and
-        width."""
+        """Seconds of the target in a step with d - 1 levels of draft tokens, d = 1, 2, ..., at this batch and width."""
         depths = range(max(1, self.draft_tokens) + 1)
         return CostCurve(
             tuple(d + 1 for d in depths), tuple(self.costs(self.batch * (1 + self.width * d)) for d in depths)

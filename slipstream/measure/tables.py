@@ -164,8 +164,7 @@ def times(factor: float) -> str:
 
 
 def interval(e: Estimate) -> str:
-    """Write a factor with its 95 % interval, "1.61x (1.42-1.80)", or with the reason why there is none, "1.61x (few
-    passes)"."""
+    """Write a factor with its 95 % interval, "1.61x (1.42-1.80)", or why it has none, "1.61x (few passes)"."""
     return f"{times(e.value)} ({ends(e, _factor)})"
 
 

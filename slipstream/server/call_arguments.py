@@ -125,8 +125,7 @@ def _text_rule(name: str, schema: JsonMapping, end: str, symbol: Callable[[str],
 
 
 def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> None:
-    """Raise ParameterError if one of `names` (keywords or keys of a schema) is not in `known`: the grammar cannot
-    enforce it."""
+    """Raise ParameterError if a name (keyword or key of a schema) is not `known`: the grammar cannot enforce it."""
     for name in names:
         if name not in known:
             raise ParameterError(

@@ -182,8 +182,7 @@ def fields_of(where: str) -> dict[str, Field]:
 
 
 def pass_on(given: Mapping[str, object], where: str, **names: str) -> JsonObject:
-    """Return the given fields that a chat has too, under the chat's names. names: field -> its name in a chat, for
-    fields whose names differ."""
+    """Return the given fields that a chat has too, under the chat's names. names: field -> differing name in a chat."""
     known, chat = fields_of(where), fields_of(CHAT)
     same = {name: name for name in given if known[name] is chat.get(name)} | names
     return {same[name]: value for name, value in given.items() if name in same}

@@ -80,8 +80,7 @@ class Part:
 def make_generation(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, object], **more: Any
 ) -> Generation:
-    """Make the generation of a request whose fields `given` name a rule and a prediction. more: passed to `Generation`.
-    Raises ApiError 400."""
+    """Make a request's generation. given: fields, with rule and prediction; more: of `Generation`. Raises ApiError."""
     try:
         text = read_prediction(given.get("prediction"))
     except PromptError as fault:

@@ -101,8 +101,7 @@ class ReplyFormat:
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
     def strict_calls(self, prompt: str, use: ToolUse, tokenizer: Tokenizer) -> Structured:
-        """Return the structured output of an answer that may call tools: arguments of strict functions meet their
-        schemas."""
+        """Return the structured output of an answer that may call: arguments of strict functions meet their schemas."""
         assert self.calls is not None, "tools are refused where the format of calls is not known"
         reasoning = self.reasoning and ("" if self._inside(prompt) else self.reasoning[0], self.reasoning[1])
         names = special_tokens(tokenizer).items()

@@ -272,8 +272,7 @@ async def read_fields(request: Request, service: Service, known: Mapping[str, Fi
 
 
 async def read_body(request: Request, most: int) -> bytearray:
-    """Read the body of a request. Raises ApiError 413 for more than `most` bytes, and 400 if the content type is not
-    JSON."""
+    """Read the body of a request. Raises ApiError 413 for more than `most` bytes, 400 for a content type but JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(400, f"the content type is {kind or 'missing'}, must be application/json")

@@ -43,8 +43,7 @@ _COUNTED = {
 
 
 class ServerMetrics:
-    """All metrics of one server, in a registry of its own. prefix: see `METRICS_PREFIXES`;
-    kv_blocks: see `EngineFacts`."""
+    """All metrics of a server, in their own registry. prefix: see `METRICS_PREFIXES`; kv_blocks: see `EngineFacts`."""
 
     def __init__(self, model: str, prefix: str = PREFIX, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()

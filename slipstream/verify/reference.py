@@ -87,8 +87,7 @@ def distribution(logits: np.ndarray, context: Context) -> np.ndarray:
 
 
 def impossible(p: np.ndarray, logits: np.ndarray, context: Context, noise: float) -> np.ndarray:
-    """Return which tokens cannot follow, bool [V], even if every logit may be off by `noise`. p: `distribution` of the
-    logits."""
+    """Return which tokens cannot follow, bool [V], even with logits off by `noise`. p: `distribution` of the logits."""
     x, never = edit_logits(logits, context), p == 0
     if noise:
         never &= x < x[p > 0].min() - 2 * noise

@@ -233,8 +233,7 @@ def measure_noise(a: Answer, b: Answer) -> float:
 
 
 def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | None, float | None]:
-    """Return the verdict on two greedy texts, the position of the first difference, and the reference's margin there,
-    in nats."""
+    """Return the verdict on two greedy texts, the position of the first difference, and the margin there in nats."""
     if fast.text == plain.text:
         return IDENTICAL, None, None
     at = count_common(fast.tokens, plain.tokens)

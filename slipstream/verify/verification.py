@@ -117,8 +117,7 @@ def verify(
     llm: LLM, prompts: PromptSet, config: VerifyConfig, out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None, label: str = "",
 ) -> Result:  # fmt: skip
-    """Check the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
-    finished checks."""
+    """Check the drafter of `llm`. Writes the result to `out` after every check: finished checks survive a Ctrl-C."""
     config = replace(config, params=llm.defaults.fill(config.params))
     if llm.drafter.name == "none" or not llm.most_draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
