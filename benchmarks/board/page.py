@@ -126,7 +126,7 @@ def _row(number: int, engine: Engine, method: str, columns: list[str], records: 
     groups = [{name: each[name] for name, check in CHECKS.items() if check.column == column} for column in columns]
     dates = sorted(record["date"] for record in each.values() if "date" in record)
     version = _versions(engine, records).partition(",")[0].rpartition(" ")[2]
-    shifts = [record["smallest_shift"] for record in each.values() if "smallest_shift" in record]
+    shifts = [record["smallest_shift"] for record in each.values() if record.get("smallest_shift")]
     name, *more = engine.name.split(" (", 1)
     cells = [str(number), " (".join([f"{name} {version}".strip(), *more]), method, *map(_verdicts, groups)]
     marks = [str(notes.setdefault(note, len(notes) + 1)) for note in _notes(each)]
