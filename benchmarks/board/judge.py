@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.board.lineup import CHECKS, LEVEL, PROMPTS, cells
 from slipstream.core.text_ends import count_common
 from slipstream.llm import LLM
+from slipstream.verify.choices import count_choices, smallest_shift
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.reference import logits_of
-from slipstream.verify.choices import count_choices, smallest_shift
 from slipstream.verify.served import PERMUTATIONS, compare_ngrams, permute
 
 SAME, DIFFERS, REFUSED, UNTESTED = "same", "differs", "refused", "not tested"
