@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.board.models import HYBRID
 from benchmarks.protocol import ROOT
 
 PLAIN = "plain"
@@ -111,12 +112,13 @@ ENGINES = {
             methods=(
                 "native: draft model", "native: suffix", "native: EAGLE-3", "native: Medusa",
                 "torch: draft model", "torch: suffix", "transformers: draft model",
+                "native: draft model" + HYBRID, "native: suffix" + HYBRID,
             ),
             promises="the distribution; greedy texts bit by bit on its own kernels (docs/exactness.md)",
         ),
         Engine(
             "transformers", "benchmarks.board.transformers_engine", make="make install",
-            methods=("assisted", "prompt lookup", "early exit", "universal"),
+            methods=("assisted", "prompt lookup", "early exit", "universal", "assisted" + HYBRID),
             promises="the same distribution, greedy and sampled "
             "(https://huggingface.co/docs/transformers/generation_strategies#speculative-decoding)",
         ),

@@ -37,7 +37,8 @@ CPU. Each row compares an engine that speculates with the same engine without. {
 - **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
   that it does not do this. **not tested**: the note says why. {none}: there is no record yet. "same (1 of 2)": one of
   the two checks of this column has a record.
-- *shift*: total variation that the samples would have shown with a probability of 0.9.
+- *shift*: a fault that takes the most likely token in so many more of the cases (a total variation) would have been
+  found with a probability of 0.9.
 """
 
 LEGEND = f"""
@@ -52,8 +53,9 @@ How a cell is judged:
   each cell.
 - A difference is **{OPEN}** as long as no issue or fix of the maintainers confirms it, or a reproduction without
   Slipstream is missing.
-- The model is the embedded pair of 14.2M and 2.4M parameters. `python -m benchmarks.board --row 1` repeats row 1 from
-  nothing.
+- The model is the embedded pair of 14.2M and 2.4M parameters; in rows named "hybrid" a random Qwen3.5 of four layers,
+  three of them recurrent, and a draft model that is nearly the same (`benchmarks/board/models.py`).
+- `python -m benchmarks.board --row 1` repeats row 1 from nothing.
 """
 
 TAIL = """## Run it

@@ -1,9 +1,10 @@
 """How often tokens are the most frequent one after the token before them, the second, ...: the test of all prompts
 together in `served`, and the size of the faults that it finds.
 
-The size is simulated, because it depends on the texts: where every token has other followers, the samples do not say
-which one is the most likely, and a fault that favours it stays hidden. So followers are drawn anew from what the samples
-say of them, and a fault is planted into one half of the draws.
+The size is simulated, because it depends on the texts: where every token has many followers, the samples do not say
+which one is the most likely, and a fault that favours it stays hidden. So followers are drawn anew from what the
+samples say of them, and a fault is planted into one half of the draws. On Markov chains of up to 7.5 bits a token such
+faults are found as often as stated; at 10 bits, two of three.
 """
 
 import math
@@ -103,17 +104,15 @@ class _Followers:
 
     @staticmethod
     def of(samples: Seq[tuple[Texts, Texts]]) -> "_Followers | None":
-        """None if no token has a place. How much of their frequency is luck, and belongs to followers that were not seen,
-        depends on how often followers occur (modified Kneser-Ney: Chen & Goodman 1999, section 3)."""
+        """None if no token has a place. How much of a follower's frequency is luck, and belongs to followers that were
+        not seen, depends on how many are seen once, twice, ... (modified Kneser-Ney: Chen & Goodman 1999, 3)."""
         contexts = [[*counts.values()] for pair in samples for counts in count_followers(*pair).values()]
         if all(len(counts) == 1 for counts in contexts):
             return None
         seen = Counter(count for counts in contexts for count in counts)
         usual = seen[1] / max(1, seen[1] + 2 * seen[2])
-        luck = [
-            0.0,
-            *(max(0.0, r - (r + 1) * usual * seen[r + 1] / max(1, seen[r])) if seen[1] else 0.0 for r in (1, 2, 3)),
-        ]
+        more = [(r + 1) * seen[r + 1] / max(1, seen[r]) for r in range(4)]
+        luck = [max(0.0, r - usual * more[r]) if seen[1] else 0.0 for r in range(4)]
         masses = [[count - luck[min(count, 3)] for count in counts] for counts in contexts]
         masses = [[*mass, sum(counts) - sum(mass)] for mass, counts in zip(masses, contexts, strict=True)]
         sizes = np.array([sum(counts) for counts in contexts])
@@ -153,7 +152,7 @@ class _Followers:
 
     def _draw(self, rng: np.random.Generator) -> np.ndarray:
         """A follower for each token of the samples."""
-        drawn = np.searchsorted(self.ends, self.tokens + rng.random(len(self.tokens)), "right")
+        drawn = np.searchsorted(self.ends[:-1], self.tokens + rng.random(len(self.tokens)), "right")
         hidden = self.hidden[self.tokens] + rng.random(len(drawn)) * np.diff(self.hidden)[self.tokens]
         return np.where(self.unseen[drawn], len(self.ends) + hidden.astype(np.int64), drawn)
 

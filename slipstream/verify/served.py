@@ -9,8 +9,8 @@ sampling parameters, and the comparison is between two samples:
     sampled   texts with seeds of their own at each server. For each prompt, a permutation test of the counts of all
               n-grams of up to three tokens, in which whole texts change sides (exact for any dependence within a text).
               Over all prompts together, the same test of how often a token is the most frequent one after the token
-              before it, the second, ... It has few degrees of freedom, so the size of the faults that it finds is known:
-              see `choices`.
+              before it, the second, ... Its few degrees of freedom make the size of the faults that it finds known: see
+              `choices`.
 
 A server that drafts nothing passes every comparison, so its counters are read before and after each check; with fewer
 draft tokens than in `verification` the check is "not tested".

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.board import __main__ as board, judge, page
+from benchmarks.board.__main__ import prompts
 from benchmarks.board.lineup import (
     CHECKS,
     CONTROL_CHECKS,
@@ -20,6 +21,7 @@ from benchmarks.board.lineup import (
     cells,
     rows,
 )
+from benchmarks.board.models import HYBRID, VOCAB, models_of
 
 P = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
 
@@ -55,7 +57,7 @@ def engine(monkeypatch):
         promises="nothing", known={"other": "reported"},
     )  # fmt: skip
     monkeypatch.setitem(ENGINES, "fake", made)
-    monkeypatch.setattr(board, "prompts", lambda: [[1, 2]] * 3)
+    monkeypatch.setattr(board, "prompts", lambda method: [[1, 2]] * 3)
     return made
 
 
@@ -136,6 +138,24 @@ def test_an_engine_is_loaded_once_for_each_method_and_setup(engine, monkeypatch)
     checks = ("greedy", "T 1", "T 0.7", "8 streams, prefix cache")
     run(*(Cell("fake", "good", check) for check in checks), samples=2)
     assert started == [("good", 1), (PLAIN, 1), ("good", 8), (PLAIN, 8)]
+
+
+def test_both_sides_of_a_hybrid_row_load_the_hybrid_and_no_others_do(engine, monkeypatch):
+    loaded, right = [], board.Side._call
+
+    def call(self, op, **given):
+        if op == "load":
+            loaded.append((self.worker.name, given["method"], given["target"]))
+        return right(self, op, **given)
+
+    monkeypatch.setattr(board.Side, "_call", call)
+    hybrid, usual = (str(models_of(method)[0]) for method in ("good" + HYBRID, "good"))
+    run(Cell("fake", "good" + HYBRID, "T 1"), Cell("fake", "good", "T 1"), samples=2)
+    assert loaded == [
+        ("fake, good, hybrid", "good", hybrid), ("fake, plain, hybrid", "plain", hybrid),
+        ("fake, good", "good", usual), ("fake, plain", "plain", usual),
+    ]  # fmt: skip
+    assert all(token < VOCAB for ids in prompts("good" + HYBRID) for token in ids)
 
 
 def test_a_difference_is_shown_only_with_what_fairness_asks_for(engine):
