@@ -44,6 +44,7 @@ from benchmarks.protocol import ROOT, ContenderError, Worker
 from slipstream.measure.prompts import select_entries
 from slipstream.measure.results import write_text
 from slipstream.tokens.text import load_tokenizer
+from slipstream.verify.verification import FEWEST_DRAFTED
 from slipstream.zoo import target_dir
 
 RECORDS = ROOT / "benchmarks" / "results" / "board.json"
@@ -192,8 +193,8 @@ def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]
             side = sides.of(engine, cell.method, CHECKS[cell.check])
             if side.drafted is not None and not cell.negative:
                 record["drafted"] = side.drafted
-                if not side.drafted:
-                    record |= {"verdict": judge.UNTESTED, "why": "nothing was drafted"}
+                if side.drafted < FEWEST_DRAFTED["greedy" if CHECKS[cell.check].greedy else "distribution"]:
+                    record |= {"verdict": judge.UNTESTED, "why": f"only {side.drafted} tokens were drafted"}
         except (ContenderError, FileNotFoundError) as fault:
             said = [line for line in str(fault).strip().splitlines() if line.strip()][-1][:300]
             refused = said.startswith(REFUSALS) or any(f".{name}:" in said for name in REFUSALS)

@@ -108,9 +108,9 @@ def test_an_engine_whose_environment_no_longer_installs_has_a_cell_that_says_so(
     assert "No module named" in record["why"]
 
 
-def test_an_engine_that_drafts_nothing_is_not_tested(engine):
+def test_an_engine_that_drafts_nothing_or_too_little_is_not_tested(engine):
     (record,) = run(Cell("fake", "idle", "T 1"))
-    assert (record["verdict"], record["why"]) == ("not tested", "nothing was drafted")
+    assert (record["verdict"], record["why"]) == ("not tested", "only 0 tokens were drafted")
 
 
 def test_texts_without_speculation_are_made_once_for_all_methods(engine, monkeypatch):
