@@ -4,7 +4,8 @@ Qwen3-0.6B, with random weights in 4 bits, interleaved; then the first token of 
     python -m benchmarks.recurrent_passes [--rounds 30] [--context 200] [--prompt 4000] [--prompts 5]
 
 One row is plain decoding. Eight rows over one row says what a draft of seven tokens costs. A pass reads and writes each
-state of a hybrid once. --prompts 0 leaves prompts out.
+state of a hybrid once. Recurrence: the share of its convolutions and states, which are computed token by token, in the
+time of a pass over 512 rows of a prompt. --prompts 0 leaves prompts out.
 """
 
 import argparse
@@ -13,10 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numba import njit
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native.kernels import matrices
+from slipstream.backends.native.kernels.records import LAYER
 from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.backends.native.threads import kernel_lock, pool
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.weights import Weights
@@ -24,7 +30,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.executor.executor import Batch
 from slipstream.targets.decoder import Decoder
 
-ROWS = (1, 8)
+ROWS, PIECE = (1, 8), 512
 COMMON = {"vocab_size": 151936, "hidden_size": 1024, "max_position_embeddings": 32768, "tie_word_embeddings": True}
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": COMMON | {
@@ -44,22 +50,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def random_executor(shape: dict[str, Any]) -> NativeExecutor:
-    """An executor with random weights, made as they are packed."""
-    config = DecoderConfig.from_dict(shape)
+def random_weights(config: DecoderConfig) -> Weights:
+    """Random weights of this shape, made as they are read."""
     random = torch.Generator().manual_seed(0)
 
-    def read(name: str, dims: tuple[int, ...]) -> Callable[[slice], torch.Tensor]:
-        whole = dims[0]
-
+    def read(dims: tuple[int, ...]) -> Callable[[slice], torch.Tensor]:
         def rows(part: slice) -> torch.Tensor:
-            count = len(range(whole)[part])
+            count = len(range(dims[0])[part])
             return torch.randn((count, *dims[1:]), generator=random).mul_(0.02).to(torch.bfloat16)
 
         return rows
 
-    readers = {name: (name, read(name, dims)) for name, dims in config.shapes().items()}
-    return NativeExecutor(config, Weights(readers, config, torch.float32), LoadSettings(quantize="int4"))
+    readers = {name: (name, read(dims)) for name, dims in config.shapes().items()}
+    return Weights(readers, config, torch.float32)
+
+
+def random_executor(shape: dict[str, Any]) -> NativeExecutor:
+    config = DecoderConfig.from_dict(shape)
+    return NativeExecutor(config, random_weights(config), LoadSettings(quantize="int4"))
 
 
 def main() -> None:
@@ -87,6 +95,9 @@ def main() -> None:
             f"1 row {one * 1e3:.1f} ms ({1 / one:.1f} tokens/s, {size / one / 1e9:.1f} GB/s), "
             f"8 rows {eight * 1e3:.1f} ms, {eight / one:.2f}x"
         )
+        if executor.config.recurrences:
+            share = recurrence(executor, PIECE, options.rounds)
+            print(f"{name}: the recurrence takes {share:.1%} of a pass over {PIECE} rows of a prompt")
     for name, executor in executors.items() if options.prompts else ():
         cold, warm = first_tokens(executor, options.prompt, options.prompts)
         print(f"{name}: first token of {options.prompt}: cold {cold:.3f} s, warm {warm:.3f} s, {cold / warm:.1f}x")
@@ -106,6 +117,40 @@ def first_tokens(executor: NativeExecutor, length: int, prompts: int) -> tuple[f
                 pass
             each.append(time.perf_counter() - began)
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+@njit
+def _recur(boards, parts, caches, rows, inputs, out, scratch, threads):  # type: ignore[no-untyped-def]
+    board = boards[0]
+    board.threads = threads
+    board.prepare.scratch, board.prepare.scratch_bytes = scratch.ctypes.data, scratch.nbytes // board.size
+    for number in range(parts.shape[0]):
+        part, given, into = parts[number], inputs.ctypes.data, out.ctypes.data
+        matrices.recur(board, part, caches[0], rows[0], given, inputs.shape[1], into, out.shape[1])
+
+
+def recurrence(executor: NativeExecutor, count: int, rounds: int) -> float:
+    """The share of the recurrence in a pass over this many rows of a prompt: medians, interleaved."""
+    (layers,) = (array for array in executor._layout.arrays if array.dtype == LAYER)
+    parts = layers["recurrent"][layers["recurrent"]["kind"] > 0].copy()
+    wide = int((parts["heads"] * parts["value"]).max())
+    inputs = np.random.default_rng(0).normal(size=(count, int(parts["gate"].max()) + wide)).astype(np.float32)
+    out, scratch, threads = np.empty((count, wide), np.float32), np.empty(1 << 20, np.uint8), executor._workspace.most
+    batch = Batch((1,), torch.arange(count), range(count), (0, count), (0,), (None,), (count - 1,), (count,))
+    alone, whole = list[float](), list[float]()
+    for _ in range(rounds + 1):
+        executor.release(1)
+        began = time.perf_counter()
+        executor.forward(batch)
+        whole.append(time.perf_counter() - began)
+        executor.release(1)
+        with kernel_lock():
+            rows, caches, workers = executor._rows(batch), executor._caches(batch), pool(threads)
+            began = time.perf_counter()
+            workers.run(_recur, parts, caches, rows.record[:1], inputs, out, scratch, threads=threads)
+            alone.append(time.perf_counter() - began)
+    executor.release(1)
+    return statistics.median(alone[1:]) / statistics.median(whole[1:])
 
 
 def run(executor: NativeExecutor, past: int, rows: int) -> None:

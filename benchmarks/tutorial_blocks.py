@@ -11,14 +11,14 @@ from benchmarks.tutorial_kit import Kit, block, fence, named, warnings
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.measure import plots
 from slipstream.measure.estimates import explain_doubt
-from slipstream.measure.tables import Estimate, Plot, percent, spell, times
+from slipstream.measure.tables import Estimate, Plot, percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
 SERVED = "slipstream simulate --hardware h100 -m 7B -md 0.5B --alpha 0.7 --batch 1,2,4,8,16,32,64,128,256"
 CAPTIONS = {
     "speedup": "Points: over plain decoding in the same run. Bars: 95 % intervals. Dashed: plain decoding.",
-    "speedup-by-category": "Points: over plain decoding in the same run, for each kind of prompt. Bars: 95 % "
+    "speedup-by-category": "Points: speed-up over plain decoding in the same run, for each kind of prompt. Bars: 95 % "
     "intervals. Dashed: plain decoding.",
 }
 TRACED = "Write a Python function that reverses a string."
@@ -42,14 +42,15 @@ def prices(kit: Kit) -> str:
     plot = Plot(
         "prices", "Cost of a target pass by the number of tokens it verifies",
         "SmolLM2 in 4 bits, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
-        "; ".join(f"{spell(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
+        f"For {', '.join(map(str, counts))} tokens: {', '.join(f'{t:.2f}' for t in relative)} times a one-token pass",
         draw,
     )  # fmt: skip
     at = counts.index(8)
     said = (
         f"Here, a one-token pass of SmolLM2 takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over "
-        f"{counts[at]} tokens takes {relative[at]:.2f} times as long; {counts[at]} passes: {counts[at]} times "
-        f"as long. A suffix tree, which copies from earlier text, drafts a token in {c:.3f} of that time."
+        f"{counts[at]} tokens takes {relative[at]:.2f} times as long; without drafts, {counts[at]} tokens take "
+        f"{counts[at]} passes. A suffix tree, which copies from earlier text, drafts a token in {c:.3f} one-token "
+        "passes."
     )
     return block(fence(command), said, kit.draw("prices", plot))
 
@@ -74,10 +75,10 @@ def closed_form(kit: Kit) -> str:
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
 
     best = [(a, best_gamma(a, CLOSED_C, CLOSED_LONGEST)) for a in CLOSED_ALPHAS]
-    said = "; ".join(f"alpha {a:g}: {g} draft tokens, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
+    said = "; ".join(f"{a:g}: {g} draft tokens, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
     plot = Plot(
-        "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, verification free. Dashed: plain "
-        "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.0,
+        "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, with free verification. Dashed: "
+        "plain decoding.", f"Best draft length up to {CLOSED_LONGEST}, by alpha: {said}", draw, height=3.0,
     )  # fmt: skip
     return kit.draw("closed-form", plot)
 
@@ -213,11 +214,18 @@ def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
 
     return Plot(
         "speed", f"Tokens per second by {title}",
-        "Prefill included; all settings interleaved in one run. Predicted: by the closed forms from the acceptance "
-        "rates at the longest draft and from the target's cost by number of tokens." if known else
-        "All sequences together; all settings interleaved in one run.",
-        "; ".join(f"{n}: " + ", ".join(f"{x} {y:.0f}" for x, y in zip(a, b, strict=True)) for n, a, b in lines), draw,
+        "Prefill included; all settings take turns in one run. The closed forms predict from the acceptance rates at "
+        "the longest draft and from the target's cost by number of tokens." if known else
+        "All sequences together; all settings take turns in one run.",
+        f"At {', '.join(map(str, lines[0][1]))}: "
+        + "; ".join(f"{name} {_spell(xs, ys, lines[0][1])}" for name, xs, ys in lines), draw,
     )  # fmt: skip
+
+
+def _spell(xs: list[Any], ys: list[float], places: list[Any]) -> str:
+    """The values at `places`; "none" where a line has no value."""
+    known = dict(zip(xs, ys, strict=True))
+    return ", ".join(f"{known[place]:.0f}" if place in known else "none" for place in places)
 
 
 def _rate(arm: dict[str, Any]) -> float:

@@ -80,7 +80,7 @@ def named(section: Section, name: str) -> Plot:
 
 def warnings(result: Result) -> str:
     """Write the warnings of a run, in italics."""
-    return "*Of this run: " + " ".join(map(remark, result.warnings)) + "*" if result.warnings else ""
+    return "*Warning of this run: " + " ".join(map(remark, result.warnings)) + "*" if result.warnings else ""
 
 
 def block(*parts: str) -> str:

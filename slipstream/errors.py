@@ -5,6 +5,7 @@ the message and exits with code 2.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -18,7 +19,8 @@ class SlipstreamError(Exception):
 
     def __init__(self, what: str, *, why: str = "", fix: str = ""):
         self.what, self.why, self.fix = what, why, fix
-        sentences = [what, why, f"Fix: {fix}" if fix else ""]
+        because = re.sub("^[a-z]+ ", lambda first: first[0].capitalize(), why)  # names of code stay as they are
+        sentences = [what, because, f"Fix: {fix}" if fix else ""]
         super().__init__(" ".join(sentence(s) for s in sentences if s))
 
 
@@ -120,13 +122,21 @@ OTHER_NAMES = {
     "speculative_model": "draft", "assistant_model": "draft", "num_draft_tokens": "draft_tokens",
     "num_speculative_tokens": "draft_tokens", "num_assistant_tokens": "draft_tokens", "spec_tokens": "draft_tokens",
     "draft_max": "draft_tokens", "spec_method": "drafter", "spec_type": "drafter", "temp": "temperature",
-    "repeat_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty", "stop_strings": "stop",
 }  # fmt: skip
 """Names in other programs, and former names -> the name of the same parameter here."""
+
+ELSEWHERE = {
+    "n": "give the prompt several times, with a temperature above 0",
+    "prompt_logprobs": "ask /v1/completions of the server with echo and logprobs",
+}
+"""Parameters in other programs that have no parameter here -> how to get what they do."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`"did you mean 'top_p'?"` for the name that is meant or nearest, or the list of known names if none is near."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[str(name)]
     known = sorted(known)
     meant = OTHER_NAMES.get(str(name))
     near = [meant] if meant in known else difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)

@@ -260,7 +260,9 @@ class LLM:
         one = params is None or isinstance(params, SamplingParams)
         each: list[SamplingParams | None] = [params] * len(many) if one else list(params)  # type: ignore
         if len(each) != len(many):
-            raise ParameterError(f"{len(each)} sampling parameters for {len(many)} prompts")
+            raise ParameterError(
+                f"{len(each)} sampling parameters for {len(many)} prompts", fix="give one for all, or one for each"
+            )
         seqs = [self.sequence(prompt, p) for prompt, p in zip(many, each, strict=True)]
         for _ in self.decode(seqs):
             pass

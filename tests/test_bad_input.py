@@ -45,7 +45,7 @@ def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str)
         (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], must be a list"),
         ({"role": "user", "content": "x"}, "must be a list of messages"), (5, "the conversation is 5, must be a list"),
         ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
-        ([{"role": "user", "content": 5}], "chat template refuses this conversation. can only concatenate str"),
+        ([{"role": "user", "content": 5}], "chat template refuses this conversation. Can only concatenate str"),
         ("a\ud800", "the conversation is no UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
     ],
 )  # fmt: skip
@@ -68,6 +68,20 @@ def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> N
 def test_arguments_of_other_programs_are_refused_with_what_to_write(llm, method, named, fix) -> None:
     with pytest.raises(ParameterError, match=re.escape(fix)):
         getattr(llm, method)("hi", **named)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("n", "Fix: give the prompt several times"),
+        ("prompt_logprobs", "Fix: ask /v1/completions of the server with echo"),
+        ("stop_strings", "did you mean 'stop'?"),
+    ],
+)
+def test_sampling_parameters_of_other_programs_are_refused_with_what_to_write(name: str, fix: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(fix)) as fault:
+        SamplingParams(**{name: 1})
+    assert f"{name!r}. A parameter that" in str(fault.value)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +161,7 @@ def test_a_loaded_draft_model_keeps_its_own_settings(tiny: Tiny) -> None:
 def test_drafter_options_are_refused_if_no_drafter_reads_them(draft: object) -> None:
     with pytest.raises(ParameterError, match="'max_ngram' were given with"):
         LLM(ToyTarget(8), draft, draft_options={"max_ngram": 3})
-    with pytest.raises(ParameterError, match="nothing would read them"):
+    with pytest.raises(ParameterError, match="Nothing would read them"):
         LLM(ToyTarget(8)).use(draft, max_ngram=3)
     with pytest.raises(ParameterError, match="must map names to values"):
         LLM(ToyTarget(8), "ngram", draft_options=["max_ngram"])  # type: ignore[arg-type]

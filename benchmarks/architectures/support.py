@@ -26,7 +26,7 @@ EXTERNAL = {
     "AWQ": "not tried: its library, gptqmodel 7.7, asks for PyTorch 2.14",
 }
 """Quantisations that transformers loads, and whether a test does."""
-FAILS = "fails the trial at load: the logits of a text are others when more text follows"
+FAILS = "fails the trial at load: logits of a text change when more text follows"
 """Of Jamba, in transformers itself, on a CPU."""
 
 
@@ -89,33 +89,33 @@ def page() -> str:
                 for kinds, needs in quantised.items()]),
     )  # fmt: skip
     together, apart = ("; ".join(kind.name for kind in KINDS if kind.trees is one) for one in (True, False))
-    tokenizers = ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
+    tokenizers = " or ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
     return f"""\
 # What works with what
 
-Made by `make support` from what the code declares; a test compares this page with it.
-Every other causal model and encoder-decoder of transformers is tried when it is loaded
+`make support` makes this page from declarations in the code, and a test compares both.
+Causal models and encoder-decoders that are not listed here are tried when they are loaded
 ([model families](model-families.md#every-other-model)).
 
 {tables[0]}
 
-*chains*: of a tree, the first branch is verified. *no*: {"; ".join(sorted(refusals))}.
+*chains* means that only the first branch of a draft tree is verified. *no* means that the drafter does not work with
+the target: {"; ".join(sorted(refusals))}.
 
 {tables[1]}
 
-A batch of requests is one forward, and beams that continue the same text share KV blocks ({together}); or
-each request has a forward, and each beam a copy of the cache ({apart}).
+For some kinds ({together}), one forward pass runs a batch of requests, and beams that continue the same text share KV
+blocks. For the others ({apart}), each request needs a forward pass, and each beam a copy of the cache.
 
 {tables[2]}
 
-Every rule works with every cell: {_code(RULES)}. So does every batch size,
-and a draft model of any kind for a target of any kind; only encoder-decoders draft for encoder-decoders, and
-for nothing else. `eagle3` stands for EAGLE-3.1 and P-EAGLE, too, `dflash` for DSpark, `model` for PARD.
-MTP layers run on our own kernels beside a target that these run (one layer, which drafts several tokens by reading
-its own output; safetensors and GGUF files), and by transformers beside a target that it runs (one or several).
-A draft model's quantisation is chosen apart
-from the target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): {tokenizers}. \
-Beam search drafts nothing ([why](commands.md#beam-search)).
+Every combination in these tables works with every rule ({_code(RULES)}) and every batch size. The draft model
+may be of another kind than the target, but an encoder-decoder needs an encoder-decoder as draft model, and a decoder
+a decoder. `eagle3` also stands for EAGLE-3.1 and P-EAGLE, `dflash` for DSpark, and `model` for PARD.
+If our own kernels run the target, they also run its MTP layer (only one, which reads its own output to draft several
+tokens; from safetensors and GGUF files). If transformers runs the target, it also runs the MTP layers (one or several).
+The draft model has its own quantisation (`draft_quantize`). The setting `draft_tokenizer` is \
+{tokenizers}. Beam search drafts nothing ([why](commands.md#beam-search)).
 """
 
 

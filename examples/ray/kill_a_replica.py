@@ -1,10 +1,10 @@
-"""What a client sees when a replica dies under load:
+"""Show what clients see when a replica dies under load:
 
     cd examples/ray && python kill_a_replica.py
 
-Starts `slipstream_app` with two replicas on this machine, has clients stream greedy texts from it, and kills one of the
-replicas. A request that fails before its first token is sent once more. Exit code 1 unless each of these is answered
-then. A stream that had begun is cut: its client has seen part of a text, and decides itself.
+This program starts `slipstream_app` with two replicas on this machine, lets clients stream greedy texts from it, and
+kills one replica. A client sends a request again if it failed before its first token. The exit code is 1 if such a
+request fails again. A stream that had begun is cut; its client has seen part of the text, and must decide what to do.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def stream(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[s
 
 
 async def client_of(number: int, until: float, tokens: int, outcomes: Counter[str], texts: dict[str, set[str]]) -> None:
-    """One request after another."""
+    """Send one request after another."""
     async with httpx.AsyncClient(timeout=120) as client:
         while time.monotonic() < until:
             prompt = PROMPTS[number % len(PROMPTS)]
@@ -63,7 +63,7 @@ async def client_of(number: int, until: float, tokens: int, outcomes: Counter[st
 
 
 async def load(clients: int, seconds: float, tokens: int) -> tuple[Counter[str], dict[str, set[str]]]:
-    """Outcomes, and the texts of each prompt."""
+    """Return the outcomes, and the texts of each prompt."""
     outcomes: Counter[str] = Counter()
     texts: dict[str, set[str]] = {}
     until = time.monotonic() + seconds
@@ -73,7 +73,7 @@ async def load(clients: int, seconds: float, tokens: int) -> tuple[Counter[str],
 
 
 async def kill(after: float) -> None:
-    """End one replica's process, as a machine that fails would."""
+    """Kill the process of one replica, as if its machine failed."""
     await asyncio.sleep(after)
     replicas = [each for each in ray.util.list_named_actors(all_namespaces=True) if "#slipstream#" in each["name"]]
     victim = replicas[0]

@@ -1,10 +1,10 @@
-"""Replicas of Slipstream's own engine, behind one address in the form of OpenAI's API:
+"""Run replicas of Slipstream's own engine behind one address with OpenAI's API:
 
     cd examples/ray && serve run slipstream_app:app target=/models/target draft=/models/draft replicas=2 cores=4
 
-Needs `ray[serve]` and `slipstream[server]` on every node. Without `target` and `draft` the embedded models run. Each
-replica has its own queue, KV cache and counters (/metrics shows those of the replica that answers); Ray spreads the
-requests, and starts a replica anew whose engine died.
+Every node needs `ray[serve]` and `slipstream[server]`. Without `target` and `draft` the embedded models run. Each
+replica has its own queue, KV cache and counters; /metrics shows the counters of the replica that answers. Ray
+distributes requests, and restarts a replica whose engine died.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def app(arguments: dict[str, str]) -> Application:
     batch = int(arguments.get("batch", 16))
 
     def application() -> FastAPI:
-        """Runs once in each replica."""
+        """Make the application, once in each replica."""
         llm = LLM(target, draft, max_batch=batch)
         service = Service(arguments.get("name", target), describe_engine(llm), llm.tokenizer, AsyncLLM(llm).streams)
         server = create_app(service)
@@ -36,7 +36,7 @@ def app(arguments: dict[str, str]) -> Application:
     @serve.deployment(
         name="slipstream",
         num_replicas=int(arguments.get("replicas", 2)),
-        max_ongoing_requests=2 * batch,  # the rest waits at the proxy, for whichever replica is free first
+        max_ongoing_requests=2 * batch,  # further requests wait at the proxy for the first free replica
         ray_actor_options={"num_cpus": float(arguments.get("cores", 1))},
         graceful_shutdown_timeout_s=60,
         health_check_period_s=5,
@@ -45,7 +45,7 @@ def app(arguments: dict[str, str]) -> Application:
     @serve.ingress(application)
     class Replica:
         def check_health(self) -> None:
-            """Ray calls it; an error has the replica replaced."""
+            """Raise an error if the engine died: Ray then replaces this replica."""
             self.app.state.service.check_up()
 
     return Replica.bind()

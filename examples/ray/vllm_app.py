@@ -1,10 +1,10 @@
-"""Replicas of vLLM with Slipstream's drafters in them, behind one address in the form of OpenAI's API:
+"""Run replicas of vLLM with Slipstream's drafters behind one address with OpenAI's API:
 
     cd examples/ray && serve run vllm_app:app
 
-Needs in the environment of every replica: `ray[serve]`, pyarrow, pandas, fsspec, vLLM 0.29 to 0.33 (0.29 is pinned
-by `ray[llm]` 2.60), and `pip install --no-deps git+URL`, with the address of this repository.
-Predicted outputs: `"vllm_xargs": {"prediction": "text"}` in a request.
+The environment of every replica needs `ray[serve]`, pyarrow, pandas, fsspec, vLLM 0.29 to 0.33 (`ray[llm]` 2.60 pins
+0.29), and `pip install --no-deps git+URL`, with the address of this repository.
+A request with `"vllm_xargs": {"prediction": "text"}` has a predicted output.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def usable_device(device: torch.device | str, of: str = "device") -> torch.devic
 def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict[str, str]]:
     """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why each of
     those before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot, and
-    ParameterError for quantised weights that none has."""
+    ParameterError for quantised weights, or a format of the KV cache, that none has."""
     executor = settings.executor
     if executor == TRANSFORMERS:
         raise ParameterError(
@@ -142,16 +142,13 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
         if why is None:
             return backend(name), refusals
         refusals[name] = why
-    if not settings.quantize:
-        raise UnsupportedModelError(
-            f"our own decoder does not run this {config.model_type} model with these settings",
-            why=_list_refusals(refusals),
-            fix="leave executor at 'auto': transformers runs it",
-        )
-    raise ParameterError(
-        f"quantize={settings.quantize!r} was asked of a {config.model_type} model that does not have it",
-        why=_list_refusals(refusals),
-        fix=f"leave it out, or choose another of {', '.join(QUANTISED)}",
+    why, other = _list_refusals(refusals), f", or choose another of {', '.join(QUANTISED)}" if settings.quantize else ""
+    of = f"asked of a {config.model_type} model that does not have it"
+    settings.refuse(("quantize", "kv_dtype"), of, why, f"leave it out{other}")
+    raise UnsupportedModelError(
+        f"our own decoder does not run this {config.model_type} model with these settings",
+        why=why,
+        fix="leave executor at 'auto': transformers runs it",
     )
 
 

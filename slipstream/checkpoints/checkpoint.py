@@ -6,6 +6,7 @@ checkpoint cannot refer to a file outside its folder. Importing this does not im
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
@@ -18,7 +19,7 @@ from slipstream.checkpoints.gguf_keys import MAGIC
 from slipstream.checkpoints.tensor_file import StoredTensor, TensorFile
 from slipstream.core.strict import JsonMapping, JsonObject, parse_json
 from slipstream.errors import CheckpointError, ConfigError, reading
-from slipstream.zoo import checkpoint_of
+from slipstream.zoo import NAMES, checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.checkpoints.gguf_header import GgufHeader
@@ -268,6 +269,8 @@ def _snapshot(name: str, patterns: list[str], revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     fix = "check the spelling and the network, log in if the model is gated, or give a local folder"
+    if near := difflib.get_close_matches(name, NAMES, 1):
+        fix = f"write {near[0]!r} if you mean that model; otherwise {fix}"
     with reading(f"there is no folder {name!r}, and the hub did not provide {name!r}", fix):
         folder = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED)
         return Path(folder)

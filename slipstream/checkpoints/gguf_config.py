@@ -61,19 +61,23 @@ def refusal(header: GgufHeader) -> str | None:
             continue
         if (value := header.setting(key, values[0])) not in values:
             return f"its {key} is {value!r}"
+    mixed = any("_exps." in tensor.name for tensor in header.tensors)  # dense files may have the keys of mixtures, too
+    for part in ("expert", "expert_group") if mixed else ():
+        if header.size(f"{part}_count") > 1 and not header.size(f"{part}_used_count"):
+            return f"it has no {part}_used_count"
     if _epsilon(header) is None:
         rms = "" if header.architecture == "gpt2" else "rms_"
         return f"it has no attention.layer_norm_{rms}epsilon"
     return odd_heads(header)
 
 
-def _epsilon(header: GgufHeader) -> float | None:
-    """The epsilon of its norms, of either kind."""
+def _epsilon(header: GgufHeader, of_rms: bool = False) -> float | None:
+    """The epsilon of its norms, of either kind. of_rms: prefer that of RMS norms; some files have both."""
     plain: float | None = header.setting("attention.layer_norm_epsilon")
     rms: float | None = header.setting("attention.layer_norm_rms_epsilon")
     if header.architecture in STRICT:
         return plain if header.architecture == "gpt2" else rms
-    return rms if plain is None else plain
+    return rms if plain is None or (of_rms and rms is not None) else plain
 
 
 def odd_heads(header: GgufHeader) -> str | None:
@@ -145,7 +149,8 @@ def gguf_config(header: GgufHeader) -> JsonObject:
         "hidden_size": shape.hidden_size, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
         "num_hidden_layers": shape.layers, "head_dim": shape.head_dim, "max_position_embeddings": shape.context,
         "intermediate_size": header.size("feed_forward_length") or None,
-        **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon"), _epsilon(header)),
+        **dict.fromkeys(("layer_norm_eps", "norm_eps", "norm_epsilon"), _epsilon(header)),
+        "rms_norm_eps": _epsilon(header, of_rms=True),
         "attention_bias": any(name.endswith(".bias") and ".attn_" in name for name in names),
         "mlp_bias": any(name.endswith(".bias") and ".ffn_" in name for name in names),
         "use_bias": any(name.endswith(".bias") for name in names), "rope_parameters": rope, "sliding_window": None,

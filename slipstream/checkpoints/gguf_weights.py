@@ -63,6 +63,7 @@ class GgufTensors:
         by_name = {tensor.name: tensor for tensor in header.tensors}
         if FAMILIES[config.model_type].further:
             mtp = [f"blk.{i}." for i in range(config.after or config.layers, header.size("block_count"))]
+            mtp = [at for at in mtp if any(name.startswith(f"{at}nextn.") for name in by_name)]
             copies = tuple(f"{at}{part}.weight" for at in mtp for part in _COPIES)
             by_name = {
                 name: tensor

@@ -25,6 +25,8 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
     the length of the text, but keys in the KV cache keep the old ones.
     """
     kind, theta = p.get("rope_type", p.get("type", "default")), positive(p, "rope_theta")
+    if theta <= 1:
+        raise ConfigError(f"rope_theta is {theta}, must be greater than 1", fix="correct config.json")
     dim = size = p.get("head_dim", size)
     if kind != "proportional":
         dim = p.get("dimensions", size)

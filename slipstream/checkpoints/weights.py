@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
@@ -225,7 +225,7 @@ def _assemble(
     expected = (apart := replace(config, tie_embeddings=False)).shapes()
     pairs = FAMILIES[config.model_type].pairs
     assembled: dict[str, tuple[str, ReadRows]] = {}
-    unknown: list[str] = []
+    unknown = _list_strays(readers, config)
     for stored, (read, shape) in sorted(readers.items()):
         parts = _canonical(stored, shape, config, expected)
         if parts is None:
@@ -402,6 +402,16 @@ def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
     part, _, kind = match[3].rpartition(".")
     own = _MTP_PARTS.get(part) if number == 0 and (match[1] or not match[2]) else None
     return f"{own}.{kind}" if own else f"layers.{number}.{match[3]}"
+
+
+def _list_strays(names: Iterable[str], config: DecoderConfig) -> list[str]:
+    """The tensors of layers that follow the decoder's, and lack all parts that only MTP layers have."""
+    if config.after or not FAMILIES[config.model_type].further:
+        return []
+    found = {name: _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1))) for name in names}
+    layers = {name: match for name, match in found.items() if match and match[1] and int(match[1]) >= config.layers}
+    mtp = {match[1] for match in layers.values() if match[3].rpartition(".")[0] in _MTP_PARTS}
+    return sorted(name for name, match in layers.items() if match[1] not in mtp)
 
 
 def _of_mlp(name: str, config: DecoderConfig) -> str:

@@ -25,7 +25,7 @@ from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import StepClock, record
 from slipstream.core.stop import end_of, stop
-from slipstream.core.target import MultiStep, Target, TargetOut
+from slipstream.core.target import MultiStep, Target, TargetOut, rewind
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
 
@@ -51,7 +51,8 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
             with clock("target"):
                 decoded = capabilities.multi_step.decode_steps(seqs, steps, sampling)
         except TargetError:
-            return False  # not finite somewhere, perhaps after a stop: single steps will tell, and name the sequence
+            rewind(target, seqs)  # not finite somewhere, perhaps after a stop: single steps will tell
+            return False
         if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
             with clock("verify"):
                 _take_at_once(seqs, decoded.tokens.T.tolist())

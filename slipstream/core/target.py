@@ -295,6 +295,16 @@ def start_sequence(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
     return SourcedSequence(list(encoder.start), source=tuple(prompt), **more)
 
 
+def rewind(target: Target, seqs: Seq[Sequence]) -> None:
+    """Prepare these texts for a step that is run again. A KV cache allows that; recurrent layers may have read on, so
+    the texts are read again from their beginning."""
+    runtime = target.capabilities.runtime
+    if runtime is not None and runtime.rollback is not None:
+        for seq in seqs:
+            target.release(seq.id)
+            seq.kv_len = 0
+
+
 @contextmanager
 def release_after(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
     """The target releases these sequences after the block, of which the first is given."""

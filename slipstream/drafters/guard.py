@@ -49,6 +49,8 @@ class Guard:
         if any(depths):
             with self._guard("propose", seqs):
                 draft = self.drafter.propose(seqs, budgets)
+                if not isinstance(draft, Draft):
+                    raise DraftError(f"propose returned a {type(draft).__name__}, not a Draft")
                 draft.check(depths, self.target.vocab_size, MAX_NODES)
                 draft = draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
                 return draft.with_name(self.name)
@@ -114,9 +116,10 @@ class Guard:
             self.release(seq.id)  # start with a new state: the old one is unknown after a fault
         if first:
             kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
+            reason = str(fault).rstrip(".")
             log.warning(
-                f"drafter {self.name!r} failed in {where} ({kind}{fault}). Falling back to plain decoding; the text is "
-                "not affected. Further faults are counted, not logged."
+                f"drafter {self.name!r} failed in {where} ({kind}{reason}). Falling back to plain decoding; the text "
+                "is not affected. Further faults are counted, not logged."
             )
 
 

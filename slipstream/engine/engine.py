@@ -29,7 +29,7 @@ from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence, source_of
 from slipstream.core.step import StepClock, budget, limit_depth, prune, step
-from slipstream.core.target import Memory, Target
+from slipstream.core.target import Memory, Target, rewind
 from slipstream.drafters.forced import MOST_FORCED, ForcedFirst, FormDrafter, NamedTokens
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
@@ -253,8 +253,10 @@ class Engine:
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
         """Run a plain step that is timed. It reads no hidden states, as in plain decoding: if the drafter needs them,
-        the tokens are read again with the next step."""
-        again = [(seq, seq.kv_len) for seq in seqs if self.drafter.traits.taps and self._is_attached(seq)]
+        the tokens are read again with the next step. Recurrent layers cannot, and show hidden states now."""
+        runtime = self.target.capabilities.runtime
+        rereads = self.drafter.traits.taps and (runtime is None or runtime.rollback is None)
+        again = [(seq, seq.kv_len) for seq in seqs if rereads and self._is_attached(seq)]
         self._run(seqs, [], [Budget(0)] * len(seqs), drafts=not again)
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
@@ -347,6 +349,7 @@ class Engine:
             try:
                 if len(seqs) == 1:
                     raise fault
+                rewind(self.target, [seq])
                 gains = [] if prompts else [seq]
                 self._run(gains, prompts, [each] * len(gains), several=False)
             except Exception as error_alone:

@@ -48,6 +48,10 @@ PROBED = 4
 KEPT = 64
 """How many compiled grammars are kept for the next requests."""
 
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+"""White space between two parts of JSON, unless the schema says otherwise. Small models write it without end: a text
+would be cut before its JSON is complete, however many tokens it may have."""
+
 LARGEST_MULTIPLE = 100_000
 """Compiling `multipleOf` takes one state for each remainder: about a second here, and 15 at 700,000, where llguidance's
 fuel is not yet used up."""
@@ -97,7 +101,7 @@ def compile_form(vocabulary: Vocabulary, structured: Structured) -> tuple[LLMatc
         return _make_matcher(vocabulary.tokens, grammar)
 
     grammar = _write_grammar(structured)
-    schemas = list(_find_schemas(grammar)) if structured.kind in ("json_schema", "grammar") else []
+    schemas = list(_find_schemas(grammar)) if structured.kind in ("json_schema", "json_object", "grammar") else []
     for place, schema in reversed(schemas):
         check_multiples(schema)
         if (strict := _write_strict(schema)) != json.dumps(schema):
@@ -161,8 +165,8 @@ _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
 def _write_strict(schema: object) -> str:
-    """Write a schema for llguidance: its objects are closed, and keywords that ask for nothing are left out. A schema
-    cannot ask llguidance to ignore unknown keywords."""
+    """Write a schema for llguidance: its objects are closed, white space has a bound, and keywords that ask for nothing
+    are left out. A schema cannot ask llguidance to ignore unknown keywords."""
 
     def enforce(part: JsonObject) -> JsonObject:
         if isinstance(part.get("x-guidance"), dict):
@@ -174,7 +178,12 @@ def _write_strict(schema: object) -> str:
         }
         return add_pattern_of_names({key: value for key, value in part.items() if not without.get(key)})
 
-    return json.dumps(rebuild(close_objects(schema), enforce))
+    strict = rebuild(close_objects({} if schema is True else schema), enforce)
+    if isinstance(strict, dict):
+        options = strict.get("x-guidance", {})
+        if isinstance(options, dict) and not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
+            strict = {**strict, "x-guidance": {**options, "whitespace_pattern": WHITE_SPACE}}
+    return json.dumps(strict)
 
 
 @lru_cache(KEPT)

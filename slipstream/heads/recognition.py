@@ -37,17 +37,16 @@ SCALE = ".scale"
 HeadKind = Literal["medusa", "dflash", "eagle3", "eagle"]
 
 
-def recognise(checkpoint: CheckpointName) -> HeadKind | None:
-    """The kind of head; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
+def recognise(checkpoint: Checkpoint) -> HeadKind | None:
+    """The kind of head; None for an ordinary model, or if there is no readable config.json (loading reports why)."""
+    if checkpoint.is_gguf:
+        return None
     try:
-        opened = Checkpoint.open(checkpoint, "draft")
-        if opened.is_gguf:
-            return None
-        config = opened.config
+        config = checkpoint.config
     except LoadError:
         return None
     try:
-        names = frozenset(n.removeprefix("model.") for n in opened.tensor_names)
+        names = frozenset(n.removeprefix("model.") for n in checkpoint.tensor_names)
     except LoadError:  # for example only pickles: config.json may suffice, and loading refuses them
         names = frozenset()
     if "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names):

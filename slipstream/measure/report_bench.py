@@ -238,6 +238,8 @@ def plot_acceptance(series: Series, axis: str) -> Plot:
     ]
     return Plot(
         "acceptance-by-axis", f"Acceptance rate by {AXES.get(axis, axis)}", "Accepted draft tokens over verified ones.",
-        "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups),
+        "; ".join(
+            f"{each} at {', '.join(f'{x:g}' for x in xs)}: {', '.join(map(percent, ys))}" for each, xs, ys in groups
+        ),
         lambda axes: plots.draw_lines(axes, groups, AXES.get(axis, axis), "acceptance rate", few=True),
     )  # fmt: skip

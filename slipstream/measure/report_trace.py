@@ -87,7 +87,7 @@ def plot_rates(points: list[RollingRate], window: int) -> Plot:
     return Plot(
         "acceptance-over-time", "Acceptance over time",
         f"Accepted draft tokens over verified ones: in the last {window} steps that drafted, and since the beginning.",
-        "; ".join(f"by token {point.token}: {percent(point.rate)}" for point in points),
+        "; ".join(f"by token {point.token}: {percent(point.rate)}" for point in points[:: 1 + len(points) // 12]),
         lambda axes: plots.draw_lines(axes, groups, "output token", "acceptance rate"),
     )  # fmt: skip
 

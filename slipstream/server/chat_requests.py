@@ -131,7 +131,13 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
     names: JsonObject = {}
     if use.tools:
         if "tools" not in known:
-            raise ApiError(400, "the model's chat template takes no tools", "tools", "unsupported_field")
+            raise ApiError(
+                400,
+                "the model's chat template takes no tools: choose a model that was trained to call tools, such as "
+                "Qwen/Qwen3-0.6B, or ask for JSON by response_format",
+                "tools",
+                "unsupported_field",
+            )
         if use.choice == "auto" and service.replies.calls is None:
             raise ApiError(
                 400,

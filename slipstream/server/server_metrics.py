@@ -33,7 +33,7 @@ class Work:
 
 
 _COUNTED = {
-    "num_preemptions": ("preemptions", "Requests that lost their KV cache for others and were read again."),
+    "num_preemptions": ("preemptions", "Preemptions: requests that lost their KV cache to others and were read again."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "engine_steps": ("steps", "Steps of the engine."),
@@ -64,17 +64,17 @@ class ServerMetrics:
         def add_histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return add_metric(Histogram, name, text, buckets=buckets).labels(*self._labels)
 
-        self.running = add_gauge("num_requests_running", "Requests in the batch, prompts that are being read included.")
-        self.waiting = add_gauge("num_requests_waiting", "Requests that wait for room in the batch.")
-        self.kv = add_gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.")
+        self.running = add_gauge("num_requests_running", "Requests in the batch, including requests in prefill.")
+        self.waiting = add_gauge("num_requests_waiting", "Requests that wait for a place in the batch.")
+        self.kv = add_gauge("kv_cache_usage_perc", "Share of the KV cache that requests use, 0 to 1.")
         if kv_blocks is not None:
             labels = ("block_size", "num_gpu_blocks", "engine")
-            text = "Always 1; labels: tokens in a block of the KV cache, and blocks in all."
+            text = "Always 1. Its labels are the tokens in a block of the KV cache, and the number of blocks."
             Gauge(f"{prefix}:cache_config_info", text, labels, registry=self.registry).labels(*kv_blocks, "0").set(1)
         self._counts = {name: add_counter(name, text) for name, (_, text) in _COUNTED.items()}
         self._last = EngineStats()
         self.prompt_tokens = add_counter(
-            "prompt_tokens", "Prompt tokens of requests that gave a token, and of those only scored."
+            "prompt_tokens", "Prompt tokens of requests that generated a token or scored their prompt."
         )
         self.output_tokens = add_counter("generation_tokens", "Output tokens.")
         self.refused = add_counter("requests_refused", "Requests refused because the queue was full.")
@@ -84,10 +84,10 @@ class ServerMetrics:
         self.iteration_tokens = add_histogram("iteration_tokens_total", "Output tokens of one step.", TOKENS)
         self.first = add_histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.between = add_histogram(
-            "inter_token_latency_seconds", "Time between two updates over the tokens of the later one.", SECONDS
+            "inter_token_latency_seconds", "Time between updates of a choice, divided by the new tokens.", SECONDS
         )
         self.per_token = add_histogram(
-            "request_time_per_output_token_seconds", "Of a choice, its time after the first token, per token.", SECONDS
+            "request_time_per_output_token_seconds", "Time of a choice after its first token, per token.", SECONDS
         )
         self.total = add_histogram("e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
         self.queue = add_histogram("request_queue_time_seconds", "From arrival to the first step.", SECONDS)
@@ -100,13 +100,13 @@ class ServerMetrics:
         self.output_length = add_histogram("request_generation_tokens", "Output tokens of a choice.", TOKENS)
         self.params_n = add_histogram("request_params_n", "The parameter n.", (1, 2, 4, 8, 16, 32, 64, 128))
         self.params_max = add_histogram("request_params_max_tokens", "The parameter max_tokens.", TOKENS)
-        self._drafts = add_counter("spec_decode_num_drafts", "Steps of finished choices in which tokens were drafted.")
+        self._drafts = add_counter("spec_decode_num_drafts", "Steps with a draft, of finished choices.")
         self._drafted = add_counter(
             "spec_decode_num_draft_tokens", "Draft tokens of finished choices that were verified."
         )
-        self._accepted = add_counter("spec_decode_num_accepted_tokens", "Draft tokens of finished choices, accepted.")
+        self._accepted = add_counter("spec_decode_num_accepted_tokens", "Accepted draft tokens of finished choices.")
         self._per_position = add_metric(
-            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
+            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position, from 0.", "position"
         )
 
     def take_report(self, report: Report) -> None:

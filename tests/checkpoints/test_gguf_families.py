@@ -199,6 +199,13 @@ def test_files_of_latent_attention_give_the_logits_of_their_checkpoint(
     assert not caplog.records
 
 
+def test_the_epsilon_of_rms_norms_is_that_of_their_key(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    metadata, tensors = converted("deepseek-v3", checkpoint("deepseek-v3"))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(gguf_bytes(metadata | {"deepseek2.attention.layer_norm_epsilon": 0.5}, tensors))
+    assert DecoderConfig.load(file).norm_eps == pytest.approx(1e-6)
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
     kind: str, checkpoint: Callable[[str], Path], tmp_path: Path
@@ -228,6 +235,10 @@ def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
         ("attention.q_lora_rank", None, "lacks blk.0.attn_q.weight"),
         ("attention.value_length_mla", 128, "attn_v_b.weight.* expected is .4, 128, 64."),
         ("expert_gating_func", 1, "norm_topk_prob is True"),
+        ("expert_used_count", None, "has no expert_used_count"),
+        ("expert_group_used_count", None, "has no expert_group_used_count"),
+        ("rope.freq_base", 1.0, "rope_theta is 1.0"),
+        ("nextn_predict_layers", 1, "holds blk.3.attn_k_b.weight, .* which its metadata do not account for"),
     ],
 )
 def test_odd_files_of_latent_attention_are_refused_by_name(

@@ -156,6 +156,15 @@ def test_a_tensor_that_does_not_fit_is_named(name: str, checkpoint: Callable[[st
         load_weights(folder, DecoderConfig.load(folder))
 
 
+@pytest.mark.parametrize("family", ["deepseek-v3", "glm4-moe"])
+def test_layers_that_neither_the_decoder_has_nor_an_mtp_layer_is_are_named(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = rewrite(clone(checkpoint(family), tmp_path / "damaged"), num_hidden_layers=2)
+    with pytest.raises(CheckpointError, match=r"does not account for: model\.layers\.2\.input_layernorm"):
+        load_weights(folder, DecoderConfig.load(folder))
+
+
 def test_latent_attention_must_say_whether_queries_have_a_vector_of_their_own(
     checkpoint: Callable[[str], Path],
 ) -> None:

@@ -14,6 +14,7 @@ from tests.tiny_checkpoints import CONTEXT, clone
 
 BUDGET = "--data x.txt --budget-tokens 9"
 PLAN = "simulate --hardware h100 -m 70B -md 8B"
+HEAD = zoo.head_dir("eagle3", zoo.target_dir())
 
 FILES = {
     "prompts.jsonl": "".join(
@@ -84,6 +85,13 @@ TABLE: list[tuple[str, str]] = [
     ("verify prompts.jsonl -m mine --rule greedy --check distribution", "rule 'greedy' was given a distribution"),
     ("generate x -m /nonexistent --regex '(a'", "structured.regex cannot be compiled: at '(a': unclosed group."),
     ("generate x --executor native --kv-dtype float16 --logprobs 99999", "logprobs is 99999"),
+    # generate: forms
+    ("generate x {pair} --regex a --choice b", "names regex and choice"),
+    ("generate x {pair} --after '</think>'", "names no form"),
+    ("""generate x {pair} --json-schema '{{"type": }}'""", "not JSON: Expecting value: line 1 column 10"),
+    ("generate x {pair} --json-schema missing.json", "--json-schema missing.json cannot be read"),
+    ("generate x {pair} --grammar missing.lark", "--grammar missing.lark cannot be read"),
+    ("""generate x {pair} --json-schema '{{"items": {{"type": "strin"}}}}'""", "Invalid type: strin, at #/items"),
     # generate: prompts and files
     ("generate", "no prompt was given"),
     ("generate x --file y", "both a prompt and --file were given"),
@@ -101,8 +109,16 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --config half.json", "the target is no UTF-8 text"),
     ("generate x --config nowhere.json", "cannot be read"),
     ("generate x --config map.json", "map.json: device_map is a JSON object"),
+    # convert
+    ("convert embedded --to eagle", "--to is 'eagle', must be one of eagle3, speculators, specforge, medusa"),
+    ("convert embedded --to gguf", "convert_hf_to_gguf.py"),
+    ("convert embedded --to eagle3 --out .", "'.' is there already"),
+    (f"convert {zoo.target_dir()} --to eagle3", "holds no EAGLE head"),
+    (f"convert {zoo.target_dir()} --to medusa", "holds tensors that Medusa heads do not have"),
+    (f"convert {HEAD} --to medusa", "holds an EAGLE-3 head"),
+    (f"convert {HEAD} --to speculators", "add --target"),
     # info, drafters, lists of simulate
-    (f"info embedded {zoo.HERE}/models/eagle3", "is a draft head (eagle3), not a draft model"),
+    (f"info embedded {HEAD}", "is a draft head (eagle3), not a draft model"),
     ("generate x -m missing.gguf --drafter suffix", "there is no file"),
     ("info /nonexistent/model", "give the folder, or a hub id"),
     ("info 'not a hub id!'", "give the folder, or a hub id"),
@@ -208,7 +224,7 @@ def test_bad_input_is_refused_in_one_message_with_code_2(refused, pair, folder, 
     said = refused(*shlex.split(line.format(pair=shlex.join(map(str, pair)))))
     assert said.startswith("error: ") or "{pair}" in line, "what will run is said once models are loaded"
     assert says in said
-    assert "Fix: " in said or not line.startswith("generate x -m /nonexistent --")
+    assert "Fix: " in said or not line.startswith(("generate x -m /nonexistent --", "convert"))
     assert {path.name for path in {*folder.iterdir()} - before} <= {"runs"}, "`train` tries its output folder first"
 
 

@@ -25,6 +25,7 @@ REFUSED = [
     ("generate x -m {target} -md org/other", NO_VOCABULARY),
     ("generate x -m org/other -md {draft}", NO_VOCABULARY),
     ("generate x -m org/target -md org/nothing", "the hub did not provide 'org/nothing'"),
+    ("generate x -m smolm2 -md {draft}", "write 'smollm2' if you mean that model"),
     *(
         (f"{each} -m {{target}} --drafter {name} --draft-quantize int8", f"--draft-quantize is 'int8', but the {what}")
         for each in LOADING

@@ -241,21 +241,6 @@ def test_the_text_has_the_form(cli, pair, tmp_path, monkeypatch, form, possible)
     assert "finish reason stop" in result.said
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--regex", "a", "--choice", "b"], "names regex and choice"),
-        (["--after", "</think>"], "names no form"),
-        (["--json-schema", '{"type": }'], "not JSON: Expecting value: line 1 column 10"),
-        (["--json-schema", "missing.json"], "--json-schema missing.json cannot be read"),
-        (["--grammar", "missing.lark"], "--grammar missing.lark cannot be read"),
-        (["--json-schema", '{"items": {"type": "strin"}}'], "Invalid type: strin, at #/items"),
-    ],
-)
-def test_a_form_that_cannot_be_had_ends_with_code_two(refused, pair, given, said):
-    assert said in refused("generate", "x", *given, *pair)
-
-
 def test_a_target_that_transformers_places_writes_what_our_decoder_writes(cli, pair):
     pytest.importorskip("accelerate")
     command = ["generate", "def add(", "-n", "8", "-m", pair[1], "--drafter", "ngram", "--dtype", "float64"]

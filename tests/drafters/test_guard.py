@@ -98,6 +98,8 @@ def test_a_broken_draft_costs_speed_and_nothing_else(fault, temperature, caplog)
         assert seq.stats.proposed == seq.stats.accepted == 0
     assert len(caplog.records) == 1, "warned of once"
     assert "faulty" in caplog.text
+    assert ".)" not in caplog.text
+    assert ("not a Draft" in caplog.text) == fault.startswith("returns")
     assert "the text is not affected" in caplog.text
 
 

@@ -11,7 +11,8 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions
 from slipstream.errors import ParameterError, TargetError
-from slipstream.grammar.compiler import Grammars
+from slipstream.grammar.compiler import Grammars, compile_form
+from slipstream.grammar.vocabulary import Vocabulary
 from slipstream.tokens.text import load_tokenizer
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.targets.toy import ToyTarget
@@ -140,6 +141,24 @@ def test_a_bomb_that_explodes_in_the_middle_of_a_text_ends_with_an_error_that_sa
     with pytest.raises(TargetError, match=r"cannot be followed after \d+ tokens: .*too many expressions"):
         llm.generate([1], bomb)
     assert llm.generate([1], SamplingParams(structured=Structured(regex="ab")))[0].text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("form", "allowed"),
+    [
+        ({"json_object": True}, 64),
+        ({"json_schema": {"type": "object"}}, 64),
+        ({"json_schema": True}, 64),
+        ({"grammar": 'start: "<" json ">"\njson: %json {"type": "object"}'}, 64),
+        ({"json_schema": {"x-guidance": {"whitespace_flexible": False}}}, 0),
+        ({"json_schema": {"x-guidance": {"whitespace_pattern": r"\x20{1,70}"}}}, 70),
+    ],
+)
+def test_white_space_between_parts_of_json_ends(form: dict[str, Any], allowed: int) -> None:
+    """Otherwise a small model writes it until its tokens are used up."""
+    text = b"<{" if "grammar" in form else b"{"
+    matcher, _ = compile_form(Vocabulary.of_bytes(), Structured(**form))
+    assert matcher.try_consume_tokens(list(text + b" " * 99)) == len(text) + allowed
 
 
 def test_a_form_is_compiled_once_for_many_requests(grammars: Grammars) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle
@@ -42,7 +43,7 @@ def test_a_head_is_equal_after_writing_and_reading(tmp_path: Path, kind: str) ->
     assert loaded.config == written.config
     assert loaded.state_dict().keys() == written.state_dict().keys()
     assert all(torch.equal(tensor, written.state_dict()[name]) for name, tensor in loaded.state_dict().items())
-    assert recognise(tmp_path) == "dflash"
+    assert recognise(Checkpoint.open(tmp_path)) == "dflash"
 
 
 def test_names_and_keys_are_those_of_published_checkpoints(folder: Path) -> None:

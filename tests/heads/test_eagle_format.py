@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.recognition import TAPS, recognise
@@ -31,7 +32,7 @@ class TestRoundTrip:
         loaded = load_eagle(tmp_path)
         assert loaded.config == written.config
         same_logits(loaded, written)
-        assert recognise(tmp_path) == ("eagle" if written.config.version == 1 else "eagle3")
+        assert recognise(Checkpoint.open(tmp_path)) == ("eagle" if written.config.version == 1 else "eagle3")
 
     def test_numbers_that_half_precision_does_not_hold_are_refused(self, tmp_path: Path) -> None:
         written = head(VARIANTS["3"])
@@ -146,7 +147,7 @@ class TestRefusals:
     def test_a_pickle_is_refused_by_name(self, folder: Path) -> None:
         (folder / "model.safetensors").unlink()
         (folder / "pytorch_model.bin").write_bytes(b"not read")
-        assert recognise(folder) == "eagle3"
+        assert recognise(Checkpoint.open(folder)) == "eagle3"
         with pytest.raises(CheckpointError, match=r"pickle.*pytorch_model\.bin"):
             load_eagle(folder)
 
@@ -158,13 +159,12 @@ class TestRefusals:
 
     def test_an_ordinary_model_is_not_taken_for_a_head(self, folder: Path) -> None:
         rewrite(folder, lambda s: [s.pop(n) for n in ("fc.weight", "midlayer.hidden_norm.weight")], architectures=None)
-        assert recognise(folder) is None
+        assert recognise(Checkpoint.open(folder)) is None
         with pytest.raises(CheckpointError, match="no EAGLE head"):
             load_eagle(folder)
 
     def test_a_folder_without_a_head_is_no_error(self, tmp_path: Path) -> None:
-        assert recognise(tmp_path) is None
-        assert recognise(tmp_path / "nowhere") is None
+        assert recognise(Checkpoint.open(tmp_path)) is None
         with pytest.raises(LoadError):
             load_eagle(tmp_path)
 
@@ -174,7 +174,7 @@ def test_the_version_is_detected_from_the_tensors_and_not_from_the_config(tmp_pa
     rewrite(tmp_path / "three", architectures=["LlamaForCausalLMEagle"])
     save_eagle(head(VARIANTS["1"]), tmp_path / "one", torch.float64)
     rewrite(tmp_path / "one", architectures=["LlamaForCausalLMEagle3"])
-    assert recognise(tmp_path / "three") == "eagle3"
-    assert recognise(tmp_path / "one") == "eagle"
+    assert recognise(Checkpoint.open(tmp_path / "three")) == "eagle3"
+    assert recognise(Checkpoint.open(tmp_path / "one")) == "eagle"
     same_logits(load_eagle(tmp_path / "three"), head(VARIANTS["3"]))
     same_logits(load_eagle(tmp_path / "one"), head(VARIANTS["1"]))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.gguf.gguf_writer import convert_to_gguf
 from slipstream import zoo
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle, save_eagle
@@ -87,7 +88,7 @@ def test_an_eagle3_head_is_the_same_head_in_every_format(tiny, source, out, to, 
     assert loaded.state_dict().keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in loaded.state_dict().items())
     same_logits(loaded, original)
-    assert (done.method, done.dtype, recognise(out)) == ("eagle3", "float64", "eagle3")
+    assert (done.method, done.dtype, recognise(Checkpoint.open(out))) == ("eagle3", "float64", "eagle3")
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from slipstream.backends.native.native_heads import NativeMedusa
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
@@ -118,7 +119,7 @@ def test_what_is_written_is_read_back(heads: MedusaHeads, layout: str, tmp_path:
     hidden = torch.randn(5, 8)
     assert torch.equal(loaded(hidden), heads(hidden))
     assert json.loads((tmp_path / "config.json").read_text())["base_model_name_or_path"] == "some/target"
-    assert recognise(tmp_path) == "medusa"
+    assert recognise(Checkpoint.open(tmp_path)) == "medusa"
 
 
 def test_the_files_have_the_standard_names_and_types(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_names_may_have_the_usual_prefixes(prefix: str, folder: Path) -> None:
     loaded, hidden = load_medusa(folder), torch.randn(2, 8)
     assert loaded.config == tiny_heads().config
     torch.testing.assert_close(loaded(hidden), tiny_heads().float()(hidden))
-    assert recognise(folder) == "medusa"
+    assert recognise(Checkpoint.open(folder)) == "medusa"
 
 
 def test_more_heads_than_the_config_names_are_used_and_reported(tmp_path, caplog):
@@ -224,7 +225,7 @@ def test_an_invalid_token_map_is_refused(ids: list[int], tmp_path: Path) -> None
 def test_a_pickle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2}')
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80\x02}.")
-    assert recognise(tmp_path) == "medusa"
+    assert recognise(Checkpoint.open(tmp_path)) == "medusa"
     with pytest.raises(CheckpointError, match="pickle"):
         load_medusa(tmp_path)
 

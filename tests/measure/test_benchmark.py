@@ -56,23 +56,6 @@ def test_provenance_says_where_the_numbers_come_from(bench_result):
     json.dumps(bench_result.as_dict(), allow_nan=False)
 
 
-def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tmp_path):
-    moved = []
-
-    def advance():
-        moved.append(1)
-        if len(moved) == 9 + 9 + 4:  # warm-up, one round, and some of the next
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as stop:
-        bench(tiny_llm, contenders, prompt_set, BenchConfig(tokens=4, rounds=5), tmp_path / "a.json", advance)
-    kept = read(tmp_path / "a.json")
-    assert not kept.complete
-    assert [arm["rounds"] for arm in kept.data["arms"]] == [1, 1, 1]
-    assert stop.value.result.data.arms
-    assert any("not enough passes" in warning for warning in kept.warnings)
-
-
 class Faulty(NoDrafter):
     name, traits = "faulty", DrafterTraits()
 

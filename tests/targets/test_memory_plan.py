@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.checkpoints.checkpoint import Checkpoint
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import make_drafter
@@ -148,7 +149,7 @@ def test_the_kind_of_a_file_that_is_larger_than_memory_is_known(tmp_path: Path) 
         file.write(struct.pack("<Q", len(table)) + table)
         file.truncate(8 + len(table) + size)  # holes take no room
     (tmp_path / "config.json").write_text("{}")
-    assert recognise(tmp_path) is None
+    assert recognise(Checkpoint.open(tmp_path)) is None
 
 
 @pytest.mark.parametrize("wrong", [0, 31, -1, 1.5, "many"])

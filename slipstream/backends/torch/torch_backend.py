@@ -15,6 +15,8 @@ from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 
+_OWN_CACHE = "its KV cache has the dtype of its arithmetic"
+
 
 class TorchBackend:
     """PyTorch on any device: runs every decoder whose layers are like Llama's or GPT-2's."""
@@ -27,7 +29,7 @@ class TorchBackend:
         if settings.kv_dtype is not None:
             raise ParameterError(
                 f"kv_dtype={settings.kv_dtype!r} was asked of the torch executor",
-                why="its KV cache has the dtype of its arithmetic",
+                why=_OWN_CACHE,
                 fix="drop kv_dtype, or choose executor='native'",
             )
         _refuse_quantize(settings.quantize, "the torch executor")
@@ -35,6 +37,8 @@ class TorchBackend:
     def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None:
         if settings.quantize:
             return "it has no kernels for quantised weights"
+        if settings.kv_dtype is not None:
+            return _OWN_CACHE
         return config.unlike_llama and f"{config.unlike_llama}, which native or transformers runs"
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:

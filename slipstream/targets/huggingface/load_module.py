@@ -37,7 +37,7 @@ class DescribedModule(Described):
     @staticmethod
     def of(checkpoint: Checkpoint, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedModule:
         """Raises ParameterError for settings that transformers does not have."""
-        _refuse(settings)
+        _refuse(settings, refusals.get("decoder", "executor='transformers' was given"))
         resolved = resolve(replace(settings, executor="torch"))
         return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals)
 
@@ -91,7 +91,7 @@ class DescribedModule(Described):
 
 def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
-    _refuse(settings)
+    _refuse(settings, "the model is loaded already")
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
     wanted = getattr(torch, settings.dtype) if isinstance(settings.dtype, str) else settings.dtype
     if wanted not in (None, dtype):
@@ -103,11 +103,12 @@ def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
     return of_module(module, kv_blocks=settings.kv_blocks)
 
 
-def _refuse(settings: LoadSettings) -> None:
+def _refuse(settings: LoadSettings, because: str) -> None:
+    """Raise ParameterError for settings of our own decoder. because: why transformers runs the model."""
     settings.refuse(
         ("quantize", "kv_dtype"),
         "asked of transformers",
-        "our own decoder does not run this model, and transformers has no such setting",
+        f"{because}, and transformers has no such setting",
         "leave it out, or load the model quantised by transformers and give it to LLM",
     )
 

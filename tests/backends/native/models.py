@@ -16,6 +16,7 @@ from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.checkpoints.config import DecoderConfig
+from slipstream.checkpoints.layers import Latent, LayerDescription
 from slipstream.checkpoints.load_settings import LoadSettings
 from slipstream.checkpoints.module_shape import Experts
 from slipstream.checkpoints.weights import Weights, load_weights
@@ -66,12 +67,59 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many heads": {"heads": 28, "kv_heads": 2, "activation": "gelu"},
 }  # fmt: skip
 
+_HEADS: dict[str, Any] = {"heads": 6, "kv_heads": 2, "norm_after": True, "intermediate_size": 144}
 
-def in_every_format(*shapes: str) -> list[Any]:
-    """(shape, format) of these shapes in every format, and of the others in float32."""
+
+def _latent(query_rank: int) -> dict[str, Any]:
+    """query_rank: 0 if queries are computed from the input."""
+    part = Latent(rank=128, query_rank=query_rank, plain=32, rotated=16, value=64)
+    layer: dict[str, Any] = {"heads": 12, "kv_heads": 1, "head_dim": 144, "growing": True}
+    return {
+        "layers": 3, "heads": 12, "kv_heads": 1, "head_dim": 144, "growth": (0.3, 4, 0), "qkv_bias": query_rank > 0,
+        "rope_parameters": {"rope_theta": 10000.0, "dimensions": 16},
+        "each": (
+            LayerDescription(**layer, latent=part, intermediate_size=160),
+            LayerDescription(**layer, latent=dataclasses.replace(part, value=128), window=9, sparse=True),
+            LayerDescription(**layer, latent=part, sparse=True),
+        ),
+        "experts": Experts(8, 2, 64, True, (False, True, True), sigmoid=True, groups=4, top_groups=2, shared=64),
+    }  # fmt: skip
+
+
+UNLIKE_LLAMA: dict[str, dict[str, Any]] = {
+    "latent": _latent(96),
+    "latent, queries of the input": _latent(0),
+    "every part": {
+        "each": (
+            LayerDescription(
+                **_HEADS, head_dim=16, window=5, cap=3.0, sinks=True, qk_norm="width", gate="output", growing=True
+            ),
+            LayerDescription(
+                **_HEADS, head_dim=32, rotary=1, qk_norm="head", late_norm=True, value_norm=True, key_is_value=True
+            ),
+            LayerDescription(**_HEADS, head_dim=16, rotary=None, scale=0.3, shared=0, norm_before=False, scaled=True),
+            LayerDescription(heads=4, kv_heads=4, head_dim=16, sparse=True, sinks=True),
+        ),
+        "layers": 4, "head_dim": 32, "growth": (0.3, 4, 0), "embedding_scale": 3.0, "residual_scale": 0.5,
+        "logits_cap": 5.0, "side_width": 16, "side_vocab": 90, "activation": "gelu_tanh",
+        "ropes": ({"rope_theta": 10000.0, "head_dim": 16}, {"rope_theta": 10000.0, "dimensions": 16}),
+        "experts": Experts(
+            4, 2, 48, True, (False, False, False, True), sigmoid=True, corrected=True, groups=2, top_groups=1,
+            scale=2.0, shared=48, shared_gate=True,
+        ),
+    },
+    "many experts": {"experts": Experts(16, 8, 48, True, (True, True))},
+    "few rows an expert": {"experts": Experts(40, 3, 80, False, (True, True))},
+    "all rows an expert": {"experts": Experts(3, 3, 16, True, (True, True))},
+}  # fmt: skip
+"""Shapes that only these kernels run or compute in ways of their own."""
+
+
+def in_every_format(*shapes: str, others: Seq[str] | None = None) -> list[Any]:
+    """(shape, format) of these shapes in every format, and of others in float32; None: of all other SHAPES."""
     marks = {form: needs_bfloat16 for form in FORMATS if "products" in form}
     each = [pytest.param(shape, form, marks=marks.get(form, ())) for shape in shapes for form in FORMATS]
-    return each + [(shape, "float32") for shape in SHAPES if shape not in shapes]
+    return each + [(shape, "float32") for shape in (SHAPES if others is None else others) if shape not in shapes]
 
 
 def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 0.15) -> Weights:
@@ -114,9 +162,9 @@ def executor_of(config: DecoderConfig, given: Weights, form: str = "float32", th
 def executor(
     shape: str = "llama", form: str = "float32", threads: int = 1, spoilt: int | None = None, **changes: Any
 ) -> NativeExecutor:
-    """A decoder of SHAPES with weights of FORMATS. spoilt: a token whose embedding is infinite, so that its keys and
-    values, and what sees them, are NaN."""
-    decoder = config(**SHAPES[shape] | changes)
+    """A decoder of SHAPES or UNLIKE_LLAMA with weights of FORMATS. spoilt: a token whose embedding is infinite, so that
+    its keys and values, and what sees them, are NaN."""
+    decoder = config(**(SHAPES | UNLIKE_LLAMA)[shape] | changes)
     given = weights(decoder, FORMATS[form][0])
     read = given.part  # reading from a checkpoint refuses what is not finite
 
@@ -264,6 +312,19 @@ def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]]
         out = on_threads(model, threads).forward(batch)
         same(out.logits, torch.cat(logits))
         same(written(model, batch), torch.cat(kept))
+
+
+def random_members(
+    draw: random.Random, count: int, nodes: int, known: Seq[int], past: Seq[int], vocab: int = VOCAB
+) -> list[tuple[int, list[int], list[int]]]:
+    """Members for `check`: most of them trees of up to `nodes` nodes, after as many pending and earlier tokens as are
+    drawn from `known` and `past`."""
+    members = []
+    for _ in range(count):
+        parents = random_tree(draw, nodes) if draw.random() < 0.7 else []
+        text = ids(draw.choice(known) + len(parents), draw.randrange(999), vocab)
+        members.append((draw.choice(past), text, parents))
+    return members
 
 
 def random_tree(draw: random.Random, most: int) -> list[int]:

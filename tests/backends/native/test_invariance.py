@@ -4,7 +4,6 @@ in a batch of several sequences, and on any number of threads."""
 import dataclasses
 import functools
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from tests.backends.native.models import (
     ALONE,
     EVERY_FORMAT,
     TOGETHER,
+    UNLIKE_LLAMA,
     begin,
     chain,
     check,
@@ -25,12 +25,13 @@ from tests.backends.native.models import (
     in_every_format,
     on_threads,
     one_by_one,
+    random_members,
     random_tree,
     same,
     tree,
 )
 
-THREADS = (1, 2, 3, 5)
+THREADS = (1, 2, 3, 5, 8)
 
 make = functools.cache(executor)
 
@@ -43,8 +44,7 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("form", EVERY_FORMAT)
-@pytest.mark.parametrize("shape", ["llama", "windows"])
+@pytest.mark.parametrize(("shape", "form"), in_every_format("llama", "windows", others=["latent"]))
 def test_a_chain_of_any_length_equals_its_rows_alone(shape: str, form: str) -> None:
     model, text = on_threads(make(shape, form), 1), ids(60, 1)
     alone, kept = one_by_one(model, ALONE, 0, text)
@@ -57,53 +57,16 @@ def test_a_chain_of_any_length_equals_its_rows_alone(shape: str, form: str) -> N
             same(model.kv(TOGETHER, 60).permute(3, 0, 1, 2, 4), kept)
 
 
-@pytest.mark.parametrize(("shape", "form"), in_every_format("llama", "windows", "gpt2", "mixture"))
+@pytest.mark.parametrize(("shape", "form"), in_every_format("llama", "windows", "gpt2", "mixture", *UNLIKE_LLAMA))
 def test_ragged_batches_of_trees_and_chains(shape: str, form: str) -> None:
     """New sequences, trees, chains and single rows, of contexts of any length."""
-    draw = random.Random(f"{shape} {form}")
-    for seed in range(3):
-        members = []
-        for _ in range(draw.randint(2, 5)):
-            parents = random_tree(draw, 24) if draw.random() < 0.7 else []
-            known = draw.choice([1, 1, 2, draw.randint(1, 40)])
-            members.append((draw.randint(0, 80), ids(known + len(parents), draw.randrange(999)), parents))
+    draw, (seeds, count, nodes, past) = random.Random(f"{shape} {form}"), (3, 5, 24, 80)
+    if shape in UNLIKE_LLAMA:
+        seeds, count, nodes, past = 2, 3, 12, 60
+    for seed in range(seeds):
+        known = [1, 1, 2, draw.randint(1, 40)]
+        members = random_members(draw, draw.randint(2, count), nodes, known, range(past + 1))
         check(make(shape, form), members, seed)
-
-
-_HEADS: dict[str, Any] = {"heads": 6, "kv_heads": 2, "norm_after": True, "intermediate_size": 144}
-PARTS: dict[str, Any] = {
-    "each": (
-        LayerDescription(
-            **_HEADS, head_dim=16, window=5, cap=3.0, sinks=True, qk_norm="width", gate="output", growing=True
-        ),
-        LayerDescription(
-            **_HEADS, head_dim=32, rotary=1, qk_norm="head", late_norm=True, value_norm=True, key_is_value=True
-        ),
-        LayerDescription(**_HEADS, head_dim=16, rotary=None, scale=0.3, shared=0, norm_before=False, scaled=True),
-        LayerDescription(heads=4, kv_heads=4, head_dim=16, sparse=True, sinks=True),
-    ),
-    "layers": 4, "head_dim": 32, "growth": (0.3, 4, 0), "embedding_scale": 3.0, "residual_scale": 0.5,
-    "logits_cap": 5.0,
-    "side_width": 16, "side_vocab": 90, "activation": "gelu_tanh",
-    "ropes": ({"rope_theta": 10000.0, "head_dim": 16}, {"rope_theta": 10000.0, "dimensions": 16}),
-    "experts": Experts(
-        4, 2, 48, True, (False, False, False, True), sigmoid=True, corrected=True, groups=2, top_groups=1, scale=2.0,
-        shared=48, shared_gate=True,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("form", ["float32", "float16 with a cache in q8_0"])
-def test_layers_of_every_part(form: str) -> None:
-    """Heads of several sizes, keys and values of an earlier layer, sinks, caps, gates, experts beside a shared one."""
-    draw = random.Random(5)
-    model = executor(form=form, **PARTS)
-    for seed in range(3):
-        members = []
-        for _ in range(3):
-            parents = random_tree(draw, 12)
-            members.append((draw.randint(0, 40), ids(2 + len(parents), draw.randrange(999)), parents))
-        check(model, members, seed)
 
 
 @pytest.mark.parametrize("form", ["float32", "w8a8", "float16 with a cache in float16"])
@@ -130,7 +93,7 @@ def test_a_window_edge_inside_a_draft(window: int) -> None:
 @pytest.mark.parametrize(
     "form", ["float32", "w8a16", "float16 with a cache in float16", "float16 with a cache in q8_0"]
 )
-@pytest.mark.parametrize("shape", ["llama", "windows", "many heads"])
+@pytest.mark.parametrize("shape", ["llama", "windows", "many heads", "latent"])
 def test_a_long_context_that_is_split_among_threads(shape: str, form: str) -> None:
     """From MIN_SPLIT_SLOTS slots on, if there are fewer heads than threads."""
     draw, model = random.Random(7), make(shape, form)
@@ -141,9 +104,9 @@ def test_a_long_context_that_is_split_among_threads(shape: str, form: str) -> No
     check(model, [(MIN_SPLIT_SLOTS + 40, ids(4, 4), [-1, -1, 0]), (5, ids(2, 5), [])], seed=8)
 
 
-def test_computing_fewer_logits_does_not_change_them() -> None:
+def test_computing_fewer_logits_or_layers_does_not_change_them() -> None:
     """The last layer then computes only these rows."""
-    for shape in ("llama", "mixture"):
+    for shape in ("llama", "mixture", "latent"):
         model = make(shape)
         batch = tree(TOGETHER, 0, ids(17, 9), TREES["comb"])
         begin(model, TOGETHER, [])
@@ -152,6 +115,9 @@ def test_computing_fewer_logits_does_not_change_them() -> None:
             part = dataclasses.replace(batch, select=select)
             same(model.forward(part).logits, whole[list(select)])
             same(model.forward(part, taps=(-1,)).logits, whole[list(select)])
+        last = model.config.layers - 1
+        below = model.forward(batch, layers=(0, last)).hidden
+        same(model.forward(batch, layers=(last, last + 1), hidden=below).logits, whole)
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
@@ -175,8 +141,9 @@ SPOILT = 7
 overflowing = functools.partial(make, spoilt=SPOILT)
 
 
-@pytest.mark.parametrize("form", EVERY_FORMAT)
-@pytest.mark.parametrize("shape", ["llama", "windows", "mixture", "many heads"])
+@pytest.mark.parametrize(
+    ("shape", "form"), in_every_format("llama", "windows", "mixture", "many heads", others=["latent"])
+)
 def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(shape: str, form: str) -> None:
     """Weight 0 times a value that is not finite would be NaN. In a chain, the rows before it; in a tree, siblings and
     their children; and other sequences of the batch."""

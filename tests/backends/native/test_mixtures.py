@@ -1,7 +1,6 @@
 """Mixtures of experts: the union of the experts of a pass is computed at once, and rows do not depend on each other."""
 
 import functools
-import random
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.backends.native.models import (
     ALONE,
     EVERY_FORMAT,
     TOGETHER,
+    UNLIKE_LLAMA,
     VOCAB,
     chain,
     check,
@@ -29,39 +29,24 @@ from tests.backends.native.models import (
     ids,
     on_threads,
     one_by_one,
-    random_tree,
     same,
     weights,
 )
 from tests.checkpoints.gguf_files import family_config, gguf_model
 
-MANY = Experts(16, 8, 48, True, (True, True))
-FEW_ROWS_EACH, ALL_ROWS_EACH = Experts(40, 3, 80, False, (True, True)), Experts(3, 3, 16, True, (True, True))
 make = functools.cache(executor)
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
 def test_a_prompt_with_more_pairs_of_row_and_expert_than_are_computed_at_a_time(form: str) -> None:
     """Experts are then computed some at a time; a row adds them in the same order."""
-    model, text = on_threads(make("llama", form, experts=MANY), 1), ids(MOST_PAIRS // 8 + 20, 3)
+    model, text = on_threads(make("many experts", form), 1), ids(MOST_PAIRS // 8 + 20, 3)
     model.release(ALONE)
     alone, kept = one_by_one(model, ALONE, 0, text)
     for threads in (1, 2, 3, 8):
         on_threads(model, threads).release(TOGETHER)
         same(model.forward(chain(TOGETHER, 0, text)).logits, alone)
         same(model.kv(TOGETHER, len(text)).permute(3, 0, 1, 2, 4), kept)
-
-
-@pytest.mark.parametrize("form", EVERY_FORMAT)
-@pytest.mark.parametrize("experts", [MANY, FEW_ROWS_EACH, ALL_ROWS_EACH], ids=lambda experts: str(experts.count))
-def test_trees_and_chains_of_several_sequences(experts: Experts, form: str) -> None:
-    draw, model = random.Random(experts.count), make("llama", form, experts=experts)
-    for seed in range(2):
-        members = []
-        for _ in range(3):
-            parents = random_tree(draw, 8)
-            members.append((draw.randint(0, 20), ids(1 + len(parents), draw.randrange(999)), parents))
-        check(model, members, seed)
 
 
 @pytest.mark.parametrize("kind", ["MXFP4", "IQ4_NL", "IQ4_XS", "Q4_K", "Q6_K", "Q8_0"])
@@ -91,10 +76,10 @@ def test_threads_meet_as_often_for_eight_experts_of_a_row_as_for_two() -> None:
 
 
 def test_a_pass_tells_how_many_experts_it_read_and_the_target_learns_it() -> None:
-    model = on_threads(make("llama", "float32", experts=FEW_ROWS_EACH), 2)
+    model = on_threads(make("few rows an expert"), 2)
     for count in (1, 4):
         rows = forest([(ALONE + b, 0, [7], []) for b in range(count)])
-        assert model.forward(rows).experts_read == 2 * FEW_ROWS_EACH.per_token
+        assert model.forward(rows).experts_read == 2 * UNLIKE_LLAMA["few rows an expert"]["experts"].per_token
         for b in range(count):
             model.release(ALONE + b)
     target = Decoder(model)

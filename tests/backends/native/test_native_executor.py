@@ -196,6 +196,13 @@ def chosen(config: Any, executor: str, dtype: Any, quantize: str | None = None) 
     return choose(config, resolve(settings))[0].name
 
 
+def test_a_cache_that_no_backend_keeps_for_a_decoder_is_refused_with_the_reason_of_each() -> None:
+    settings = resolve(LoadSettings(executor="auto", dtype="float32", device="cpu", kv_dtype="q8_0"))
+    says = r"asked of a llama model .*heads of 24 values .*the torch .* of its arithmetic\). Fix: leave it out"
+    with pytest.raises(ParameterError, match=says):
+        choose(dataclasses.replace(config(), head_dim=24), settings)
+
+
 def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = config()
     odd, wide = dataclasses.replace(llama, head_dim=24), dataclasses.replace(llama, intermediate_size=MOST_COLUMNS + 64)

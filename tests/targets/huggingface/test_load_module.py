@@ -239,9 +239,13 @@ def test_a_loaded_model_that_cannot_be_run_is_refused(make, settings, error, say
 
 @pytest.mark.parametrize(("name", "value"), [("quantize", "int8"), ("kv_dtype", "q8_0")])
 def test_settings_that_transformers_does_not_have_are_refused(folder: Path, name: str, value: str) -> None:
-    for model in (folder, random_model("gpt-neox", torch.float32)):
-        with pytest.raises(ParameterError, match=f"{name}='{value}' was asked of transformers"):
-            LLM(model, **{name: value})
+    loaded = random_model("gpt-neox", torch.float32)
+    for model, executor, why in (
+        (folder, "auto", "does not run the architecture"), (folder, "transformers", "executor='transformers' was"),
+        (loaded, "auto", "the model is loaded already"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=f"{name}='{value}' was asked of transformers.*{why}"):
+            LLM(model, executor=executor, **{name: value})
 
 
 @pytest.mark.parametrize("kind", ["Bert", "T5"])
