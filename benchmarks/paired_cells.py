@@ -15,7 +15,7 @@ from typing import Any
 
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM, Completion
-from slipstream.measure.estimates import estimate_ratio
+from slipstream.measure.estimates import Estimate, estimate_ratio
 
 Batch = tuple[list[list[int]], SamplingParams]
 """Prompts of requests that run together, and the parameters of all."""
@@ -46,11 +46,26 @@ class Cells:
         self.file.write_text(json.dumps({**more, "fixed": self.fixed, "cells": self.cells}, indent=1) + "\n")
 
 
-def compare(base: LLM, other: LLM, batches: Seq[Batch], passes: int) -> dict[str, Any]:
-    """Return a cell: the seconds of both ways [batches, passes], the speed of `other` over `base` with its interval,
-    in how many batches the texts differ, and the last completions of `other`. The first pass warms up and does not
-    count."""
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in ("base", "other")}
+def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[Completion], float, float]:
+    """Return completions of requests that run together, and when the last prompt was read and the last text ended, on
+    `perf_counter`."""
+    seqs, read = [llm.sequence(prompt, params) for prompt in prompts], 0.0
+    for _ in llm.decode(seqs):
+        if not read and all(len(seq.tokens) > seq.prompt for seq in seqs):
+            read = perf_counter()
+    ended = perf_counter()
+    return [llm.completion(seq) for seq in seqs], read, ended
+
+
+def compare(
+    base: LLM, other: LLM, batches: Seq[Batch], passes: int, decoded: Callable[[float], None] = lambda _: None
+) -> dict[str, Any]:
+    """Return a cell: the seconds of both ways [batches, passes], prompts included and of decoding alone, the speed of
+    `other` over `base` with its interval, in how many batches the texts differ, and the last completions of `other`.
+    The first pass warms up and does not count. decoded: called after each batch of `other` that counts, with the time
+    on `perf_counter` at which its decoding began."""
+    names = ("base", "other", "base_decoding", "other_decoding")
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in names}
     done: list[Completion] = []
     differing = 0
     for number in range(-1, passes):
@@ -59,16 +74,24 @@ def compare(base: LLM, other: LLM, batches: Seq[Batch], passes: int) -> dict[str
             texts = {}
             for name, llm in order if number % 2 else reversed(order):
                 began = perf_counter()
-                completions = llm.generate(prompts, params)
-                took = perf_counter() - began
+                completions, read, ended = decode(llm, prompts, params)
                 texts[name] = [each.token_ids for each in completions]
                 if number >= 0:
-                    seconds[name][b].append(took)
+                    seconds[name][b].append(ended - began)
+                    seconds[f"{name}_decoding"][b].append(ended - read)
+                if name == "other" and number >= 0:
+                    decoded(read)
                 if name == "other" and number == passes - 1:
                     done += completions
             differing += texts["base"] != texts["other"]
     gain = estimate_ratio(seconds["base"], seconds["other"])
-    if gain.low is None:  # few batches, or one that outweighs the others: an interval for further passes only
-        passes_of = {name: [sum(each) for each in zip(*rows, strict=True)] for name, rows in seconds.items()}
-        gain = estimate_ratio(passes_of["base"], passes_of["other"])
+    if gain.low is None:  # few batches, or one that outweighs the others
+        gain = of_passes(seconds["base"], seconds["other"])
     return {"gain": vars(gain), **seconds, "differing": differing, "done": done}
+
+
+def of_passes(top: Seq[Seq[float]], bottom: Seq[Seq[float]]) -> Estimate:
+    """Estimate the ratio of the seconds [batches, passes] of all batches, with an interval for further passes over the
+    same texts."""
+    sums = ([sum(each) for each in zip(*rows, strict=True)] for rows in (top, bottom))
+    return estimate_ratio(next(sums), next(sums))

@@ -22,7 +22,7 @@ def llm(tiny: Tiny) -> LLM:
 
 @pytest.mark.parametrize("token", [-1, 320, 10**6])
 def test_a_token_id_outside_the_vocabulary(llm: LLM, token: int) -> None:
-    with pytest.raises(PromptError, match=rf"the prompt holds id {token}, the vocabulary is 0\.\.319"):
+    with pytest.raises(PromptError, match=rf"the prompt holds id {token}, but the vocabulary is 0\.\.319"):
         llm.generate([5, token])
     with pytest.raises(PromptError, match=rf"the prediction holds id {token}"):
         llm.checks.prediction([5, token])
@@ -42,8 +42,8 @@ def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str)
     [
         ([{"rol": "user", "content": "x"}], "message 0 of the conversation has no role: {'rol': 'user'"),
         ([{"role": "user", "content": "x"}, {"role": ["user"]}], "message 1 of the conversation has no role"),
-        (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], must be a list"),
-        ({"role": "user", "content": "x"}, "must be a list of messages"), (5, "the conversation is 5, must be a list"),
+        (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], not a list"),
+        ({"role": "user", "content": "x"}, "not a list of messages"), (5, "the conversation is 5, not a list"),
         ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
         ([{"role": "user", "content": 5}], "chat template refuses this conversation. Can only concatenate str"),
         ("a\ud800", "the conversation is no UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
@@ -161,7 +161,7 @@ def test_a_loaded_draft_model_keeps_its_own_settings(tiny: Tiny) -> None:
 def test_drafter_options_are_refused_if_no_drafter_reads_them(draft: object) -> None:
     with pytest.raises(ParameterError, match="'max_ngram' were given with"):
         LLM(ToyTarget(8), draft, draft_options={"max_ngram": 3})
-    with pytest.raises(ParameterError, match="Nothing would read them"):
+    with pytest.raises(ParameterError, match="No drafter would read them"):
         LLM(ToyTarget(8)).use(draft, max_ngram=3)
     with pytest.raises(ParameterError, match="must map names to values"):
         LLM(ToyTarget(8), "ngram", draft_options=["max_ngram"])  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ def test_a_draft_model_in_files_has_a_format_of_its_own_as_an_option(tiny):
     assert llm.drafter.model.capabilities.runtime.quantize is None
     llm.use(tiny.draft, quantize="w8a16")
     assert llm.drafter.model.capabilities.runtime.quantize == "w8a16"
-    with pytest.raises(ParameterError, match="quantize='int8' was given with a loaded draft model"):
+    with pytest.raises(ParameterError, match="quantize='int8' does not apply to a loaded draft model"):
         llm.use(llm.drafter.model, quantize="int8")
     with pytest.raises(ParameterError, match="quantize is 'int3'"):
         llm.use(tiny.draft, quantize="int3")

@@ -1,7 +1,7 @@
-"""`Checkpoint`: a model or a draft head in files, opened once. Each file is read when it is first needed, and kept.
+"""`Checkpoint`: a model or a draft head in files, opened once. Each file is read at its first use, and kept.
 
 Checkpoints are not trusted: weights are read only from safetensors (a pickle can run code), and a name inside the
-checkpoint cannot refer to a file outside its folder. Importing this does not import torch.
+checkpoint cannot refer to a file outside its folder. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ class Checkpoint:
 
     @staticmethod
     def open(name: CheckpointName, role: str = "target") -> Checkpoint:
-        """Find a checkpoint by its name: a folder, a GGUF file, a hub id or the name of a model of the zoo. Return a
-        checkpoint that is open as it is. Nothing is downloaded yet.
+        """Open a checkpoint by its name: a folder, a GGUF file, a hub id or the name of a model of the zoo. An open
+        checkpoint is returned unchanged. Nothing is downloaded yet.
 
-        role  which model "embedded" is (see `zoo.checkpoint_of`).
+        role  says which model "embedded" means (see `zoo.checkpoint_of`).
 
-        Raises CheckpointError if it is none of these, and what `zoo.checkpoint_of` raises.
-        """
+        Raises CheckpointError for any other name, and the errors of `zoo.checkpoint_of`."""
         if isinstance(name, Checkpoint):
             return name
         source = checkpoint_of(name, role)
@@ -78,28 +77,28 @@ class Checkpoint:
         return str(self.source)
 
     def __reduce__(self) -> Any:
-        """Let copies and pickles open the checkpoint again."""
+        """Make copies and pickles open the checkpoint again."""
         return Checkpoint.open, (self.source,)
 
     @property
     def place(self) -> Path:
-        """The GGUF file, or the folder, which has the small files at least. Raises LoadError if the hub cannot be
-        reached and nothing is cached."""
+        """The GGUF file, or the folder with at least the small files. Raises LoadError if the hub cannot be reached and
+        nothing is cached."""
         if self._place is None:
             self._place = _snapshot(str(self), _WANTED[1:], None)
         return self._place
 
     def download(self) -> Path:
-        """Return `place` after the weights of a hub id were downloaded, too. Raises as `place`."""
+        """Return `place` after downloading the weights of a hub id, too. Raises as `place`."""
         if not self._is_complete:
-            revision = None if self._place is None else self._place.name  # the one whose small files were read
+            revision = None if self._place is None else self._place.name  # the revision whose small files were read
             self._place, self._is_complete = _snapshot(str(self), _WANTED, revision), True
         return self.place
 
     @cached_property
     def header(self) -> GgufHeader:
         """The header of a GGUF file. Raises as `read_header`."""
-        from slipstream.checkpoints.gguf_header import read_header  # NumPy, which `--help` must not wait for
+        from slipstream.checkpoints.gguf_header import read_header  # imports NumPy, for which `--help` must not wait
 
         return read_header(self.place)
 
@@ -111,15 +110,15 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> JsonMapping:
-        """The config.json of a folder. Raises ConfigError if it is missing, and for sizes that no model has: readers
-        make lists with an entry for each layer, expert or label before anything is compared with the weights."""
-        config = self.json(CONFIG) or read_json(self.place / CONFIG)  # which raises if it is missing
+        """The config.json of a folder. Raises ConfigError if the file is missing, and for sizes that no model has:
+        readers make lists with an entry for each layer, expert or label before they compare it with weights."""
+        config = self.json(CONFIG) or read_json(self.place / CONFIG)  # raises if the file is missing
         for inner in (config, *(value for value in config.values() if isinstance(value, dict))):
             for key, value in inner.items():
                 layers = "layer" in key and "vocab" not in key
                 most = 10_000 if layers else 100_000 if "expert" in key or "num_labels" in key else math.inf
                 if isinstance(value, int) and value > most:
-                    raise ConfigError(f"{key} is {value}, at most {most} is possible", fix="correct config.json")
+                    raise ConfigError(f"{key} is {value}, but at most {most} is possible", fix="correct config.json")
         return config
 
     @cached_property
@@ -127,7 +126,7 @@ class Checkpoint:
         """Name -> tensor of every weight file of a folder; values are not read.
 
         Raises CheckpointError: no weights, only pickles, a missing shard, a shard name outside the folder, tensors that
-        the index promises and no shard holds, or a damaged file."""
+        the index lists but no shard holds, or a damaged file."""
         shards = self._shards()
         listed = {name for names in shards.values() for name in names or ()}
         found: dict[str, StoredTensor] = {}
@@ -138,13 +137,13 @@ class Checkpoint:
                     f"{self.place / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
                     fix="download the file and the index again",
                 )
-            elsewhere = listed.difference(promised or ())  # what no index names is read, too
+            elsewhere = listed.difference(promised or ())  # tensors that no index names are read, too
             found |= {name: tensor for name, tensor in stored.items() if name not in elsewhere}
         return found
 
     @property
     def tensor_names(self) -> Collection[str]:
-        """Names of the tensors of a folder, of which shards may be missing. Raises CheckpointError."""
+        """Names of the tensors of a folder, even if shards are missing. Raises CheckpointError."""
         if not (self.place / SINGLE).exists() and isinstance(listed := self.json(INDEX).get("weight_map"), dict):
             return listed.keys()
         return self.tensors.keys()
@@ -166,7 +165,7 @@ class Checkpoint:
         return dict(total)
 
     def _shards(self) -> dict[str, list[str] | None]:
-        """Weight file -> the tensor names that the index lists for it; None without an index."""
+        """Return weight file -> the tensor names that the index lists for the file; None without an index."""
         folder = self.place
         if (folder / SINGLE).exists():
             return {_inside(folder, SINGLE): None}
@@ -204,19 +203,19 @@ class Checkpoint:
         if missing:
             raise CheckpointError(
                 f"{folder} lacks {len(missing)} of {len(shards)} shards: {', '.join(sorted(missing)[:4])}",
-                why=f"{INDEX} names them",
+                why=f"{INDEX} lists these shards",
                 fix="download the missing files",
             )
         return dict(shards)
 
 
 CheckpointName = str | Path | Checkpoint
-"""What `Checkpoint.open` takes."""
+"""The argument of `Checkpoint.open`."""
 
 
 def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
-    """Decorate a function of a checkpoint: the checkpoint keeps its result. The function also takes a name, which is
-    opened."""
+    """Decorate a function of a checkpoint, so that the checkpoint keeps its result. The function then also takes the
+    name of a checkpoint, and opens it."""
 
     @wraps(read)
     def read_once(checkpoint: CheckpointName) -> T:
@@ -229,8 +228,8 @@ def read_once(read: Callable[[Checkpoint], T]) -> Callable[[CheckpointName], T]:
 
 
 def read_json(path: Path, missing_ok: bool = False) -> JsonObject:
-    """The JSON object in `path`; an empty one if the file is missing and may be. Raises ConfigError if it is missing,
-    unreadable or not an object."""
+    """Return the JSON object in `path`; an empty object if the file is missing and `missing_ok`. Raises ConfigError if
+    the file is missing otherwise, unreadable or not an object."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -254,7 +253,7 @@ def few(names: Iterable[str]) -> str:
 
 
 def _is_gguf(path: Path) -> bool:
-    """Return True for the path of a GGUF file, by its ending or by the first bytes of the file."""
+    """Return True for the path of a GGUF file, by its ending or by its first bytes."""
     if path.suffix.lower() == ".gguf":
         return True
     try:
@@ -277,13 +276,13 @@ def _snapshot(name: str, patterns: list[str], revision: str | None) -> Path:
 
 
 def _inside(folder: Path, name: str) -> str:
-    """`name`, after a check that it is a safetensors file in the folder itself, and no link to one elsewhere. Links of
-    the hub's cache to its `blobs` folder are allowed."""
+    """Return `name` after checking that it is a safetensors file in the folder itself, and no link to another place.
+    Links from the hub's cache to its `blobs` folder are allowed."""
     root, plain = folder.resolve(), not any(part in name for part in "/\\\0") and name.endswith(".safetensors")
     real = (folder / name).resolve() if plain else None
     if real is None or not (real.is_relative_to(root) or real.is_relative_to(root.parent.parent / "blobs")):
         raise CheckpointError(
-            f"{str(folder / name)!r} is not a safetensors file of this checkpoint, or is a link out of it",
+            f"{str(folder / name)!r} is not a safetensors file of this checkpoint, or links to a file outside",
             why="a checkpoint must not make Slipstream open other files",
             fix="use a checkpoint that you trust, with its files in its folder",
         )

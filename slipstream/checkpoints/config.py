@@ -1,7 +1,7 @@
 """`DecoderConfig`: the architecture of a checkpoint, normalised from its Hugging Face `config.json`.
 
-Executors build the model from this alone, so every difference between families is decided here. Unknown settings raise
-an error: without its rotary scaling, a model generates fluent nonsense after a few thousand tokens.
+Executors build the model from this object alone, so every difference between families is decided here. Unknown settings
+raise an error: without its rotary scaling, a model would generate fluent nonsense after a few thousand tokens.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class DecoderConfig(ModelShape):
     """A decoder-only transformer: blocks of causal attention and MLP, residual stream of width `hidden_size` (d).
 
     each         the parts of each layer; empty: all are like Llama's, with `qk_norm` by head, `windows` and `experts`.
-                 `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the largest of them.
-    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`; out_eps:
-                 that of the norms of outputs, 0: the same. embed_norm: embeddings are normalised, without a weight.
+                 `heads` (H), `kv_heads` (Hk) and `head_dim` (D) are the maxima over layers.
+    norm         "rms" (weight only) or "layer" (with a bias unless `norm_bias` is false), epsilon `norm_eps`. out_eps:
+                 epsilon of output norms, 0: `norm_eps`. embed_norm: embeddings are normalised, without weight.
     activation   "silu", "gelu", "gelu_tanh", "relu", "relu2" (squared) or "swiglu" (SwiGLU whose gate and input are
-                 clamped to `limit`, as in gpt-oss); `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
-    *_bias       which linear layers have one.
-    ropes        the parameters of each rotary embedding, where layers differ; else `rope_parameters` holds for all.
-    growth       (beta, n, ahead): queries of growing layers are multiplied by
-                 1 + beta * log(1 + (position + ahead) // n).
-    embedding_scale, residual_scale, logits_scale  multiply the embedding, each output added to the residual stream, and
-                 the logits. logits_cap: c makes logits c * tanh(logit / c); 0: they stay.
-    side_width   width of a further embedding of each token for each layer, of `side_vocab` ids (Gemma 4); 0: none.
-    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers,
-                 which it follows. It has no embedding and no output head of its own. final_norm: whether a norm stands
-                 before the output head; some families have none in MTP layers.
-    within       `model_type` of the multimodal model whose text part this is, which has further tensors; "": of none.
+                 clamped to `limit`, as in gpt-oss). gated: down(act(gate(x)) * up(x)), otherwise down(act(up(x))).
+    *_bias       whether these linear layers have a bias.
+    ropes        parameters of each rotary embedding if layers differ; otherwise `rope_parameters` holds for all.
+    growth       (beta, n, ahead): queries of growing layers are multiplied by 1 + beta * log(1 + (position + ahead) //
+                 n).
+    embedding_scale, residual_scale, logits_scale  factors of the embedding, of each output added to the residual
+    stream, and of the logits. logits_cap: c makes logits c * tanh(logit / c); 0: no cap.
+    side_width   width of a second embedding of each token for each layer, for `side_vocab` ids (Gemma 4); 0: none.
+    after        0 for a decoder. For the MTP layer of a checkpoint (see `mtp_layer`): number of the decoder's layers
+                 before it. An MTP layer has no own embedding or output head. final_norm: whether a norm stands before
+                 the output head; some families have none in MTP layers.
+    within       `model_type` of the multimodal model whose text part this is; "": not part of one.
     """
 
     intermediate_size: int
@@ -82,35 +82,34 @@ class DecoderConfig(ModelShape):
 
     @staticmethod
     def load(checkpoint: CheckpointName) -> DecoderConfig:
-        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; of a GGUF file, its
+        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id, or a GGUF file's
         metadata.
 
-        A warning names the keys that are not known here. Raises ConfigError or UnsupportedModelError, and what
-        `Checkpoint.open` raises.
+        A warning names unknown keys. Raises ConfigError or UnsupportedModelError, and the errors of `Checkpoint.open`.
         """
         opened = Checkpoint.open(checkpoint)
         if opened.is_gguf:
             return DecoderConfig.from_dict(gguf_config(opened.header))
         config = ReadKeys(opened.config)
         if is_mxfp4(config):
-            del config["quantization_config"]  # tensors say which weights are
+            del config["quantization_config"]  # tensors tell which weights are in MXFP4
         eos = opened.json(GENERATION).get("eos_token_id")
         if eos is not None:
             config["eos_token_id"] = eos
         decoder = DecoderConfig.from_dict(config)
         if unread := config.list_unread():
             log.warning(
-                f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: left out. "
-                "Texts differ if that changes what the model computes"
+                f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: ignored. "
+                "Texts differ if a key changes what the model computes"
             )
         return decoder
 
     @staticmethod
     def of_module(module: nn.Module) -> DecoderConfig:
-        """The configuration of a loaded transformers model. As in `load`, the end of a text is what its generation
-        configuration says, if it has one that does."""
+        """Return the configuration of a loaded transformers model. As in `load`, ids that end a text come from its
+        generation configuration, if that names any."""
         config = module.config.to_dict()  # type: ignore[union-attr, operator]
-        generation = getattr(module, "generation_config", None)  # base models without a head have none
+        generation = getattr(module, "generation_config", None)  # base models without a head have no such attribute
         eos = getattr(generation, "eos_token_id", None)
         return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})
 
@@ -145,7 +144,7 @@ class DecoderConfig(ModelShape):
         return decoder
 
     def check(self) -> None:
-        """Raise ConfigError or UnsupportedModelError for sizes and parts that do not go together."""
+        """Raise ConfigError or UnsupportedModelError for sizes and parts that are inconsistent or not supported."""
         mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         for layer in self.described:
             if layer.heads % layer.kv_heads:
@@ -169,7 +168,7 @@ class DecoderConfig(ModelShape):
         if self.embed_norm and self.side_width:
             raise make_refusal("normalised embeddings are not run with an embedding for each layer")
         if mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
-            wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
+            wrong = f"pard_token is {mask!r}, but the vocabulary has the ids 0..{self.vocab_size - 1}"
         elif experts and experts.count * self.layers > 200_000:
             wrong = f"config.json has {self.layers} layers of {experts.count} experts, more than any model"
         elif experts and not 1 <= experts.per_token <= experts.count:
@@ -179,7 +178,7 @@ class DecoderConfig(ModelShape):
         if wrong:
             raise ConfigError(wrong, why=why, fix="correct config.json")
         for number in range(len(self.rotaries)):
-            self.rope(number)  # raises now, not at the first token, if it is not supported
+            self.rope(number)  # raises now, not at the first token, if unsupported
 
     @cached_property
     def described(self) -> tuple[LayerDescription, ...]:
@@ -198,7 +197,7 @@ class DecoderConfig(ModelShape):
 
     @cached_property
     def unlike_llama(self) -> str | None:
-        """The first part, in words, that only the native kernels have; None if every executor can run this decoder."""
+        """Describes the first part that only the native kernels support; None if every executor can run it."""
         plain = replace(self, each=())
         for name in (
             "embedding_scale",
@@ -225,8 +224,8 @@ class DecoderConfig(ModelShape):
         return "its rotary embedding leaves dimensions out, or has factors for short texts" if unusual else None
 
     def mtp_layer(self, sparse: bool, final_norm: bool = True) -> DecoderConfig:
-        """The MTP layer that follows this decoder: a projection of an embedding beside a hidden state, and a layer with
-        the attention of the decoder's last one that has any. sparse: whether its MLP is a mixture of experts."""
+        """Return the MTP layer of this decoder: a projection of an embedding and a hidden state, and a layer with the
+        attention of the decoder's last layer that has attention. sparse: whether its MLP is a mixture of experts."""
         attending = next(layer for layer in reversed(self.described) if layer.recurrence is None)
         layer = replace(attending, sparse=sparse, intermediate_size=0 if sparse else self.intermediate_size)
         experts = replace(self.experts, layers=(True,)) if self.experts and sparse else None
@@ -237,15 +236,15 @@ class DecoderConfig(ModelShape):
 
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
-        """Its recurrent layers."""
+        """Mixers of its recurrent layers."""
         return tuple(layer.recurrence for layer in self.described if layer.recurrence is not None)
 
     def state_bytes(self) -> int:
-        """Bytes of the states of a sequence, and of the inputs of its last 32 tokens, in float32."""
+        """Return the bytes of a sequence's states, and of the inputs of its last 32 tokens, in float32."""
         return 4 * sum(part.cells + 32 * part.kept for part in self.recurrences)
 
     def factor(self, name: str) -> float:
-        """What multiplies the outputs of a linear layer, by its canonical name."""
+        """Return the factor on the outputs of a linear layer, by its canonical name."""
         _, _, rest = name.partition("layers.")
         number, _, part = rest.partition(".")
         return self.described[int(number)].factors.get(part, 1.0) if part else 1.0
@@ -259,7 +258,8 @@ class DecoderConfig(ModelShape):
         return (self.ropes or (self.rope_parameters,)) if self.position == "rope" else ()
 
     def rope(self, number: int = 0) -> tuple[Tensor, float]:
-        """Inverse frequencies of a rotary embedding, and the factor of cos and sin: see `rotary.frequencies`."""
+        """Return the inverse frequencies of a rotary embedding, and the factor of cos and sin: see
+        `rotary.frequencies`."""
         return frequencies(self.rotaries[number], self.head_dim, self.context)
 
     @property
@@ -267,7 +267,7 @@ class DecoderConfig(ModelShape):
         return sum(layer.kv_heads * layer.head_dim for layer in self.described if layer.has_kv)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
+        """Return canonical name -> shape of every weight of this decoder; linear weights are [out, in]."""
         d = self.hidden_size
         out: dict[str, tuple[int, ...]] = {} if self.after else {"embed_tokens.weight": (self.vocab_size, d)}
         if self.position == "learned":
@@ -342,7 +342,7 @@ class DecoderConfig(ModelShape):
     def _latent_attention(
         self, at: str, heads: int, part: Latent, out: dict[str, tuple[int, ...]], linear: Any
     ) -> None:
-        """Add the shapes of latent attention. k_up and v_up are those of all heads, one below the other."""
+        """Add the shapes of latent attention. k_up and v_up hold all heads, concatenated by rows."""
         d, queries = self.hidden_size, heads * (part.plain + part.rotated)
         if part.query_rank:
             linear(f"{at}.q_a_proj", part.query_rank, d, self.qkv_bias)
@@ -382,4 +382,4 @@ _ORDINARY: JsonMapping = {
     "is_causal": True, "is_encoder_decoder": False, "per_layer_config": None, "attention_chunk_size": None,
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
 }  # fmt: skip
-"""Keys that change what transformers computes -> the only value that our decoder runs."""
+"""Keys that change what transformers computes -> the only value that our decoder supports."""

@@ -1,4 +1,4 @@
-"""`ReadKeys`: a config.json that knows which of its keys were read, so that no other is dropped without a word."""
+"""`ReadKeys`: a config.json that records which of its keys were read, so that no other key is silently ignored."""
 
 import re
 from typing import Any
@@ -13,12 +13,12 @@ _WITHOUT_EFFECT = re.compile(
     "mamba_ssm(_cache)?_dtype|moe_shared_expert_overlap|num_logits_to_keep|rescale_prenorm_residual|residual_in_fp32|"
     "use_mamba_kernels|aux_loss_alpha|ep_size|seq_aux"
 )
-"""Keys of training, of other tasks, of pictures and sounds, of layers that are left out, and of the file itself. Which
-others are known follows from what is read."""
+"""Keys without effect here: of training, other tasks, pictures and sounds, layers that are left out, and the file
+itself. Other known keys are recorded when they are read."""
 
 
 class ReadKeys(dict[str, Any]):
-    """An object of it that is read in this way, too, is a `ReadKeys` itself.
+    """A config.json, or an object in it, that records which of its keys were read.
 
     last  the key that was read last.
     """
@@ -41,7 +41,7 @@ class ReadKeys(dict[str, Any]):
         self.last = key
 
     def list_unread(self) -> list[str]:
-        """Keys that were not read and may have an effect: none that is null, false, zero or empty."""
+        """Return the keys that were not read and may have an effect: null, false, zero and empty values have none."""
         own = [key for key in self.keys() - self._read if self[key] and not _WITHOUT_EFFECT.fullmatch(key)]
         inner = {name: each.list_unread() for name, each in self.items() if isinstance(each, ReadKeys)}
         return sorted(own) + [f"{name}.{key}" for name, keys in inner.items() for key in keys]

@@ -1,4 +1,4 @@
-"""Values of a config.json, checked: missing and wrong ones become messages that name the key."""
+"""Reads checked values of a config.json: errors name a missing or wrong key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def activation_of(config: Mapping[str, object], key: str, default: str) -> str:
 
 
 def object_of(config: Mapping[str, object], key: str) -> JsonMapping:
-    """An object of config.json, empty if it is missing or null. Raises ConfigError."""
+    """Return an object of config.json; empty if it is missing or null. Raises ConfigError."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
@@ -44,7 +44,7 @@ def object_of(config: Mapping[str, object], key: str) -> JsonMapping:
 
 
 def count_of(config: Mapping[str, object], key: str, default: int | None = None, least: int = 1) -> int:
-    """An integer of config.json, at least `least`. Raises ConfigError."""
+    """Return an integer of config.json, at least `least`. Raises ConfigError."""
     value = _value(config, key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
         raise ConfigError(f"{key} is {value!r}, must be an integer >= {least} and < 2**31", fix="correct config.json")
@@ -79,7 +79,7 @@ def make_refusal(what: str, why: str = "") -> UnsupportedModelError:
 
 
 def cap_of(config: Mapping[str, object], key: str, default: float | None = None) -> float:
-    """A soft cap: a positive number, or 0 where it is null."""
+    """Return a soft cap: a positive number, or 0 if the value is null."""
     value = config.get(key, default)
     return 0.0 if value is None else positive(config, key, default)
 
@@ -91,7 +91,7 @@ def refuse(config: Mapping[str, object], key: str, plain: object) -> None:
 
 
 def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> list[bool]:
-    """A list of true and false, or 1 and 0, with a value for each layer."""
+    """Return a list of true and false, or 1 and 0, with a value for each layer."""
     value = config.get(key)
     if value is None:
         return default
@@ -102,8 +102,8 @@ def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> lis
 
 
 def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, near: str = SLIDING) -> list[bool]:
-    """For each layer, whether its attention has a window, as `layer_types` says. pattern: without that key, every
-    pattern-th layer has none; 0: no layer has one. near: the name of such layers. Raises ConfigError."""
+    """Return for each layer whether its attention has a window, as `layer_types` says. pattern: without that key, every
+    pattern-th layer has no window; 0: no layer has one. near: name of layers with a window. Raises ConfigError."""
     types = config.get("layer_types")
     if types is None:
         return [bool(pattern and (i + 1) % pattern) for i in range(layers)]
@@ -116,13 +116,14 @@ def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, nea
 
 
 def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
-    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4), which wins over them: a
-    scaling is often added by hand to what transformers 5 wrote. theta: the default."""
+    """Return the rotary parameters: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`
+    (transformers 4), which take precedence: users often add them to a file of transformers 5. theta: default of
+    rope_theta."""
     new, old = object_of(config, "rope_parameters"), object_of(config, "rope_scaling")
     parameters = ReadKeys(old or new)
     for key, value in parameters.items():
         if isinstance(value, Mapping):
-            raise make_refusal(f"rotary parameters are given for {key!r} apart", "layers share one table of positions")
+            raise make_refusal(f"rotary parameters differ for {key!r}", "layers share one table of positions")
     parameters.setdefault("rope_theta", config.get("rope_theta", theta))
     if "partial_rotary_factor" in config:
         parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
@@ -134,7 +135,7 @@ def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
 
 
 def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float = 1.0) -> JsonObject:
-    """Read `rope_parameters` of a family that rotates only the first dimensions of its heads of `size`."""
+    """Return `rope_parameters` of a family that rotates only the first dimensions of its heads of `size`."""
     parameters = rope_parameters(config, theta)
     share = positive(parameters, "partial_rotary_factor", default)
     rotated = int(size * share)
@@ -146,7 +147,7 @@ def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float
 
 
 def ropes_by_kind(config: ReadKeys, sliding_theta: float, full_theta: float) -> tuple[JsonObject, ...]:
-    """The rotary parameters of layers with a window, and of the others: an object for each, or keys of before."""
+    """Return the rotary parameters of layers with a window, and of the others, from transformers 5's or older keys."""
     given = object_of(config, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in given.values()):
         return {"rope_type": "default", "rope_theta": sliding_theta}, rope_parameters(config, full_theta)

@@ -1,9 +1,9 @@
 """`GenerationDefaults`: the defaults of requests, from a checkpoint's generation_config.json.
 
 Penalties and forbidden ids belong to the model: without them its greedy text differs from transformers' `generate`.
-They hold for every request that gives none; encoder-decoders honour them in their target
-(`targets.huggingface.output_rules`). How to sample (temperature, top-p, ...) is for conversations and servers, as in
-vLLM. Does not import torch.
+They apply to every request that gives none; for encoder-decoders, the target applies them
+(`targets.huggingface.output_rules`). Sampling settings (temperature, top-p, ...) apply to conversations and servers
+only, as in vLLM. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _KNOWN = re.compile(
     "repetition_penalty|return_dict_in_generate|speculation_type|suppress_tokens|target_lookbehind|"
     "transformers_version|use_mtp|" + "|".join(SAMPLING)
 )
-"""Settings that are honoured, that a request gives, or that do not change the text of a decoder without beams."""
+"""Settings that are applied, that a request gives, or that do not change the text of a decoder without beams."""
 _ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
-"""Settings that are not supported, and neutral if they are 1; all others are if they are null, zero or empty."""
+"""Unsupported settings whose neutral value is 1; all other unsupported settings are neutral if null, zero or empty."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class GenerationDefaults(Strict):
 
     @staticmethod
     def of(settings: JsonMapping, encoder_decoder: bool = False) -> GenerationDefaults:
-        """From a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names what is not
-        supported or not known, and numbers with which nothing can be sampled: most are in files of models that do not
-        sample. Raises ParameterError for a value of another kind, or for a rule out of range."""
+        """Read a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names settings that are
+        unsupported or unknown, and numbers with which nothing can be sampled (they occur in files of models that do not
+        sample). Raises ParameterError for a value of a wrong type, or a penalty out of range."""
         given = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
         try:
             sampling = {name: value for name, value in given.items() if not _out_of_range(name, value)}
@@ -62,15 +62,15 @@ class GenerationDefaults(Strict):
                 return GenerationDefaults(sampling=sampling)
             eos = settings.get("eos_token_id")
             ends = [(one,) for one in (eos if isinstance(eos, (list, tuple)) else [eos])]
-            # transformers leaves the end of the text possible.
+            # transformers never forbids the end of the text.
             words = [word for word in map(tuple, settings.get("bad_words_ids") or ()) if word not in ends]
             penalty, least = settings.get("repetition_penalty"), settings.get("min_new_tokens") or 0
             suppressed = tuple(token for token in settings.get("suppress_tokens") or () if token != -1)  # -1: none
             defaults = GenerationDefaults(penalty, tuple(words), least, suppressed, sampling)
             defaults.fill(SamplingParams())
-        except Exception as fault:  # the file is anyone's
+        except Exception as fault:  # the file may contain anything
             raise ParameterError(
-                f"the checkpoint's {GENERATION} cannot be honoured: {fault}",
+                f"the checkpoint's {GENERATION} cannot be used: {fault}",
                 fix=f'correct the file, or give generation_config="{OFF}"',
             ) from fault
         ignored = [name for name in given if name not in sampling]
@@ -82,12 +82,12 @@ class GenerationDefaults(Strict):
         if ignored:
             log.warning(
                 f"{GENERATION} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, "
-                "which is not honoured: texts may differ from those of `generate`"
+                "which is ignored: texts may differ from those of `generate`"
             )
         return defaults
 
     def fill(self, params: SamplingParams) -> SamplingParams:
-        """The parameters of a request, with these settings where it gives none. A text that is given stays as it is."""
+        """Return a request's parameters with these defaults where it gives none. A text to be scored is not changed."""
         if params.structured is not None and params.structured.tokens is not None:
             return params
         more: JsonObject = {}
@@ -103,14 +103,14 @@ class GenerationDefaults(Strict):
 
     @property
     def rules(self) -> list[str]:
-        """Names of the settings that hold for every request."""
+        """Names of the settings that apply to every request."""
         named = {"repetition_penalty": self.repetition_penalty not in (None, 1.0), "bad_words_ids": self.bad_words,
                  "min_new_tokens": self.min_tokens, "suppress_tokens": self.suppressed}  # fmt: skip
         return [name for name, value in named.items() if value]
 
 
 def _out_of_range(name: str, value: Any) -> bool:
-    """Return True for a number that no request may give. Raises ParameterError for values of other kinds."""
+    """Return True for a number that no request may give. Raises ParameterError for values of a wrong type."""
     try:
         SamplingParams(**{name: value})
     except ParameterError:
@@ -121,7 +121,7 @@ def _out_of_range(name: str, value: Any) -> bool:
 
 
 def describe_sampling(sampling: JsonMapping) -> str:
-    """One line for users about `GenerationDefaults.sampling`."""
+    """Return one line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
     return f"the model's own sampling: {values} (--generation-config none: greedy)"
 
@@ -129,8 +129,8 @@ def describe_sampling(sampling: JsonMapping) -> str:
 def generation_defaults(
     choice: str, module: object, checkpoint: Checkpoint | None, encoder_decoder: bool
 ) -> GenerationDefaults:
-    """Read the defaults that the argument `generation_config` of `LLM` chooses: "auto" (the target's) or "none".
-    checkpoint: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
+    """Read the defaults that `LLM`'s argument `generation_config` chooses: "auto" (the target's) or "none". checkpoint:
+    the target's; None: `module` is a loaded target. Raises ParameterError and ConfigError."""
     if choice == OFF:
         return GenerationDefaults()
     if checkpoint is None:

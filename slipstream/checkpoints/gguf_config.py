@@ -1,4 +1,4 @@
-"""The architecture of a GGUF file for our decoder, in the terms of config.json; and how a tensor of it is read."""
+"""Reads the architecture of a GGUF file in the terms of config.json, and the file's tensors."""
 
 import math
 from collections import Counter
@@ -14,22 +14,22 @@ from slipstream.core.strict import JsonObject
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
 MODEL_TYPES = {each: name for name, family in FAMILIES.items() for each in family.gguf.split()}
-"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
-which has experts."""
+"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral has "llama", and so has
+Mixtral, recognised by its experts."""
 
 STRICT = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt2", "gemma4")
-"""Architectures whose heads llama.cpp rotates as a whole."""
+"""Architectures for which llama.cpp rotates whole heads."""
 
 HYBRIDS = [each for family in (*hybrids.FAMILIES.values(), *mamba2.FAMILIES.values()) for each in family.gguf.split()]
-"""Architectures with recurrent layers, which have no heads of keys and values, or no MLP."""
+"""Architectures with recurrent layers, where sizes of attention or of the MLP may be 0 in some layers."""
 
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-"""Names of tensors with what divides each frequency of the rotary embedding (Llama 3.1), of short and long texts."""
+"""Names of tensors with divisors of the rotary frequencies: Llama 3.1's, and LongRoPE's for short and long texts."""
 _SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 
 
 def refusal(header: GgufHeader) -> str | None:
-    """Why our decoder does not run a GGUF file; None if it does."""
+    """Return why our decoder does not run a GGUF file; None if it does."""
     if header.architecture not in MODEL_TYPES:
         return f"its architecture is {header.architecture!r}, not one of {', '.join(MODEL_TYPES)}"
     family = FAMILIES[MODEL_TYPES[header.architecture]]
@@ -43,7 +43,7 @@ def refusal(header: GgufHeader) -> str | None:
     names = {tensor.name for tensor in header.tensors}
     for layer in (name.removesuffix(".attn_qkv.weight") for name in names if name.endswith(".attn_qkv.weight")):
         if 0 < sum(f"{layer}.attn_{part}.bias" in names for part in "qkv") < 3:
-            return f"it has some biases of {layer}.attn_qkv only"  # which llama.cpp leaves out
+            return f"it has some biases of {layer}.attn_qkv only"  # llama.cpp would ignore these
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         value = header.setting(key, 0)
         none = {0} if header.architecture in HYBRIDS else set[int]()
@@ -72,7 +72,7 @@ def refusal(header: GgufHeader) -> str | None:
 
 
 def _epsilon(header: GgufHeader, of_rms: bool = False) -> float | None:
-    """The epsilon of its norms, of either kind. of_rms: prefer that of RMS norms; some files have both."""
+    """Return the epsilon of the model's norms. of_rms: prefer that of RMS norms, because some files have both kinds."""
     plain: float | None = header.setting("attention.layer_norm_epsilon")
     rms: float | None = header.setting("attention.layer_norm_rms_epsilon")
     if header.architecture in STRICT:
@@ -81,34 +81,34 @@ def _epsilon(header: GgufHeader, of_rms: bool = False) -> float | None:
 
 
 def odd_heads(header: GgufHeader) -> str | None:
-    """Return the size of heads with which llama.cpp would end the process, in words; None if there is none."""
+    """Describe a head size with which llama.cpp would abort; None if the file has none."""
     heads = header.size("attention.head_count") or 1
     dim = header.size("attention.key_length") or header.size("embedding_length") // heads
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     for key in keys[:2] if header.architecture == "gpt2" else keys:
         if header.architecture in STRICT and (value := header.setting(key, dim)) != dim:
-            return f"its {key} is {value}, and its heads have {dim}"
+            return f"its {key} is {value}, but its heads have {dim}"
     dim = header.size("attention.key_length_swa")
     for key in ("attention.value_length_swa", "rope.dimension_count_swa") if dim else ():
         if (value := header.setting(key, dim)) != dim:
-            return f"its {key} is {value}, and its heads with a window have {dim}"
+            return f"its {key} is {value}, but its heads with a window have {dim}"
     return None
 
 
 def same_token(header: GgufHeader) -> str | None:
-    """Return the token that occurs twice, in words; None if there is none. llama.cpp ends the process for it."""
-    counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # texts end there in C
+    """Describe a token that occurs twice; None if there is none. llama.cpp would abort."""
+    counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # in C, texts end at a zero byte
     return next((f"{count} of its tokens are {text!r:.40}" for text, count in counts if text and count > 1), None)
 
 
 def in_blocks(header: GgufHeader) -> bool:
-    """Return whether a file holds quantised weights."""
+    """Return whether a file contains quantised weights."""
     return any(tensor.type in READERS for tensor in header.tensors)
 
 
 def gguf_config(header: GgufHeader) -> JsonObject:
-    """The architecture of a GGUF file, as config.json would say it. Raises UnsupportedModelError for one that `refusal`
-    refuses, and what `gguf_shape` raises."""
+    """Return the architecture of a GGUF file as a config.json. Raises UnsupportedModelError if `refusal` names a
+    reason, and the errors of `gguf_shape`."""
     why = refusal(header)
     if why is not None:
         raise UnsupportedModelError(
@@ -163,14 +163,14 @@ def gguf_config(header: GgufHeader) -> JsonObject:
 
 
 def keys_read(header: GgufHeader) -> set[str]:
-    """The keys of the architecture that decide what our decoder computes."""
+    """Return the metadata keys of the architecture that our decoder reads."""
     fresh = replace(header, read=set())
     gguf_config(fresh)
     return fresh.read
 
 
 def _divisors(header: GgufHeader, tensor: GgufTensor, count: int) -> list[float]:
-    """What divides each frequency (Llama 3.1). Raises CheckpointError."""
+    """Return the divisors of the rotary frequencies (Llama 3.1). Raises CheckpointError."""
     if tensor.shape == (count,) and tensor.type in FLOATS:
         raw = read_tensor(header, tensor).ravel()
         bits = raw.view("<u2").astype("<u4") << 16 if tensor.type == "BF16" else raw
@@ -179,13 +179,13 @@ def _divisors(header: GgufHeader, tensor: GgufTensor, count: int) -> list[float]
             return values.tolist()
     raise CheckpointError(
         f"tensor {tensor.name!r} of {header.path.name} is not {count} positive numbers",
-        why="the rotary embedding divides by them",
+        why="the rotary embedding divides by these numbers",
         fix="convert the model again",
     )
 
 
 def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
-    """The bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
+    """Return the bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
     count, size = _SIZES[tensor.type]
     outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # all experts are one matrix
     if columns % count:

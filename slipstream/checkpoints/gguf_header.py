@@ -1,9 +1,9 @@
-"""`GgufHeader`: metadata and tensors of a GGUF file without its weights. `GgufShape`: the model that they describe.
+"""`GgufHeader`: metadata and tensors of a GGUF file without its weights. `GgufShape`: sizes of its model.
 
     "GGUF", version, number of tensors, number of keys      little-endian
-    key, type, value                                        strings have a length of 8 bytes before them
-    name, shape, type, offset                               of each tensor
-    weights                                                 from the next multiple of `general.alignment`
+        key, type, value                                        for each key; 8 bytes before a string are its length
+        name, shape, type, offset                               for each tensor
+        weights                                                 from the next multiple of `general.alignment`
 
 The format is described in docs/gguf.md of github.com/ggml-org/ggml. Files are not trusted: every length is checked
 against the size of the file.
@@ -29,12 +29,12 @@ from slipstream.errors import CheckpointError, UnsupportedModelError
 
 ALIGNMENT = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Values of `tokenizer.ggml.token_type`: control tokens are special ones, user-defined ones are other added tokens,
-unused ones are rows of the embedding that are no tokens, and byte tokens are one byte each."""
+"""Values of `tokenizer.ggml.token_type`: control tokens are special tokens, user-defined tokens are other added tokens,
+unused ones are embedding rows without a token, and byte tokens stand for one byte each."""
 _EMBEDDING = "token_embd.weight"
 
 _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
-"""What keys call special tokens that transformers calls otherwise."""
+"""transformers' names of special tokens -> different names in GGUF keys."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -50,8 +50,8 @@ FILE_TYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """shape: as in a checkpoint, [out, in]. type: such as "Q4_K". nbytes: None for a type that is not known here.
-    file, begin: where its bytes are."""
+    """shape: as in a checkpoint, [out, in]. type: such as "Q4_K". nbytes: None for an unknown type. file, begin: file
+    of its bytes, and their offset."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,8 +63,8 @@ class GgufTensor:
 
 @dataclass(frozen=True, eq=False)
 class GgufHeader:
-    """metadata: by key; arrays are lists. weights_at: where the weights begin. read: the keys of the architecture that
-    were asked for."""
+    """metadata: by key; arrays are lists. weights_at: offset of the weights. read: keys of the architecture that were
+    read so far."""
 
     file: MappedFile
     metadata: JsonMapping
@@ -78,34 +78,34 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """As llama.cpp calls it, for example "llama" or "qwen2"."""
+        """The architecture's name in llama.cpp, for example "llama" or "qwen2"."""
         return str(self.metadata["general.architecture"])
 
     def setting(self, key: str, default: object = None) -> Any:
-        """The value of a key of the architecture, for example "context_length"."""
+        """Return the value of a key of the architecture, for example "context_length"."""
         self.read.add(f"{self.architecture}.{key}")
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def size(self, key: str) -> int:
-        """Return a setting that is a size. Of a list by layer, return the largest; 0 if there is none."""
+        """Return a setting that is a size; 0 if it is missing. For a list by layer, return the maximum."""
         value = self.setting(key)
         return max(value, default=0) if isinstance(value, list) else value or 0
 
     def by_layer(self, key: str) -> list[int]:
-        """Return a setting of each layer, which is one number where all have the same."""
+        """Return a setting for each layer; a single number is repeated."""
         value = self.setting(key, 0)
         return value if isinstance(value, list) else [value] * self.size("block_count")
 
     def layer_types(self, pattern: int) -> list[str]:
-        """`layer_types` of config.json: which layers have a window. pattern: all but every `pattern`-th one, where the
-        file does not say."""
+        """Return `layer_types` of config.json: which layers have a window. pattern: if the file does not say, all
+        layers but every `pattern`-th have one."""
         given, layers = self.setting("attention.sliding_window_pattern", pattern), self.size("block_count")
         slides = given if isinstance(given, list) else [bool(given and (i + 1) % given) for i in range(layers)]
         return ["sliding_attention" if each else "full_attention" for each in slides]
 
     @property
     def rope(self) -> JsonObject:
-        """Return the rotary parameters in the form of config.json. A factor without a type means linear scaling."""
+        """The rotary parameters as in config.json. A factor without a type means linear scaling."""
         kind = self.setting("rope.scaling.type", "linear")
         factor = self.setting("rope.scaling.factor", self.setting("rope.scale_linear")) or 1.0
         scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
@@ -121,7 +121,7 @@ class GgufHeader:
 
     @property
     def file_type(self) -> str:
-        """The mixture of types that the weights are stored in, such as "Q4_K_M"; else the most frequent type."""
+        """The mixture of types of the weights, such as "Q4_K_M"; if unnamed, the most frequent type."""
         named = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
         return named or max(self.stored, key=lambda name: self.stored[name], default="unknown")
 
@@ -139,18 +139,18 @@ class GgufHeader:
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
-        """Id of a special token, for example "eos"; None if the file has none, or one outside of its tokens."""
+        """Return the id of a special token, for example "eos"; None if there is none, or no such token."""
         value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
         return None if value is None or 0 < len(self.tokens) <= value else value
 
     @cached_property
     def token_texts(self) -> dict[int, str]:
-        """Id -> token. Rows of the embedding that are no tokens are left out."""
+        """Id -> token, without embedding rows that have no token."""
         return {i: text for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=False)) if kind != UNUSED}
 
     @cached_property
     def types(self) -> list[int]:
-        """`tokenizer.ggml.token_type`. As in llama.cpp, tokens that end a text are control tokens."""
+        """Types of the tokens (`tokenizer.ggml.token_type`). As in llama.cpp, tokens that end texts are CONTROL."""
         given = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(self.tokens)
         special = frozenset[str]() if WHOLE in self.metadata else END_TEXTS
         return [CONTROL if text in special else kind for text, kind in zip(self.tokens, given, strict=False)]
@@ -160,12 +160,12 @@ class GgufHeader:
         return self.metadata.get("tokenizer.ggml.tokens") or []
 
     def tokens_of(self, *kinds: int) -> frozenset[int]:
-        """Ids of some types, as in `tokenizer.ggml.token_type`."""
+        """Return the ids of tokens of these types, as in `tokenizer.ggml.token_type`."""
         return frozenset(i for i, kind in enumerate(self.types) if kind in kinds)
 
     @property
     def templates(self) -> str | dict[str, str] | None:
-        """The chat template, by name if there are several, as transformers has them."""
+        """The chat template; if there are several, name -> template, as in transformers."""
         texts = {key: text for key, text in self.metadata.items() if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")}
         if texts.keys() <= {TEMPLATE}:
             return texts.get(TEMPLATE)
@@ -173,14 +173,14 @@ class GgufHeader:
 
 
 def read_header(checkpoint: str | Path) -> GgufHeader:
-    """The header of a GGUF file; of a model in several files, with the tensors of all. Raises CheckpointError for a
-    file that is missing, truncated or none at all, and for parts that do not belong together."""
+    """Read the header of a GGUF file; for a model in several files, with the tensors of all. Raises CheckpointError for
+    a file that is missing, truncated or no GGUF file, and for parts that do not belong together."""
     path = Path(checkpoint).expanduser()
     named = _PART.fullmatch(path.name)
     if named is None or int(named[3]) < 2:
         header = _read(path)
         if header.metadata.get("split.count", 1) > 1:
-            what = f"{path.name} is one of {header.metadata['split.count']} parts, and its name does not say which"
+            what = f"{path.name} is one of {header.metadata['split.count']} parts, but its name does not say which"
             raise CheckpointError(what, fix="name parts as llama-gguf-split does: NAME-00001-of-00003.gguf")
         return header
     count = int(named[3])
@@ -191,7 +191,7 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
     for i, header in enumerate(headers):
         for key, wanted in (("split.count", count), ("split.no", i), ("split.tensors.count", len(tensors))):
             if (value := header.metadata.get(key, wanted)) != wanted:
-                raise _make_error(header.path, f"its {key} is {value}, the parts say {wanted}", *_NOT_TOGETHER)
+                raise _make_error(header.path, f"its {key} is {value}, but must be {wanted} here", *_NOT_TOGETHER)
     twice = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
     if twice:
         raise _make_error(first.path, f"tensor {twice[0]!r} is in several parts", *_NOT_TOGETHER)
@@ -199,18 +199,18 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
 
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
-"""The name of a part of a model in several files."""
+"""Name of one part of a model in several files."""
 
-_NOT_TOGETHER = ("its parts are of several models, or one was written again", "cannot be read")
+_NOT_TOGETHER = ("its parts belong to several models, or one was written again", "cannot be read")
 
 
 def _read(path: Path, part: int = 0) -> GgufHeader:
-    """The header of one file. part: its number among several; only the first one has the metadata of the model."""
+    """Read the header of one file. part: its number among several; only the first has the model's metadata."""
     try:
         file = MappedFile(path, mmap.ACCESS_READ)
     except OSError as fault:
         missing = f"there is no file {str(path)!r}"
-        raise CheckpointError(missing, fix="check the name, and that all parts are there") from fault
+        raise CheckpointError(missing, fix="check the name, and that no part is missing") from fault
     size = file.size
     if size < 24:
         raise _make_error(path, f"it has {size} bytes")
@@ -221,12 +221,12 @@ def _read(path: Path, part: int = 0) -> GgufHeader:
     file.unmap()
     ends = [tensor.begin + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
     if (wanted := max(ends, default=header.weights_at)) > size:
-        raise _make_error(path, f"its tensors need {wanted} bytes, it has {size}")
+        raise _make_error(path, f"its tensors need {wanted} bytes, but it has {size}")
     return header
 
 
 class _Reader:
-    """Reads one value after another. Raises ValueError beyond the end of the file, and for a value of no known type."""
+    """Reads one value after another. Raises ValueError at the end of the file, and for a value of an unknown type."""
 
     def __init__(self, data: mmap.mmap):
         self.data, self.at, self.size = data, 0, len(data)
@@ -234,7 +234,7 @@ class _Reader:
     def take(self, count: int) -> bytes:
         end = self.at + count
         if count < 0 or end > self.size:
-            raise ValueError(f"{count} bytes at {self.at}, the file has {self.size}")
+            raise ValueError(f"{count} bytes were expected at offset {self.at}, but the file ends at {self.size}")
         self.at, at = end, self.at
         return self.data[at:end]
 
@@ -271,7 +271,7 @@ def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
     if version not in (2, 3):
         what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version} of GGUF"
         raise UnsupportedModelError(
-            f"{path.name} {what}, supported are versions 2 and 3, little-endian",
+            f"{path.name} {what}, but only versions 2 and 3, little-endian, are supported",
             why="its numbers would be read wrongly",
             fix="convert the model again",
         )
@@ -288,7 +288,7 @@ def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
         raise _make_error(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
     tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
     if 0 < types < tokens:
-        raise _make_error(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
+        raise _make_error(path, f"it has {tokens} tokens, but types of {types}", *_IMPOSSIBLE)
     listed = tuple(_tensor(reader, file) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -324,24 +324,24 @@ def _make_error(
 
 @dataclass(frozen=True, kw_only=True)
 class GgufShape(ModelShape):
-    """header: of the file."""
+    """header: the header of the file."""
 
     header: GgufHeader = field(repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by the names of `ModelShape`, or by GGUF's names where it has none."""
+        """Return shapes by the names of `ModelShape`, or by GGUF's names for other tensors."""
         names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
         return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
 
 
 def gguf_shape(header: GgufHeader) -> GgufShape:
-    """Raises CheckpointError for a header that lacks the size of the model."""
+    """Return the sizes of a file's model. Raises CheckpointError if the header does not give them."""
     tensors = {tensor.name: tensor.shape for tensor in header.tensors}
     hidden, layers = header.size("embedding_length"), header.size("block_count")
     if len(tensors.get(_EMBEDDING, ())) != 2 or not hidden or not 0 < layers <= len(tensors):
         raise CheckpointError(
             f"{header.path.name} does not say how large its model is",
-            why="it is no language model, or its metadata are incomplete",
+            why="it has no language model, or its metadata are incomplete",
             fix="convert the model again",
         )
     heads = header.size("attention.head_count")

@@ -1,4 +1,4 @@
-"""The closed list of GGUF metadata: keys that have an effect, with the types of their values, and keys without one.
+"""The closed list of GGUF metadata: keys with an effect, with the types of their values, and keys without effect.
 
 The keys, and the texts of tokens, are taken from what llama.cpp reads for our families (llama-model.cpp and
 llama-vocab.cpp of github.com/ggml-org/llama.cpp).
@@ -17,12 +17,12 @@ log = logging.getLogger("slipstream")
 MAGIC = b"GGUF"
 """First bytes of a GGUF file."""
 ENDS = "slipstream.eos_ids"
-"""Key of the ids that end a text, as in "0 3" or "none", in files that Slipstream wrote: the format has
-places for three, and llama.cpp adds tokens by their texts."""
+"""Key of the ids that end a text, as in "0 3" or "none", in files written by Slipstream: the format has keys for three
+such ids only, and llama.cpp adds tokens by their texts."""
 WHOLE = "tokenizer.huggingface.json"
 """Key of the checkpoint's tokenizer.json."""
 TEMPLATE = "tokenizer.chat_template"
-"""Key of the chat template. Templates with a name have keys that go on with a full stop and the name."""
+"""Key of the chat template. A named template's key is this key, a full stop and the name."""
 
 _ENDING = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
@@ -31,7 +31,7 @@ _ENDING = (
     "<|file_sep|>"
 )
 END_TEXTS = frozenset(_ENDING.split())
-"""Texts of control tokens that end a text, whatever else the file says of them."""
+"""Texts of tokens that end a text, whatever type the file gives these tokens."""
 
 
 def _is_size(value: object) -> bool:
@@ -52,14 +52,14 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"nextn_predict_layers|rope\.dimension_count|attention\.(key|value)_length|expert_(count|group_count|group_used_count)|"
      r"rope\.scaling\.original_context_length)", _is_size),
     (r"tokenizer\.ggml\.(bos|eos|eot|eom|unknown|seperator|padding|cls|mask|prefix|suffix|middle|fim_(pre|suf|mid|pad|rep|"
-     r"sep))_token_id", lambda value: type(value) is int and 0 <= value < 2**32),  # 2**32 - 1 means none
+     r"sep))_token_id", lambda value: type(value) is int and 0 <= value < 2**32),  # 2**32 - 1: no token
     (r"\*\.((expert_)?feed_forward_length|attention\.head_count(_kv)?|expert_used_count)",
      lambda value: all(map(_is_size, value if isinstance(value, list) else [value]))),
     (r"general\.sampling\.(temp|top_k|top_p|min_p)|\*\.rope\.scaling\.attn_factor",
      lambda value: type(value) in (int, float) and abs(value) < math.inf),
     (r"\*\.(attention\.layer_norm_(rms_)?epsilon|rope\.(freq_base|scale_linear|scaling\.(factor|yarn_beta_(fast|slow))))",
      lambda value: type(value) in (int, float) and 0 <= value < math.inf),
-    (r"\*\.rope\.scaling\.type", lambda value: value in ("none", "linear", "yarn", "longrope")),  # others end llama.cpp
+    (r"\*\.rope\.scaling\.type", lambda value: value in ("none", "linear", "yarn", "longrope")),  # llama.cpp aborts
     (r"general\.(alignment|quantization_version|type|name|author|version|organization|finetune|basename|description|url|"
      r"quantized_by|size_label|license|doi|uuid|repo_url|tags|languages|datasets|(license|source|base_model|dataset)\..+)|"
      r"split\..+|quantize\.imatrix\..+|tokenizer\.rwkv\.world|tokenizer\.ggml\.(scores|token_type_count|"
@@ -67,8 +67,8 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"\*\.(tensor_data_layout|pooling_type|n_deepstack_layers|rope\.(scaling\.finetuned|dimension_sections))",
      lambda value: True),
 )  # fmt: skip
-"""Known keys, * for the name of the architecture, and what their values are. The last ones describe a file, or are
-for tokenizers."""
+"""Known keys, with * for the name of the architecture, and checks of their values. Keys of the last entry describe the
+file, or are for tokenizers."""
 
 
 _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
@@ -91,20 +91,20 @@ _FURTHER: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def _check(key: str, architecture: str, more: bool = True) -> Callable[[Any], bool] | None:
-    """Return the check of a key's value; None for an unknown key. more: know the keys of single families, too."""
+    """Return the check of a key's value; None for an unknown key. more: include keys of single families."""
     name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
     keys = _KEYS + _FURTHER if more else _KEYS
     return next((check for known, check in keys if re.fullmatch(known, name)), None)
 
 
 def wrong_value(metadata: Mapping[str, object]) -> str | None:
-    """The first known key whose value is impossible; None if there is none."""
+    """Return the first known key whose value is impossible; None if there is none."""
     checks = {key: _check(key, str(metadata.get("general.architecture"))) for key in metadata}
     return next((key for key, check in checks.items() if check and not check(metadata[key])), None)
 
 
 def warn_of_keys(file: str, metadata: JsonMapping, read: Container[str]) -> None:
-    """Log the keys that have no effect. read: the keys of the architecture that our own decoder read."""
+    """Log a warning for keys without effect. read: keys of the architecture that our own decoder has read."""
     name = metadata["general.architecture"]
     own = [key for key in metadata if not key.startswith(f"{name}.") or key not in read]
     ignored = [key for key in own if not _check(key, name, more=False)]
@@ -113,7 +113,7 @@ def warn_of_keys(file: str, metadata: JsonMapping, read: Container[str]) -> None
 
 
 def sampling_of(metadata: JsonMapping) -> JsonObject:
-    """What a file asks for, as generation_config.json would say it. In llama.cpp, less than 0 is as 0."""
+    """Return the file's sampling settings as in generation_config.json. As in llama.cpp, values below 0 mean 0."""
     given = {name: metadata.get(f"general.sampling.{name}") for name in ("top_k", "top_p", "min_p")}
     given |= {"temperature": metadata.get("general.sampling.temp")}
     given = {name: max(0, value) for name, value in given.items() if value is not None}

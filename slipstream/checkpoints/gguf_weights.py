@@ -1,7 +1,7 @@
 """The tensors of a GGUF file for our decoder.
 
-Blocks of integers stay what they are in the file (`Blocks`); everything else is read as float32 or as its dtype. The
-file is mapped, and each tensor is read when it is asked for.
+Blocks of integers keep their stored format (`Blocks`); other tensors are read as float32 or in their dtype. The file is
+mapped, and each tensor is read at its access.
 """
 
 import math
@@ -38,7 +38,7 @@ _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
 
 _OF_HEADS = ("self_attn.k_up_proj.weight", "self_attn.v_up_proj.weight")
-"""Matrices of all heads, which are one tensor [heads, out, in]."""
+"""Matrices of all heads, stored as one tensor [heads, out, in]."""
 
 _MTP = {
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "norm": "nextn.shared_head_norm",
@@ -50,10 +50,10 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in 
 
 
 class GgufTensors:
-    """The tensors of a GGUF file under canonical names. Raises CheckpointError for tensors that are missing, unknown or
-    of the wrong shape.
+    """The tensors of a GGUF file under canonical names. Raises CheckpointError for missing or unknown tensors and wrong
+    shapes.
 
-    quantised  how a quantised file stores its weights, such as "Q4_K_M". readers: as `Weights` takes them.
+    quantised  format of a quantised file's weights, such as "Q4_K_M". readers: as `Weights` takes them.
     """
 
     def __init__(self, header: GgufHeader, config: DecoderConfig):
@@ -71,16 +71,16 @@ class GgufTensors:
                 if name.startswith(tuple(mtp)) == bool(config.after) and name not in copies
             }
         for name in (DIVISORS, SHORT, LONG) if header.architecture != "qwen2" else ():
-            by_name.pop(name, None)  # it is in the configuration
+            by_name.pop(name, None)  # already in the configuration
         for number, layer in enumerate(config.described):
             for part in ("attn_k", "attn_v", "attn_k_norm") if layer.shared is not None else ():
-                by_name.pop(f"blk.{number}.{part}.weight", None)  # left over from training
+                by_name.pop(f"blk.{number}.{part}.weight", None)  # unused left-overs of training
         self._shapes, lost = config.shapes(), []
         self.readers: dict[str, tuple[str, Callable[[slice], Tensor]]] = {}
         for name, parts in names_in_file(config, by_name.keys()).items():
             tensor = by_name.pop(name, None)
             if tensor is None:
-                if name.endswith(".bias") and config.model_type != "gpt2":  # llama.cpp adds the stored ones
+                if name.endswith(".bias") and config.model_type != "gpt2":  # a missing bias is zero, as in llama.cpp
                     for part in parts:
                         none = torch.zeros(self._shapes[part])
                         self.readers[part] = (f"no {name} in {header.path.name}", none.__getitem__)
@@ -98,15 +98,15 @@ class GgufTensors:
                 expected = (config.heads, first // config.heads, *expected[1:])
             if _plain(tensor.shape, expected) != _plain(expected, expected):
                 raise CheckpointError(
-                    f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
+                    f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, but {expected} is expected",
                     why="weights and metadata belong to different models",
                     fix="convert the model again",
                 )
         if lost or by_name:
-            unknown = f"holds {few(sorted(by_name))}, which its metadata do not account for"
+            unknown = f"holds {few(sorted(by_name))}, which its metadata do not describe"
             raise CheckpointError(
                 f"{header.path.name} {f'lacks {few(lost)}' if lost else unknown}",
-                why="another model would run than the one that was converted",
+                why="the model that runs would not be the one that was converted",
                 fix="convert the model again",
             )
         self.readers |= {
@@ -115,7 +115,7 @@ class GgufTensors:
         }
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
-        """Rows of a matrix as they are stored; None if it is stored as floating-point numbers."""
+        """Return rows of a matrix as stored blocks; None if the matrix is stored as floating-point numbers."""
         tensor, rows_of = self._stored[name]
         if tensor.type not in READERS:
             return None
@@ -136,7 +136,7 @@ class GgufTensors:
 
 
 def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
-    """Name in the file -> canonical names of the tensors in it, one after another. held: names that the file has."""
+    """Return name in the file -> canonical names of its tensors, in order. held: names that the file has."""
     names: dict[str, list[str]] = {}
     family, shapes = FAMILIES[config.model_type], config.shapes()
     parts = _PARTS | dict(family.gguf_names)
@@ -153,7 +153,7 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
             each = [f"layers.{number}.{one}.{kind}" for one in family.fused[whole]]
             names[f"blk.{layer}.{parts[whole]}.{kind}"] = [one for one in each if one in shapes]
             continue
-        if f"{part}.{kind}" in parts:  # such as ssm_a, which is no weight of a linear layer
+        if f"{part}.{kind}" in parts:  # such as ssm_a, which belongs to no linear layer
             names[f"blk.{layer}.{parts[f'{part}.{kind}']}"] = [name]
             continue
         expert = _EXPERT.fullmatch(part)
@@ -164,26 +164,26 @@ def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str,
         if stored in ("attn_q", "attn_k", "attn_v") and fused:
             stored = "attn_qkv"
         if stored == "ffn_gate" and held and f"blk.{layer}.ffn_gate.weight" not in held:
-            stored = "ffn_up"  # gate and up, one below the other
+            stored = "ffn_up"  # gate rows, then up rows
         names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
     return names
 
 
 def _find_fused(config: DecoderConfig, part: str) -> str | None:
-    """The tensor of several parts, a key of `Family.fused`, in which a GGUF file has this one."""
+    """Return the fused tensor (a key of `Family.fused`) that contains this part in GGUF files, or None."""
     family = FAMILIES[config.model_type]
     return next((name for name, parts in family.fused.items() if part in parts and name in family.gguf_names), None)
 
 
 def _plain(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without dimensions of 1, and of a vector its length: llama.cpp stores some of them as matrices."""
+    """Return a shape without dimensions of 1; for a vector its length, because llama.cpp stores some as matrices."""
     return (math.prod(shape),) if len(wanted) == 1 else tuple(size for size in shape if size > 1)
 
 
 def _rows(
     config: DecoderConfig, name: str, first: int, shape: tuple[int, ...], outs: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first` of `outs`."""
+    """Return a function that takes a canonical tensor's rows, from row `first` of `outs` on, from a stored tensor."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     chosen: Any = slice(first, first + shape[0]) if order is None else order + first
     fused = _find_fused(config, name.rpartition(".")[0].split(".", 2)[-1])

@@ -1,4 +1,4 @@
-"""The order of rows in heads of queries and keys, where a checkpoint has another one than our rotary embedding."""
+"""The order of rows in query and key heads, for checkpoints whose order differs from our rotary embedding's."""
 
 import re
 
@@ -9,9 +9,9 @@ from slipstream.checkpoints.families import FAMILIES
 
 
 def groups_of(config: DecoderConfig, fused: str) -> int:
-    """Return how many groups of rows a fused tensor has: see `Family.grouped`."""
+    """Return the number of groups of rows in a fused tensor: see `Family.grouped`."""
     kind = FAMILIES[config.model_type].grouped.get(fused)
-    if kind is None:  # nearly all tensors: their layers need not be looked at
+    if kind is None:  # the usual case, without reading the layers
         return 1
     return config.heads if kind == "heads" else next((layer.groups for layer in config.recurrences), 1)
 
@@ -20,9 +20,9 @@ _TURNED = re.compile(r"layers\.(\d+)\.self_attn\.(q|k|q_b|kv_a)_(proj|norm)\.(we
 
 
 def rows_of_halves(config: DecoderConfig, name: str) -> np.ndarray | None:
-    """Where the rows of a query or key projection are in a tensor whose rotary embedding rotates neighbours, elements
-    2i and 2i + 1 of a head; ours rotates i and i + n / 2. In latent attention the rotated elements are the last ones
-    there, and the first ones here. Converters order the heads of layers without positions like the others. None for
+    """Return the stored positions of the rows of a query or key projection whose rotary embedding rotates neighbours,
+    elements 2i and 2i + 1 of a head; ours rotates i and i + n / 2. In latent attention the stored rotated elements come
+    last, ours come first. Converters order the heads of layers without positions in the same way. Returns None for
     tensors that keep their order."""
     found = _TURNED.fullmatch(name)
     layer = config.described[int(found[1])] if found else None

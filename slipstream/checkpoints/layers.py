@@ -1,5 +1,5 @@
-"""`LayerDescription`: which parts a layer of a decoder has. Families differ in these descriptions only: executors read
-them as data. Importing this does not import torch."""
+"""`LayerDescription`: the parts of a layer of a decoder. Families differ only in these descriptions, which executors
+read as data. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slipstream.checkpoints.recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class Latent:
     """Describes multi-head latent attention (MLA, arXiv 2405.04434): keys and values of all heads are products of one
-    latent vector, which the KV cache holds in their place, beside a key of its own that the rotary embedding turns.
+    latent vector. The KV cache holds this vector instead, and a key that the rotary embedding rotates.
 
     rank        width of the latent vector.
-    query_rank  width of the vector that queries are computed from; 0: they are computed from the input.
-    plain, rotated  dimensions of each head's queries and keys that the rotary embedding leaves, and turns.
+    query_rank  width of the vector that queries are computed from; 0: queries are computed from the input.
+    plain, rotated  dimensions of a head's queries and keys that are left unrotated, and that are rotated.
     value       size of each head's values.
-    eps         of the norms of both vectors.
+    eps         epsilon of both vectors' norms.
     """
 
     rank: int
@@ -33,34 +33,34 @@ class Latent:
 class LayerDescription:
     """A layer of a decoder: x += attention(norm(x)), then x += mlp(norm(x)). The defaults are Llama's.
 
-    mixes          whether it mixes tokens; else it has an MLP only.
-    recurrence     what mixes the tokens in place of attention; None: attention does.
-    beside         attention reads the same input beside the recurrence, and both outputs are added.
-    heads, kv_heads, head_dim  of its attention.
-    latent         None: attention has keys and values of its own. Else the cache has one head, [rotated, rank], whose
-                   values are its keys.
+    mixes          whether the layer mixes tokens; otherwise it only has an MLP.
+    recurrence     the recurrent mixer that replaces attention; None: attention mixes.
+    beside         whether attention reads the same input as the recurrence, and both outputs are added.
+    heads, kv_heads, head_dim  sizes of attention.
+    latent         None: attention with separate keys and values. Otherwise the cache has one head, [rotated, rank],
+                   whose values are its keys.
     window         None: full attention; W: a token sees itself and the W - 1 positions before it.
-    chunked        of these, a token sees only those since the last multiple of W.
-    rotary         which of the model's rotary embeddings turns queries and keys; None: none does.
-    scale          of the scores; None: 1 / sqrt(head_dim).
-    cap            c: scores become c * tanh(score / c); 0: they stay.
-    sinks          a learned score for each head joins the softmax, without a value.
-    qk_norm        "head": RMS norm of each query and key head, "plain": the same without a weight, "width": of all
-                   heads together, "": none; late_norm: after the rotary embedding.
-    query_scale    multiplies queries after a norm without a weight.
-    value_norm     RMS norm of each value head, without a weight.
-    key_is_value   values are the keys before their norm and rotary embedding.
-    shared         the layer whose keys and values it reads; None: it has its own.
-    growing        queries are scaled by their position, as `DecoderConfig.growth` says.
-    gate           the output of attention is multiplied by the sigmoid of another projection of its input, which has
-                   a number for each "output" or each "head"; "": it is not.
+    chunked        whether a token sees, within the window, only tokens since the last multiple of W.
+    rotary         index of the rotary embedding that rotates queries and keys; None: no rotation.
+    scale          factor of the scores; None: 1 / sqrt(head_dim).
+    cap            c: scores become c * tanh(score / c); 0: no cap.
+    sinks          whether each head has a learned score in the softmax, without a value.
+    qk_norm        "head": RMS norm of each query and key head, "plain": like "head" without a weight, "width": of all
+                   heads together, "": none. late_norm: whether the norm comes after the rotary embedding.
+    query_scale    factor of queries after a norm without a weight.
+    value_norm     whether each value head has an RMS norm, without a weight.
+    key_is_value   whether values are the keys before norm and rotary embedding.
+    shared         index of the layer whose keys and values this layer reads; None: it has its own.
+    growing        whether queries are scaled by their position, as `DecoderConfig.growth` says.
+    gate           "output" or "head": the output of attention is multiplied by sigmoids of another projection of the
+                   input, one for each number or for each head; "": no gate.
     norm_before, norm_after  whether the inputs, and the outputs, of attention and MLP are normalised.
-    parallel       attention and MLP read the same x; one_norm: and the same norm of it.
-    intermediate_size  of its MLP; 0: it has experts instead, or none at all.
-    sparse         the MLP is a mixture of experts (`ModelShape.experts`).
-    scaled         the layer's output is multiplied by a learned number.
-    factors        canonical part, such as "self_attn.k_proj" -> what multiplies its outputs. out_scale: the same of the
-                   output product of a recurrence.
+    parallel       whether attention and MLP read the same x; one_norm: and the same norm of x.
+    intermediate_size  width of the MLP; 0: experts instead, or no MLP.
+    sparse         whether the MLP is a mixture of experts (`ModelShape.experts`).
+    scaled         whether the layer's output is multiplied by a learned number.
+    factors        canonical part, such as "self_attn.k_proj" -> factor of its outputs. out_scale: factor of a
+                   recurrence's output projection.
     """
 
     mixes: bool = True
@@ -96,7 +96,7 @@ class LayerDescription:
 
     @property
     def has_kv(self) -> bool:
-        """Return whether it has keys and values of its own in the KV cache."""
+        """Return whether the layer has its own keys and values in the KV cache."""
         return self.attends and self.shared is None
 
     @property

@@ -1,7 +1,7 @@
-"""`LoadSettings`: how a model is loaded and run, one field a setting. Importing this does not import torch.
+"""`LoadSettings`: how a model is loaded and run, one field a setting. Importing this module does not import torch.
 
 `LLM`, the command line, the describers of models and the executors read this one object. The command-line option and
-its help follow from the field; a new setting is a field here, its type in `LoadKeywords`, and where it acts.
+its help follow from the field. A new setting needs a field here, its type in `LoadKeywords`, and the code that uses it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:  # the command line takes text
     Dtype = Device = DeviceMap = Folder = str
     Resolved = str | None
-"""Of a dtype and a device: as it was given, until `describe` puts the object of torch in its place."""
+"""Type of a dtype or device: as the user gave it, until `describe` replaces it with torch's object."""
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -69,29 +69,29 @@ def _check_dtype(name: str, value: Dtype) -> Dtype:
 
 @dataclass(frozen=True)
 class LoadSettings(Strict):
-    """Raises ParameterError for values that no model can be loaded with.
+    """How to load a model. Raises ParameterError for values that no model can be loaded with.
 
-    executor   "auto": on a CPU native where it can run the model, else torch; what our own decoder does not run,
-               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "cuda" (our own kernels on an
+    executor   "auto": on a CPU native if it supports the model, otherwise torch; transformers runs models that our own
+               decoder does not. "native" (our own CPU kernels), "torch", "transformers", "cuda" (our own kernels on an
                NVIDIA GPU; experimental).
     dtype      name or torch.dtype of the arithmetic. None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU:
-               native where the processor has bfloat16 products, else torch.
-    device     None: CUDA if there is one and the executor can use it, else the CPU.
-    quantize   of the native executor: None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8 bits); "int8":
-               w8a16 for a target, w8a8 for a draft model; "w4a8", or "int4": weights in 4 bits.
-    draft_quantize  the same for the draft model alone, or "none". None: as the target.
+               native if the processor has bfloat16 products, otherwise torch.
+    device     None: CUDA if there is one and the executor can use it, otherwise the CPU.
+    quantize   weight format of the native executor: None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8
+               bits); "int8": w8a16 for a target, w8a8 for a draft model; "w4a8", or "int4": weights in 4 bits.
+    draft_quantize  weight format of the draft model, or "none". None: as the target's.
     draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
-               target's tokenizer (see `drafters.string_match`).
+                     target's tokenizer (see `drafters.string_match`).
     threads    None: as many as can run at once. For torch the setting holds for the whole process.
-    kv_dtype   None, "float32", "float16" or "q8_0" (8 bits, with a float16 scale for 32 numbers of a key or value): the
-               KV cache of the native executor.
-    kv_tokens  tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
-    device_map  where transformers puts the target's layers, as in its `from_pretrained`: a word such as "auto", or a
-               mapping of modules to devices.
-    lora       folder or hub id of a LoRA adapter that is merged into the target's weights (see `checkpoints.lora`).
-    trust_remote_code  run Python code that the target's checkpoint brings, where transformers has none for it.
+    kv_dtype   format of the native executor's KV cache: None, "float32", "float16" or "q8_0" (8 bits, with a float16
+               scale for 32 numbers of a key or value).
+    kv_tokens  size of the KV cache in tokens, all sequences together; None: as many as fit into memory.
+    device_map  places of the target's layers, as in transformers' `from_pretrained`: a word such as "auto", or a
+                mapping of modules to devices.
+    lora       folder or hub id of a LoRA adapter to merge into the target's weights (see `checkpoints.lora`).
+    trust_remote_code  whether to run Python code of the target's checkpoint if transformers does not know the model.
     generation_config  "auto" or "none" (see `checkpoints.generation_defaults`).
-    role       "target" or "draft": what the model is loaded as.
+    role       "target" or "draft": the model's role.
     """
 
     PANEL: ClassVar[str] = "Loading"
@@ -137,8 +137,8 @@ class LoadSettings(Strict):
     )
     generation_config: str = option(
         settings.AUTO,
-        "Take defaults of requests from the target's generation_config.json: penalties, forbidden ids and, for chat "
-        "and serve, the sampling (auto), or only the tokens that end a text (none).",
+        "auto: take defaults of requests (penalties, forbidden ids; for chat and serve also sampling) from the "
+        "target's generation_config.json. none: take only the tokens that end a text.",
         check=_one_of(settings.AUTO, settings.OFF),
     )
     device_map: DeviceMap | None = option(
@@ -152,7 +152,8 @@ class LoadSettings(Strict):
     def of(
         values: Mapping[str, object] | LoadKeywords, caller: str = "LoadSettings", more: tuple[str, ...] = ()
     ) -> LoadSettings:
-        """From keywords of `caller`, whose other parameters are `more`. Raises ParameterError for an unknown name."""
+        """Make settings from keywords of `caller`, whose other parameters are `more`. Raises ParameterError for
+        others."""
         names = [f.name for f in fields(LoadSettings)]
         for name in values:
             if name not in names:
@@ -171,19 +172,19 @@ class LoadSettings(Strict):
 
     @property
     def given(self) -> dict[str, object]:
-        """The settings that decide what runs and how, and are not left at their defaults."""
+        """The settings that decide what runs and how, and that differ from their defaults."""
         beside = ("draft_quantize", "draft_tokenizer", "generation_config", "trust_remote_code")
         values = {name: value for name, value in self.keywords.items() if name not in beside}
         return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}
 
     @property
     def weight_format(self) -> WeightFormat | None:
-        """The format of quantised weights; None: weights as they are stored."""
+        """The format of quantised weights; None: weights keep their stored format."""
         name = BY_ROLE.get(self.quantize or "", {}).get(self.role, self.quantize)
         return None if name is None else QUANTISED[name]
 
     def of_draft(self) -> LoadSettings:
-        """The settings of the draft model of a target that is loaded with these."""
+        """Return the settings of the draft model for a target with these settings."""
         asked = self.quantize if self.draft_quantize is None else self.draft_quantize
         return replace(
             self,
@@ -196,22 +197,22 @@ class LoadSettings(Strict):
         )
 
     def refuse(self, names: tuple[str, ...], of: str, why: str, fix: str) -> None:
-        """Raise ParameterError if one of these settings is given. of: continues "... was" in the message."""
+        """Raise ParameterError if one of these settings is given. of: the end of the message, after "... was"."""
         asked = {name: value for name, value in self.given.items() if name in names}
         if asked:
             each = " and ".join(f"{name}={value!r}" for name, value in asked.items())
             raise ParameterError(f"{each} was {of}", why=why, fix=fix)
 
     def check_device_map(self) -> None:
-        """Raise ParameterError where a device map would not be honoured."""
+        """Raise ParameterError if a device map would have no effect."""
         if self.executor not in (settings.AUTO, settings.TRANSFORMERS):
             why = "only transformers spreads a model over several devices"
             fix = "leave device_map out, or choose executor='transformers'"
             self.refuse(("device_map",), f"given with {self.executor}", why, fix)
         if self.device is not None and self.device_map is not None:
             raise ParameterError(
-                f"device={str(self.device)!r} and device_map={self.device_map!r} were given",
-                why="both say where the weights go",
+                f"device={str(self.device)!r} and device_map={self.device_map!r} are both given",
+                why="both decide where the weights go",
                 fix="give one of them",
             )
 
@@ -222,8 +223,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def show_settings(before: str | None = None) -> Callable[[F], F]:
-    """Make `help` and editors show the fields of `LoadSettings` in place of `**settings`, and before the parameter of
-    this name."""
+    """Make `help` and editors show the fields of `LoadSettings` instead of `**settings`, before the parameter
+    `before`."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)

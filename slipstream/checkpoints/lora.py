@@ -1,7 +1,7 @@
 """`Adapter`: a LoRA adapter in PEFT's format, merged into weights as they are read.
 
-A weight W becomes W + s B A, in float32 or wider, in the dtype of W. s is alpha / r, with `use_rslora` alpha / sqrt(r).
-Tensors of `modules_to_save` take the place of W.
+A weight W becomes W + s B A, computed in float32 or wider and stored in the dtype of W. s is alpha / r; with
+`use_rslora`, alpha / sqrt(r). Tensors of `modules_to_save` replace W.
 """
 
 import math
@@ -22,7 +22,7 @@ from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelErro
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _WITHOUT_EFFECT = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin the training that leave the model's weights as they are."""
+"""Ways to begin training that do not change the model's weights."""
 _READ = frozenset(
     (
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
@@ -32,11 +32,11 @@ _READ = frozenset(
         "task_type", "use_rslora",
     )
 )  # fmt: skip
-"""Fields of adapter_config.json that are honoured, or have no effect on a trained adapter."""
+"""Fields of adapter_config.json that are read, or have no effect on a trained adapter."""
 
 
 class Adapter:
-    """checkpoint: of the adapter. Raises the family of `LoadError`, UnsupportedModelError for more than plain LoRA."""
+    """checkpoint: the adapter's. Raises the family of `LoadError`; UnsupportedModelError for more than plain LoRA."""
 
     def __init__(self, checkpoint: CheckpointName):
         self.folder = Checkpoint.open(checkpoint).download()
@@ -58,12 +58,12 @@ class Adapter:
             }
         self._left = {*self._full, *self._factors}
         base = config.get("base_model_name_or_path")
-        self._fix = f"use the model that it was trained on ({base})" if base else "use its base model"
+        self._fix = f"use the model that the adapter was trained on ({base})" if base else "use its base model"
 
     def _tensors(self) -> dict[str, Tensor]:
         path = self.folder / FILE
         if not path.exists():
-            why = "a pickle is not read, as it can run any code"
+            why = "pickles are not read, because they can run any code"
             raise CheckpointError(f"{self.folder} holds no {FILE}", why=why, fix="save it anew")
         with reading(f"{path} cannot be read", "download it again", CheckpointError):
             tensors = {name: tensor.read() for name, tensor in TensorFile(path).tensors.items()}
@@ -76,12 +76,12 @@ class Adapter:
     def _product(
         self, module: str, embedding: bool, pair: Mapping[str, Tensor], config: JsonMapping
     ) -> tuple[Tensor, Tensor, float]:
-        """Two matrices and a number whose product is added to the weight of a module."""
+        """Return two matrices and a number, whose product is added to the weight of a module."""
         rank = _of_module(config.get("rank_pattern"), module, config["r"])
         if pair.keys() != {"A", "B"} or not len(pair["A"]) == pair["B"].shape[-1] == rank:
             shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
             raise CheckpointError(
-                f"{self.folder} has for {module} matrices of the shapes {shapes}, {CONFIG} says rank {rank}",
+                f"{self.folder} has for {module} matrices of the shapes {shapes}, but {CONFIG} says rank {rank}",
                 fix="take both files from the same adapter",
             )
         scale = _of_module(config.get("alpha_pattern"), module, config["lora_alpha"])
@@ -91,15 +91,15 @@ class Adapter:
         return pair["B"], pair["A"], scale
 
     def changes(self, name: str, shape: tuple[int, ...], shared: bool = False) -> bool:
-        """Return whether the adapter changes the model's tensor of that name. shared: the tensor is embedding and
-        output head at once. Raises CheckpointError if the adapter does not fit."""
+        """Return whether the adapter changes the model's tensor of that name. shared: whether the tensor is both
+        embedding and output head. Raises CheckpointError if the adapter does not fit."""
         key = _key(name)
         if key not in self._full and key not in self._factors:
             return False
         if shared:
             raise CheckpointError(
                 f"the adapter {self.folder} changes {name}, which is the embedding and the output head of this model",
-                why="merged, it would change both",
+                why="merging would change both",
                 fix="merge it by peft into a copy of the model with tie_word_embeddings=False",
             )
         wanted = [tuple(self._full[key].shape)] if key in self._full else []
@@ -108,8 +108,8 @@ class Adapter:
             wanted.append((left.shape[0], right.shape[-1]))
         if any(each != shape for each in wanted):
             raise CheckpointError(
-                f"{name} has the shape {shape}, the adapter {self.folder} was made for {wanted[0]}",
-                why="it was trained on another model",
+                f"{name} has the shape {shape}, but the adapter {self.folder} was made for {wanted[0]}",
+                why="the adapter was trained on another model",
                 fix=self._fix,
             )
         self._left.discard(key)
@@ -127,23 +127,23 @@ class Adapter:
         return (wide + left.to(wide) @ right.to(wide) * scale).to(weight.dtype)
 
     def check_all_used(self) -> None:
-        """Raise CheckpointError if it holds what no tensor of the model was asked for."""
+        """Raise CheckpointError if the adapter changes tensors that the model does not have."""
         if self._left:
             raise CheckpointError(
                 f"the adapter {self.folder} changes {len(self._left)} tensors that this model does not have: "
                 + few(self._left),
-                why="leaving them out would run another model than the one that was trained",
+                why="without them, the model that runs would not be the one that was trained",
                 fix=self._fix,
             )
 
 
 def _key(name: str) -> str:
-    """Checkpoints of a model without its output head lack the first part of a name."""
+    """Remove the first part of a name, because checkpoints of a model without its output head lack it."""
     return name.removeprefix("model.").removeprefix("transformer.")
 
 
 def _of_module(pattern: Mapping[str, object] | None, module: str, default: object) -> Any:
-    """The value of the first regular expression that the end of the module's name matches, as PEFT chooses it."""
+    """Return the value of the first regular expression that matches the end of the module's name, as PEFT does."""
     return next((v for key, v in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 

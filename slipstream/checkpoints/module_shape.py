@@ -1,5 +1,5 @@
-"""`ModelShape`: facts about every model before its weights are read. `ModuleShape`: the same for a model that
-transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
+"""`ModelShape`: facts about every model before its weights are read. `ModuleShape`: such facts for a model that
+transformers runs, from its configuration, whose keys differ between families. Importing this module imports no torch.
 """
 
 import math
@@ -13,10 +13,10 @@ from slipstream.core.strict import JsonMapping
 from slipstream.errors import ConfigError, UnsupportedModelError, reading
 
 UNBOUNDED = 2**31 - 1
-"""Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
+"""Context of a model whose positions are distances (ALiBi), or that has no positions (recurrent models)."""
 
 PADDING = 0.01
-"""Numbers of ids that differ by less than this share are those of one vocabulary, padded."""
+"""If numbers of ids differ by less than this share, they belong to one vocabulary, padded."""
 
 _FIX = "correct config.json, or export the checkpoint again"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -25,7 +25,7 @@ _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 
 def differ(*widths: int) -> bool:
-    """Return whether numbers of ids differ by more than padding."""
+    """Return whether these numbers of ids differ by more than padding."""
     return max(widths) - min(widths) > PADDING * max(widths)
 
 
@@ -33,16 +33,16 @@ def differ(*widths: int) -> bool:
 class Experts:
     """Mixture of experts: `count` MLPs, of which a router picks `per_token` for each token.
 
-    norm_topk  the weights of the picked experts are rescaled to sum to 1, then multiplied by `scale`.
-    layers     for each layer, True if its MLP is a mixture.
-    sigmoid    scores become weights by the sigmoid; else by the softmax over all experts.
-    corrected  a learned bias joins the weights where experts are picked.
-    groups, top_groups  experts are picked from the best groups only, which their `group_best` best experts decide.
-    router_bias  scores have a bias. shared: width of an expert of every token, 0: none; shared_gate: its output is
-               multiplied by a sigmoid.
-    weighted_inputs  the weights of the picked experts multiply their inputs, and not their outputs (Llama 4).
-    apart      router and experts have norms of their own for their inputs (the router's times width^-0.5), the outputs
-               of experts and shared expert have norms, and the weight of each expert has a factor (Gemma 4).
+    norm_topk  whether the weights of the picked experts are rescaled to sum to 1, then multiplied by `scale`.
+    layers     for each layer, whether its MLP is a mixture.
+    sigmoid    whether the sigmoid turns scores into weights; otherwise the softmax over all experts.
+    corrected  whether a learned bias is added to the weights when experts are picked.
+    groups, top_groups  experts are picked from the best groups only, ranked by their `group_best` best experts.
+    router_bias  whether scores have a bias. shared: width of an expert for every token, 0: none. shared_gate: whether
+                 its output is multiplied by a sigmoid.
+    weighted_inputs  whether weights multiply the experts' inputs instead of their outputs (Llama 4).
+    apart      whether router and experts have their own input norms (the router's times width^-0.5), outputs of experts
+               and shared expert have norms, and the weight of each expert has a factor (Gemma 4).
     """
 
     count: int
@@ -64,24 +64,24 @@ class Experts:
 
     @property
     def plain(self) -> bool:
-        """Return whether experts are picked by the softmax, and nothing else is added."""
+        """Return whether experts are picked by the softmax, without any addition."""
         usual = Experts(self.count, self.per_token, self.intermediate_size, self.norm_topk, self.layers)
         return self == usual
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model, whichever executor runs it; of an encoder-decoder `layers` and `context` are its decoder's.
+    """Sizes of a model for any executor. For an encoder-decoder, `layers` and `context` are the decoder's.
 
-    heads, kv_heads, head_dim  of the layer with most; 0 for a model without attention.
+    heads, kv_heads, head_dim  maxima over layers; 0 for a model without attention.
     context      maximum number of positions that the checkpoint supports.
-    source_context  most tokens that its encoder reads; None: it has no encoder.
-    position     "rope", "learned" (embeddings added to the input), or "none" where the context has no bound.
+    source_context  largest number of tokens that the encoder reads; None: no encoder.
+    position     "rope", "learned" (embeddings added to the input), or "none" if the context has no bound.
     rope_parameters  theta, type and the parameters of that type; empty for learned positions.
     windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
-    eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
-    mask_token   `pard_token`: id in whose places the model predicts several tokens in one pass (PARD, arXiv
-                 2504.18583); None: it was not trained so.
+    eos_ids      ids that end a text, as in generation_config.json or else config.json; possibly empty.
+    mask_token   `pard_token`: id that stands for several tokens which the model predicts in one pass (PARD, arXiv
+                 2504.18583); None: not trained for that.
     """
 
     model_type: str
@@ -108,7 +108,7 @@ class ModelShape:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Number of weights used for one token: of each mixture, only the experts that the router picks."""
+        """Number of weights used for one token: in each mixture, only the experts that the router picks."""
         experts = self.experts
         idle = 1 - experts.per_token / experts.count if experts else 0.0
         return round(self.parameters - idle * self.mixed_parameters)
@@ -120,8 +120,8 @@ class ModelShape:
 
     @cached_property
     def step_parameters(self) -> int:
-        """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
-        step reads one row, and without an encoder, which runs once."""
+        """Number of weights that one decode step reads: the active weights without an untied input embedding, of which
+        a step reads one row, and without an encoder, which runs once."""
         shapes = self.shapes()
         looked_up = [
             "embed_positions.weight",
@@ -133,43 +133,44 @@ class ModelShape:
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
 
     def kv_bytes(self, itemsize: int = 4) -> int:
-        """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
+        """Return the bytes of KV cache per token, with `itemsize` bytes per number."""
         return 2 * self.kv_width * itemsize
 
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
-        """Its recurrent layers that our own kernels run."""
+        """Mixers of its recurrent layers that our own kernels run."""
         return ()
 
     @property
     def routed(self) -> tuple[int, int] | None:
-        """As `core.target.Capabilities.experts`."""
+        """(experts per token, number of experts), as `core.target.Capabilities.experts`."""
         return (self.experts.per_token, self.experts.count) if self.experts else None
 
     @property
     def kv_width(self) -> int:
-        """How many numbers the keys of one token are, in all layers that keep some."""
+        """Number of numbers in the keys of one token, over all layers with their own keys."""
         return self.layers * self.kv_heads * self.head_dim
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every weight, a tied head counted once; the input embedding is "embed_tokens.weight"."""
+        """Return name -> shape of every weight, a tied head counted once. The input embedding is
+        "embed_tokens.weight"."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleShape(ModelShape):
-    """config: of transformers."""
+    """config: the configuration of transformers."""
 
     kv_width: int = 0
     config: Any = field(default=None, repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """See `ModelShape`. The model is made without memory for its weights."""
+        """Return shapes as `ModelShape.shapes`. The model is made without memory for its weights."""
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         auto: Any = AutoModelForCausalLM if self.source_context is None else AutoModelForSeq2SeqLM
-        with reading("transformers makes no model of config.json", _FIX, ConfigError), torch.device("meta"):
+        with reading("transformers cannot build a model from config.json", _FIX, ConfigError), torch.device("meta"):
             module = auto.from_config(self.config)
         weight = getattr(module.get_input_embeddings(), "weight", None)
         return {
@@ -179,9 +180,9 @@ class ModuleShape(ModelShape):
 
 
 def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> ModuleShape:
-    """The shape of a transformers model.
+    """Return the shape of a transformers model.
 
-    config      of the whole model. generation: its generation configuration, or None.
+    config      configuration of the whole model. generation: its generation configuration, or None.
     vocab_size  width of its logits; None: as in the configuration.
     """
     text = config.get_text_config(decoder=True)
@@ -193,13 +194,13 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         source = (getattr(config, "encoder", None) or config).get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     vocab = vocab_size or text.vocab_size
-    # Some families differ by layer, and then refuse to say what they have in general (Gemma 4).
+    # In some families layers differ, and the configuration has no common values (Gemma 4).
     each = [] if config.is_encoder_decoder else list(getattr(text, "per_layer_config", ()))
     each = each or [text] * layers
     heads = [_first(one, "num_attention_heads") or 0 for one in each]
     kv_heads = [_first(one, "num_key_value_heads", "num_kv_heads") or n for one, n in zip(each, heads, strict=True)]
     dims = [_first(one, "head_dim") or (one.hidden_size // n if n else 0) for one, n in zip(each, heads, strict=True)]
-    reusing = getattr(text, "num_kv_shared_layers", 0) or 0  # the last ones, where no mode is listed for each
+    reusing = getattr(text, "num_kv_shared_layers", 0) or 0  # used without `kv_sharing_modes`
     shared = getattr(text, "kv_sharing_modes", None) or [None] * (len(each) - reusing) + ["reuse"] * reusing
     return ModuleShape(
         model_type=config.model_type,
@@ -224,11 +225,10 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
 
 
 def shape_in(folder: Path, kind: object) -> ModuleShape:
-    """The shape of the model in a folder, from its small files. Code in the folder is not run. kind: its `model_type`.
+    """Return the shape of the model in a folder, from its small files. Its code does not run. kind: `model_type`.
 
     Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
-    encoder-decoder of texts, ConfigError for a configuration that it refuses.
-    """
+    encoder-decoder of texts, ConfigError for a configuration that transformers refuses."""
     import transformers
 
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
@@ -238,8 +238,8 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
         known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         if type(config) not in known[bool(config.is_encoder_decoder)]:
             raise UnsupportedModelError(
-                f"the architecture {kind!r} is not that of a causal language model, nor of an encoder-decoder of texts",
-                why="each token must depend on the text before it, and on a source at most",
+                f"the architecture {kind!r} is neither a causal language model nor an encoder-decoder of texts",
+                why="each token must depend only on the text before it, and perhaps on a source",
                 fix="use a language model",
             )
         generation = None
@@ -263,15 +263,15 @@ def _eos(text: object, generation: object, vocab: int) -> tuple[int, ...]:
 
 
 def _bound(text: object, key: str) -> int:
-    """Most tokens of a text. T5's `n_positions` is how long its training texts were: its positions are distances."""
+    """Return the context. T5's `n_positions` is the length of its training texts: its positions are distances."""
     if hasattr(text, "relative_attention_num_buckets"):
         return UNBOUNDED
     return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED
 
 
 def _count_unscaled(rope: Any, context: int) -> int:
-    """How many positions have the same frequencies. "longrope" and "dynamic" change them when a text becomes longer,
-    and keys that are in the cache cannot follow: the text would depend on how it was cut into passes."""
+    """Return the number of positions with the same frequencies. "longrope" and "dynamic" change frequencies when a text
+    becomes longer, but cached keys keep theirs, so the text would depend on how it is cut into passes."""
     each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
     varying = [one for one in each if one.get("rope_type") in ("longrope", "dynamic")]
     return min([int(one.get("original_max_position_embeddings") or context) for one in varying], default=context)

@@ -21,10 +21,10 @@ from slipstream.checkpoints.weight_blocks import READERS, Blocks
 from slipstream.errors import CheckpointError, reading
 
 METHOD, QUANTISED = "mxfp4", "MXFP4"
-"""`quant_method` of config.json, and how such weights are called."""
+"""`quant_method` in config.json, and the name of such weights."""
 
 Stored = tuple[Callable[[], Tensor], tuple[int, ...]]
-"""How a tensor is read, and its shape."""
+"""A function that reads a tensor, and the tensor's shape."""
 
 _PACKED = re.compile(r"(?:.*\.)?(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)_blocks")
 _NAN = 255  # as a scale
@@ -37,9 +37,9 @@ def is_mxfp4(config: Mapping[str, object]) -> bool:
 
 
 class Mxfp4Tensors:
-    """Takes such pairs of tensors out of `stored`, and has a matrix of each expert under its canonical name.
+    """Takes pairs of blocks and scales out of `stored`, and offers a matrix of each expert under its canonical name.
 
-    readers  as `stored`, of these matrices. Raises CheckpointError for a pair that is not whole.
+    readers  as `stored`, for these matrices. Raises CheckpointError for an incomplete pair.
     """
 
     quantised = QUANTISED
@@ -59,9 +59,9 @@ class Mxfp4Tensors:
             whole = len(shape) == 4 and shape[3] == 16 and shape[:3] == of_scales and shape[1] % len(parts) == 0
             if scales is None or not whole:
                 raise CheckpointError(
-                    f"{name} in {origin} has the shape {shape}, {other} "
-                    + ("is not there" if scales is None else f"has {of_scales}"),
-                    why="MXFP4 is blocks [experts, rows, groups, 16] with a scale for each group",
+                    f"{name} in {origin} has the shape {shape}, but {other} "
+                    + ("is missing" if scales is None else f"has {of_scales}"),
+                    why="MXFP4 has blocks [experts, rows, groups, 16] with a scale for each group",
                     fix="download the checkpoint again",
                 )
             for e in range(shape[0]):
@@ -72,7 +72,7 @@ class Mxfp4Tensors:
                     self.readers[canonical] = read, (shape[1] // len(parts), 32 * shape[2])
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
-        """Rows of a matrix as they are stored; None if it is not in blocks."""
+        """Return rows of a matrix as stored blocks; None if the matrix is not in blocks."""
         if name not in self._pairs:
             return None
         read_blocks, read_scales, expert, first, step = self._pairs[name]
@@ -88,7 +88,7 @@ class Mxfp4Tensors:
             return READERS[QUANTISED](np.concatenate([scales[..., None].numpy(), halves.numpy()], axis=-1))
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Rows of a matrix in float32."""
+        """Return rows of a matrix in float32."""
         blocks = self.blocks(name, rows)
         assert blocks is not None
         return torch.from_numpy(blocks.floats())

@@ -1,4 +1,4 @@
-"""`Recurrence`: which parts a recurrent layer has. Importing this does not import torch."""
+"""`Recurrence`: the parts of a recurrent layer. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 CONVOLUTION, DELTA, STATE_SPACE = "convolution", "delta", "state space"
 
 SNAPSHOTS = 64
-"""Most snapshots of states that are kept for later texts."""
+"""Largest number of state snapshots that are kept for later texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """Describes a layer's recurrent mixer, which stands in place of attention.
+    """Describes a layer's recurrent mixer, which replaces attention.
 
     kind       CONVOLUTION: a short convolution of a product of two projections, times a third (LFM2). DELTA: Gated
                DeltaNet (arXiv 2412.06464). STATE_SPACE: Mamba-2 (2405.21060).
-    taps       of its causal convolution over channels: the tokens that one output sees.
-    heads      each with a state [key, value]; a convolution has one, with key = 0.
-    groups     of heads that share queries and keys (in Mamba-2: C and B).
-    conv_bias, bias  whether the convolution, and the projections, have one.
-    normed     outputs that are normed together by an RMS norm: of a head, or of several; 0: none.
-    gate_first whether outputs are gated before they are normed. eps: of that norm; None: that of the other norms.
+    taps       length of the causal convolution over channels: number of tokens that one output sees.
+    heads      number of heads, each with a state [key, value]; a convolution has one, with key = 0.
+    groups     number of groups of heads that share queries and keys (in Mamba-2: C and B).
+    conv_bias, bias  whether the convolution, and the projections, have a bias.
+    normed     number of outputs that one RMS norm covers: of a head, or of several; 0: no norm.
+    gate_first whether outputs are gated before the norm. eps: epsilon of this norm; None: as in the other norms.
     doubled    whether beta is in 0..2 instead of 0..1.
-    tiled      whether head i is of group i % groups, as in GGUF files of Qwen3.5; else heads of a group are neighbours.
+    tiled      whether head i is in group i % groups, as in GGUF files of Qwen3.5; or a group's heads are neighbours.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Recurrence:
 
     @property
     def width(self) -> int:
-        """Outputs of all heads."""
+        """Number of outputs of all heads."""
         return self.heads * self.value
 
     @property
@@ -51,34 +51,34 @@ class Recurrence:
 
     @property
     def per_head(self) -> tuple[str, ...]:
-        """The projections to one number for each head."""
+        """Names of projections to one number for each head."""
         return {CONVOLUTION: (), DELTA: ("betas", "steps"), STATE_SPACE: ("steps",)}[self.kind]
 
     @property
     def kept(self) -> int:
-        """Numbers of a token that a later pass needs."""
+        """Number of values of a token that a later pass needs."""
         return self.channels + len(self.per_head) * self.heads
 
     @property
     def cells(self) -> int:
-        """Numbers of the states of all heads."""
+        """Number of values in the states of all heads."""
         return self.heads * self.key * self.value
 
     @property
     def mixed(self) -> dict[str, int]:
-        """The projections that are convolved -> their outputs."""
+        """Convolved projections -> their numbers of outputs."""
         if self.kind == CONVOLUTION:
             return {"values": self.width}
         return {"queries": self.groups * self.key, "keys": self.groups * self.key, "values": self.width}
 
     @property
     def projections(self) -> dict[str, int]:
-        """All projections of the input, in the order of the kernels -> their outputs."""
+        """All projections of the input, in the kernels' order -> their numbers of outputs."""
         factors = {"factors": self.width} if self.kind == CONVOLUTION else {}
         return self.mixed | factors | dict.fromkeys(self.per_head, self.heads) | {"gates": self.width}
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """Canonical part -> shape of every weight."""
+        """Return canonical part -> shape of every weight."""
         out: dict[str, tuple[int, ...]] = {}
         for name, outs in self.projections.items():
             out[f"{name}.weight"] = (outs, hidden)

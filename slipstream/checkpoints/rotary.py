@@ -1,4 +1,4 @@
-"""Inverse frequencies of rotary embeddings, with the scalings of checkpoints."""
+"""Inverse frequencies of rotary embeddings, with the scalings that checkpoints ask for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from slipstream.errors import ConfigError
 
 
 def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]:
-    """Inverse frequencies, float64 [n / 2] of the first n dimensions of a head of `size`, and the factor that
-    multiplies cos and sin (1 except for YaRN and LongRoPE). p: as in config.json.
+    """Return the inverse frequencies, float64 [n / 2], of the first n dimensions of a head of `size`, and the factor
+    that multiplies cos and sin (1 except for YaRN and LongRoPE). p: parameters as in config.json.
 
-    The values are computed in float32 and then converted to float64: checkpoints were trained with float32
-    frequencies, and at position 100,000 the difference is 0.006 radians.
+    The values are computed in float32 and then converted to float64: checkpoints were trained with float32 frequencies,
+    and at position 100,000 the difference is 0.006 radians.
     Sources: RoFormer (arXiv 2104.09864); linear: position interpolation (2306.15595); yarn (2309.00071); longrope
-    (2402.13753): the factors of short texts, since the context ends where they change; llama3: the Llama 3.1 release;
-    proportional: Gemma 4, whose last dimensions do not turn. "dynamic" is not supported: its frequencies change with
-    the length of the text, but keys in the KV cache keep the old ones.
-    """
+    (2402.13753): only factors for short texts, because the context ends where they change; llama3: the Llama 3.1
+    release; proportional: Gemma 4, whose last dimensions are not rotated. "dynamic" is not supported: its frequencies
+    change with the length of the text, but keys in the KV cache keep the old ones."""
     kind, theta = p.get("rope_type", p.get("type", "default")), positive(p, "rope_theta")
     if theta <= 1:
         raise ConfigError(f"rope_theta is {theta}, must be greater than 1", fix="correct config.json")
@@ -41,7 +40,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
         inv_freq = _llama3(inv_freq, p, context)
     elif kind == "yarn":
         inv_freq, scale = _yarn(powers, theta, dim, p, context)
-    elif kind == "longrope" and "max_position_embeddings" in p:  # of a family that ends the context there
+    elif kind == "longrope" and "max_position_embeddings" in p:  # set by families that limit the context
         inv_freq, scale = _longrope(powers, p, context)
     elif kind == "proportional":
         inv_freq = inv_freq / positive(p, "factor", 1.0)
@@ -51,7 +50,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
             f"the rotary scaling {kind!r} is not supported",
             "it supports default, linear, llama3, yarn, longrope, proportional; ignoring it would change the output",
         )
-    if "divisors" in p:  # GGUF files hold what divides each frequency, beside a scaling
+    if "divisors" in p:  # GGUF files have divisors besides a scaling
         inv_freq = inv_freq / torch.tensor(p["divisors"])
     scale *= p.get("cos_sin_factor", 1.0)
     if not (inv_freq.isfinite().all() and math.isfinite(scale)):
@@ -60,7 +59,7 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
 
 
 def _longrope(powers: Tensor, p: JsonMapping, context: int) -> tuple[Tensor, float]:
-    """LongRoPE: a divisor for each frequency."""
+    """Return LongRoPE's frequencies, by a divisor for each, and the factor of cos and sin."""
     trained = positive(p, "original_max_position_embeddings", context)
     short = p.get("short_factor")
     if not isinstance(short, list) or len(short) != len(powers) or not all(_is_positive(x) for x in short):
@@ -75,7 +74,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _llama3(inv_freq: Tensor, p: JsonMapping, context: int) -> Tensor:
-    """Llama 3.1: divide the frequencies of long wavelengths by `factor`, keep short ones, interpolate between."""
+    """Scale as Llama 3.1: divide frequencies of long wavelengths by `factor`, keep short ones, interpolate between."""
     factor, low, high = (positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = positive(p, "original_max_position_embeddings", context)
     wavelength = 2 * math.pi / inv_freq  # [D/2]
@@ -87,7 +86,7 @@ def _llama3(inv_freq: Tensor, p: JsonMapping, context: int) -> Tensor:
 
 
 def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) -> tuple[Tensor, float]:
-    """YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from kept to interpolated frequencies."""
+    """Scale as YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from kept to interpolated frequencies."""
     trained = positive(p, "original_max_position_embeddings", context)
     factor = positive(p, "factor", context / trained)
     mscale, mscale_all, fast, slow = (
@@ -101,7 +100,7 @@ def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) 
     scale = positive(p, "attention_factor", grow(mscale) / grow(mscale_all) if mscale and mscale_all else grow(1.0))
 
     def dimension(rotations: float) -> float:
-        """The dimension with `rotations` full rotations over the trained length."""
+        """Return the dimension with `rotations` full rotations over the trained length."""
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(fast), dimension(slow)
@@ -109,7 +108,7 @@ def _yarn(powers: Tensor, theta: float, dim: int, p: JsonMapping, context: int) 
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
-        high += 0.001  # as in the reference: avoids 0/0
+        high += 0.001  # avoids 0/0, as in the reference
     ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)  # [D/2]
     keep = 1 - ramp  # [D/2]
     return 1.0 / (factor * powers) * (1 - keep) + 1.0 / powers * keep, float(scale)

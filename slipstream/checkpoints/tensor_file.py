@@ -1,4 +1,4 @@
-"""`MappedFile`: a file that is opened once; `TensorFile`: a safetensors file. Importing this does not import torch.
+"""`MappedFile`: a file that is opened once; `TensorFile`: a safetensors file. Importing this module imports no torch.
 
     8 bytes: length of the header, little-endian     JSON: name -> dtype, shape, data_offsets     values of the tensors
 
@@ -33,16 +33,16 @@ _DTYPES = {
 """Name of a dtype in the header -> its name in torch."""
 _LONGEST_HEADER = 100_000_000
 _MAPPED = 2**23
-"""Bytes that are read before the file is mapped anew."""
+"""Number of bytes to read before the file is mapped again."""
 
 
 class MappedFile:
-    """A file that is open for as long as this object is alive.
+    """A file that is open as long as this object lives.
 
     Pages that were read count as memory until their mapping is closed. So the file is mapped again after every
     `_MAPPED` bytes, and a mapping closes with the last array that is a view of it.
 
-    access  of `mmap`: with ACCESS_COPY, views can be written, and the file stays as it is. Raises OSError.
+    access  access mode of `mmap`: with ACCESS_COPY, views can be written without changing the file. Raises OSError.
     """
 
     def __init__(self, path: Path, access: int):
@@ -67,12 +67,12 @@ class MappedFile:
         return self._file.read(count)
 
     def mapping(self, nbytes: int) -> mmap.mmap:
-        """Return the mapped file, of which `nbytes` bytes will be read. Raises CheckpointError if the file has changed
-        since it was opened."""
+        """Return the mapped file, for reading `nbytes` bytes. Raises CheckpointError if the file has changed since it
+        was opened."""
         mapping = None if self._used > _MAPPED else self._mapping
         if mapping is None:
             if self._state() != self._seen:
-                why, fix = "what was read before may no longer be true", "load the model again"
+                why, fix = "what was read before may be wrong now", "load the model again"
                 raise CheckpointError(f"{self.path} has changed since it was opened", why=why, fix=fix)
             mapping = mmap.mmap(self._file.fileno(), 0, access=self._access)
             self._mapping, self._used = mapping, 0
@@ -100,7 +100,7 @@ class StoredTensor:
         return self.end - self.begin
 
     def read(self) -> Tensor:
-        """Return the tensor, a view of the mapped file. Raises CheckpointError for a dtype that torch does not have."""
+        """Return the tensor as a view of the mapped file. Raises CheckpointError for a dtype that torch lacks."""
         import torch
 
         if self.dtype not in _DTYPES:
@@ -115,8 +115,7 @@ class StoredTensor:
 
 
 class TensorFile(MappedFile):
-    """tensors: by name, as the header lists them. Raises CheckpointError for a file that is missing, truncated or
-    damaged."""
+    """tensors: by name, as in the header. Raises CheckpointError for a file that is missing, truncated or damaged."""
 
     def __init__(self, path: Path):
         with reading(str(make_damage_error(path).what), "download or export this file again", CheckpointError):
@@ -145,11 +144,11 @@ class TensorFile(MappedFile):
                 raise make_damage_error(self.path, f"{tensor.name} does not follow the tensor before it")
             at = tensor.end
         if at != size:
-            raise make_damage_error(self.path, f"its tensors end at byte {at}, the file at {size}")
+            raise make_damage_error(self.path, f"its tensors end at byte {at}, but the file at {size}")
         return tensors
 
 
 def make_damage_error(path: Path, what: str = "") -> CheckpointError:
-    """Return the error for a file that is no whole safetensors file."""
+    """Return the error for a file that is not a complete safetensors file."""
     said = f"{path} is not a readable safetensors file but truncated or corrupt"
     return CheckpointError(said + (f": {what}" if what else ""), fix="download or export this file again")

@@ -1,7 +1,7 @@
 """`Blocks`: weights as integers with a scale, and a minimum, for each output and group of columns, as GGUF files store
 them. Nothing is rounded: integer * scale + minimum is exactly the weight of the file, in float32.
 
-Formats of the blocks: ggml-common.h and ggml-quants.c of github.com/ggml-org/ggml; `gguf.quants` computes the same.
+Formats of the blocks: ggml-common.h and ggml-quants.c of github.com/ggml-org/ggml; `gguf.quants` gives equal results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Scales:
     """A number for each output and group of columns: values[o, c // span] * factors[o, c // group].
 
     values   float16 [outs, columns / span], or uint8: value e is 2^(e - 128).
-    factors  int8 [outs, columns / group]; None: all are 1, and a span is a group.
+    factors  int8 [outs, columns / group]; None: all factors are 1, and a span is a group.
     """
 
     values: np.ndarray
@@ -34,7 +34,7 @@ class Scales:
         return self.values.dtype == np.uint8
 
     def in_half(self) -> Scales:
-        """Powers of 2 in float16; 0 instead of one that float16 does not have."""
+        """Return powers of 2 in float16; 0 for a power that float16 cannot represent."""
         with np.errstate(over="ignore"):
             values = self._numbers.astype(np.float16)
         return Scales(np.where(np.isfinite(values), values, np.float16(0)))
@@ -46,12 +46,12 @@ class Scales:
         return self.values.astype(np.float32)
 
     def floats(self, group: int, columns: int) -> np.ndarray:
-        """float32 [outs, columns / group], exact."""
+        """Return the scales in float32 [outs, columns / group], exactly."""
         spread = np.repeat(self._numbers, columns // group // self.values.shape[1], axis=1)
         return spread if self.factors is None else spread * self.factors
 
     def divide(self, group: int, span: int, factors: bool, columns: int) -> Scales:
-        """The same numbers for smaller groups and spans, with factors if asked for."""
+        """Return the same numbers for smaller groups and spans, with factors if asked for."""
         values = np.repeat(self.values, columns // span // self.values.shape[1], axis=1)
         if not factors:
             return Scales(values)
@@ -63,8 +63,8 @@ class Scales:
 class Blocks:
     """weight[o, c] = integers[o, c] * scales[o, c // group] + minima[o, c // group].
 
-    integers  [outs, columns]; uint8 below 16 if `bits` is 4, else int8.
-    minima    None if all are 0.
+    integers  [outs, columns]; uint8 below 16 if `bits` is 4, otherwise int8.
+    minima    None if all minima are 0.
     table     see `WeightFormat.table`: weights are table[integers] * scales.
     """
 
@@ -77,7 +77,7 @@ class Blocks:
 
     @property
     def numbers(self) -> np.ndarray:
-        """What is multiplied with scales: int8 [outs, columns], or uint8."""
+        """The numbers that scales multiply: int8 [outs, columns], or uint8."""
         return np.array(self.table, np.int8)[self.integers] if self.table else self.integers
 
     @property
@@ -87,7 +87,7 @@ class Blocks:
 
     @property
     def span(self) -> int:
-        """Columns that share the float16 numbers of `Scales`."""
+        """Number of columns that share the float16 numbers of `Scales`."""
         return self.shape[1] // int(self.scales.values.shape[1])
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Blocks:
         )
 
     def floats(self) -> np.ndarray:
-        """The weights in float32."""
+        """Return the weights in float32."""
         scales = self.scales.floats(self.group, self.shape[1])
         values = self.numbers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
         if self.minima is not None:
@@ -107,8 +107,8 @@ class Blocks:
         return values
 
     def divide(self, kind: WeightFormat) -> Blocks:
-        """The same weights in the blocks of a format that holds them. Raises CheckpointError for a scale that float16
-        does not have."""
+        """Return the same weights in the blocks of a format that can hold them. Raises CheckpointError for a scale that
+        float16 cannot represent."""
         scales = self.scales
         if scales.powers and not kind.powers:
             scales = scales.in_half()
@@ -130,7 +130,7 @@ class Blocks:
 
 
 def stack(parts: Seq[Blocks]) -> Blocks:
-    """Outputs of several matrices with the same input, in blocks of one format."""
+    """Stack the outputs of several matrices with the same input, in blocks of one format."""
 
     def join(scales: Seq[Scales]) -> Scales:
         numbers = [each.factors for each in scales if each.factors is not None]
@@ -142,13 +142,13 @@ def stack(parts: Seq[Blocks]) -> Blocks:
 
 
 def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
-    """The narrowest format that holds all of these weights exactly; None if none does."""
+    """Return the narrowest format that holds all these weights exactly; None if none does."""
 
     def holds(kind: WeightFormat, part: Blocks) -> bool:
         divides = part.group % kind.group == part.span % kind.span == part.shape[1] % kind.span == 0
         minima, factors = part.minima is not None, part.scales.factors is not None
         fits = kind.powers <= part.scales.powers and kind.minima >= minima and kind.factors >= factors
-        if kind.table != part.table:  # the numbers of the table are stored
+        if kind.table != part.table:  # then the table's numbers are stored
             return divides and fits and kind.bits == 8 and not kind.table
         return divides and fits and kind.bits >= part.bits
 
@@ -163,12 +163,12 @@ Parts = tuple[np.ndarray, Scales, "Scales | None"]
 
 
 def _half(raw: np.ndarray, at: int) -> np.ndarray:
-    """The float16 at a byte of each block [outs, blocks]."""
+    """Return the float16 at a byte of each block [outs, blocks]."""
     return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)[..., 0]
 
 
 def _join_numbers(parts: Seq[np.ndarray], kind: type = np.uint8) -> np.ndarray:
-    """Numbers of each block, in order [outs, columns]."""
+    """Join the numbers of each block, in order, to [outs, columns]."""
     whole: np.ndarray = np.concatenate(parts, axis=-1).astype(kind)
     return whole.reshape(len(whole), -1)
 
@@ -178,7 +178,7 @@ def _nibbles(raw: np.ndarray) -> list[np.ndarray]:
 
 
 def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
-    """Bit 4 of each of 32 numbers, from the 32 bits at a byte, as two halves."""
+    """Return bit 4 of each of 32 numbers, from the 32 bits at a byte, as two halves."""
     bits = np.unpackbits(raw[..., at : at + 4], axis=-1, bitorder="little") << 4
     return [bits[..., :16], bits[..., 16:]]
 
@@ -207,7 +207,7 @@ def _q8_0(raw: np.ndarray) -> Parts:
 
 
 def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
-    """Scales and minima of the 8 groups of a block of Q4_K or Q5_K: 6 bits each in 12 bytes, times d, -dmin."""
+    """Return scales and minima of the 8 groups of a block of Q4_K or Q5_K: 6 bits each in 12 bytes, times d, -dmin."""
     packed = raw[..., 4:16]
     low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scale = _join_numbers([low & 63, (high & 15) | (low >> 6 << 4)], np.int8)
@@ -217,7 +217,7 @@ def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
 
 def _q4_k(raw: np.ndarray) -> Parts:
     scales, minima = _k_scales(raw)
-    chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # of 64 columns: lower halves, then upper ones
+    chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # of 64 columns: lower halves of the bytes, then upper halves
     return _join_numbers([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima
 
 
@@ -243,7 +243,7 @@ def _q6_k(raw: np.ndarray) -> Parts:
 
 
 def _pairs(raw: np.ndarray) -> list[np.ndarray]:
-    """Numbers of 2 bits [..., 32 bytes] in order: the lowest two bits of all bytes, then the next two, ..."""
+    """Return 2-bit numbers [..., 32 bytes] in order: the lowest two bits of all bytes, then the next two, ..."""
     return [raw >> np.uint8(shift) & 3 for shift in range(0, 8, 2)]
 
 
@@ -255,7 +255,7 @@ def _q2_k(raw: np.ndarray) -> Parts:
 
 
 def _q3_k(raw: np.ndarray) -> Parts:
-    """Numbers from -4 to 3, as 0 to 7 with a minimum. Bit 2 of number 32 * i + j is bit i of byte j."""
+    """Read numbers from -4 to 3, as 0 to 7 with a minimum. Bit 2 of number 32 * i + j is bit i of byte j."""
     low = [part for half in (raw[..., 32:64], raw[..., 64:96]) for part in _pairs(half)]
     parts = [part | (raw[..., :32] >> np.uint8(i) & 1) << 2 for i, part in enumerate(low)]
     packed, high = raw[..., 96:104], raw[..., 104:108]
@@ -285,8 +285,9 @@ def _mxfp4(raw: np.ndarray) -> Parts:
 
 @dataclass(frozen=True)
 class GgufType:
-    """How a tensor is stored: `count` weights in `nbytes` bytes. format: in memory (`weight_formats.FORMATS`); "": our
-    own decoder does not read it. read: bytes [outs, blocks, nbytes] -> `Parts`; None: floating-point numbers."""
+    """A tensor type of GGUF files: `count` weights in `nbytes` bytes. format: format in memory
+    (`weight_formats.FORMATS`); "": our own decoder does not read the type. read: bytes [outs, blocks, nbytes] ->
+    `Parts`; None: floating-point numbers."""
 
     name: str
     count: int
@@ -324,7 +325,7 @@ TYPES = {
         40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
     }.items()
 }  # fmt: skip
-"""The types of tensors by their numbers in files."""
+"""Types of tensors by their numbers in GGUF files."""
 
 READERS = {each.name: each.blocks for each in TYPES.values() if each.read}
 FLOATS = {each.name: each.format for each in TYPES.values() if each.format and not each.read}

@@ -1,7 +1,7 @@
 """The table of formats in which weights are stored: layout in memory, multiplication, and cost of a matrix.
 
-Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files read it; it imports nothing.
-A new format is an entry of `FORMATS` and, where no loop of the kernels computes it, a kernel (`backends.native`).
+Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files use it; it imports nothing. A
+new format needs an entry in `FORMATS` and, unless a loop of the kernels can compute it, a kernel (`backends.native`).
 """
 
 import re
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 class WeightFormat:
     """One way to store a matrix and to multiply by it.
 
-    name     as in function names of the kernels. bits: per weight.
+    name     name in function names of the kernels. bits: bits per weight.
     step     columns per step of the inner loop. passes: parts that an activation is split into.
     row      bytes of a packed row of activations: per column, and per group or row (see `tiles.matrix_tile`).
-    group    columns of activations that share a scale, see `block_tiles`; 0: all.
-    span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
-             larger than a group, each group has a factor of 8 bits besides.
-    minima   whether each group of weights has a minimum besides.
-    table    the 16 numbers that integers of 4 bits stand for; (): themselves.
-    powers   whether scales of spans are powers of 2, of which 8 bits are stored.
-    quantize  value of the setting `quantize` that stores matrices so; "": none does.
-    head     the format of the output head then; without: the format used instead without byte dot products; "": the
-             same.
+    group    number of columns of activations that share a scale, see `block_tiles`; 0: all.
+    span     number of columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per
+             output. If a span is larger than a group, each group also has a factor of 8 bits.
+    minima   whether each group of weights also has a minimum.
+    table    the 16 numbers that integers of 4 bits stand for; (): the integers themselves.
+    powers   whether scales of spans are powers of 2, stored in 8 bits.
+    quantize  value of the setting `quantize` that selects the format; "": none does.
+    head     format of the output head beside this format. without: format used on processors without byte dot products.
+             "": the format itself.
     """
 
     name: str
@@ -46,7 +46,7 @@ class WeightFormat:
 
     @property
     def activations(self) -> int:
-        """Bits of the other factor of its products."""
+        """Number of bits of the activations in its products."""
         return 8 * self.row[0]
 
     @property
@@ -56,20 +56,20 @@ class WeightFormat:
 
     @property
     def bytes_per_weight(self) -> float:
-        """In memory, with scales and minima; of a scale per output, as in rows of 400 columns."""
+        """Bytes in memory, with scales and minima; one scale per output is counted as in rows of 400 columns."""
         whole = self.bits / 8
         if self.span:
             return whole + (1 + self.minima) * ((2 - self.powers) / self.span + self.factors / self.group)
         return whole + 0.01 * self.integer
 
     def head_bytes(self, size: int) -> int:
-        """Bytes of the key of one head, which has `size` numbers. Its last span may be shorter than the others."""
+        """Return the bytes of the key of one head, of `size` numbers. Its last span may be shorter than the others."""
         return size * self.bits // 8 + (2 * -(-size // self.span) if self.span else 0)
 
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Tables of IQ4_NL and IQ4_XS, and of MXFP4, where the numbers are doubled."""
+"""Tables of IQ4_NL and IQ4_XS, and of MXFP4, whose numbers are doubled."""
 
 FORMATS = {
     each.name: each
@@ -92,26 +92,26 @@ FORMATS = {
         WeightFormat("blocks8_by_16", 4, 8, 1, (1, 12), 16, 256),
         WeightFormat("blocks8_factors", 4, 8, 1, (1, 12), 32, 256, True),
         WeightFormat("blocks8_minima", 4, 8, 1, (1, 12), 32, 32, True),
-        WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # kinds beside each other that no other holds
+        WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # for joined matrices that no other format holds
     )
 }
-"""Every format by name. Which of them the blocks of GGUF files have says `weight_blocks.TYPES`."""
+"""Every format by name. `weight_blocks.TYPES` says which formats the types of GGUF files have."""
 
 Q8_0 = WeightFormat("q8_0", 1, 8, span=32)
 KV_FORMATS = {each.name: each for each in (FORMATS["float32"], FORMATS["float16"], Q8_0)}
 """Formats of the KV cache, by the value of `kv_dtype`."""
 
 QUANTISED = {each.quantize: each for each in FORMATS.values() if each.quantize}
-"""The formats that a model can be quantised to, by the value of `quantize`."""
+"""Formats that a model can be quantised to, by the value of `quantize`."""
 
 BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}, "int4": {"target": "w4a8", "draft": "w4a8"}}
-"""Values of `quantize` that leave the format to the role: the distribution of a target should change least; that of a
-draft affects only the acceptance rate, so it is the fastest."""
+"""Values of `quantize` whose format depends on the role: a target's distribution should change least; a draft model's
+format only affects the acceptance rate, so the fastest is taken."""
 
 QUANTISATIONS = (*BY_ROLE, *QUANTISED)
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 
 
 def few_bits(stored: str) -> bool:
-    """Return whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
+    """Return whether weights in this format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
     return re.match("I?[QW][2-5]|MXFP4", stored, re.IGNORECASE) is not None

@@ -7,15 +7,15 @@
     layers.{i}.mlp.gate.{weight,bias} (router)          layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.{weight,bias}
     norm.{weight,bias}              lm_head.weight (absent if tied)
 
-and, of layers with more parts than Llama's (`LayerDescription`), of each layer
+and, for layers with more parts than Llama's (`LayerDescription`), in each layer
 
     self_attn.{q_a,q_b,kv_a,k_up,v_up}_proj             self_attn.{q_a,kv_a}_norm (latent attention)
     attention_out_norm, mlp_out_norm                    self_attn.gate_proj, self_attn.sinks
     mlp.gate_correction.bias                            mlp.shared_expert.*, mlp.shared_expert_gate
     layer_scalar                                        side_gate, side_projection, side_norm
 
-and side_embed_tokens, side_projection, side_norm. An MTP layer has layers.0 and norm; before them stands eh_proj,
-which reads [enorm(embedding), hnorm(hidden state)].
+and side_embed_tokens, side_projection, side_norm. An MTP layer has layers.0, norm and, before them, eh_proj, which
+reads [enorm(embedding), hnorm(hidden state)].
 
 All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
 before it reads the next, so a model is never in memory twice.
@@ -54,19 +54,19 @@ Progress = Callable[[int, int], None]
 Read = Callable[[], Tensor]
 ReadRows = Callable[[slice], Tensor]
 Cut = Callable[[Tensor], Tensor]
-"""From a stored tensor to one canonical tensor: a view (slice, transpose, one expert), or a vector plus 1."""
+"""Turns a stored tensor into one canonical tensor: a view (slice, transpose, one expert), or a vector plus 1."""
 
 _PIECE = 2**20
 
 
 def widen(name: str, tensor: Tensor) -> Tensor:
-    """A stored tensor in a dtype that can be computed with: float8, cast by hand, becomes bfloat16, which has all its
-    values. Raises CheckpointError for numbers that are no weights without their scales."""
+    """Return a stored tensor in a dtype of the arithmetic: float8 weights, which somebody cast by hand, become
+    bfloat16, which has all their values. Raises CheckpointError for numbers that are meaningless without scales."""
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
         return tensor
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return tensor.to(torch.bfloat16)
-    why = "such weights need scales, and no configuration tells of a quantisation"
+    why = "such weights need scales, but config.json names no quantisation"
     fix = "use the checkpoint in 16 or 32 bits, and quantize='int8'"
     raise CheckpointError(f"{name} is stored as {tensor.dtype}", why=why, fix=fix)
 
@@ -79,7 +79,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise CheckpointError(
             f"{name} holds NaN or infinity",
             why="every token computed with it would be meaningless",
-            fix="download the checkpoint again; if it was made here, look there for an overflow",
+            fix="download the checkpoint again; if you made it, look for an overflow",
         )
 
 
@@ -109,13 +109,13 @@ class Weights(Mapping[str, Tensor]):
         return self.part(name, slice(None))
 
     def slices(self, name: str) -> list[slice]:
-        """Which rows of a matrix to read at a time: about `_PIECE` numbers."""
+        """Return slices of rows of a matrix to read at a time: about `_PIECE` numbers each."""
         outs, columns = self.shapes[name]
         step = max(1, _PIECE // columns // 64) * 64
         return [slice(first, first + step) for first in range(0, outs, step)]
 
     def part(self, name: str, rows: slice, as_stored: bool = False) -> Tensor:
-        """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
+        """Return some rows of a tensor, as `weights[name]`, or in the stored dtype."""
         stored, read = self._readers[name]
         with reading(f"{stored} cannot be read", "download the checkpoint again", CheckpointError):
             raw = widen(stored, read(rows))
@@ -140,11 +140,11 @@ class Weights(Mapping[str, Tensor]):
 
     @property
     def quantised(self) -> str | None:
-        """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
+        """Format in which a quantised checkpoint stores its weights, such as "Q4_K_M"; None if it is not quantised."""
         return self._packed.quantised if self._packed else None
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
-        """Rows of a matrix as they are stored, if that is in blocks of integers (see `weight_blocks`)."""
+        """Return rows of a matrix as stored blocks of integers (see `weight_blocks`); None if it has no blocks."""
         return self._packed.blocks(name, rows) if self._packed else None
 
     def unmap(self) -> None:
@@ -168,8 +168,8 @@ def load_weights(
     """Open the safetensors of a folder or hub id, or a GGUF file, and check names and shapes against `config`. adapter:
     merged into safetensors.
 
-    Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
-    """
+    Raises CheckpointError for files that are missing, corrupt or pickled, and for tensors that are missing, unknown or
+    of the wrong shape."""
     opened = Checkpoint.open(checkpoint)
     folder = opened.download()
     if opened.is_gguf:
@@ -180,7 +180,7 @@ def load_weights(
     }
     if adapter is not None:
         plain = dict(readers)
-        # It is read in pieces.
+        # A merged tensor is kept, because it is read in pieces.
         merged = lru_cache(maxsize=1)(lambda name: adapter.merge(name, widen(name, plain[name][0]())))
         for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
@@ -193,16 +193,16 @@ def load_weights(
 
 
 def stored_as(checkpoint: Checkpoint) -> str | None:
-    """Return how a quantised checkpoint stores its weights, such as "Q4_K_M"; None if it is not quantised."""
+    """Return the format in which a quantised checkpoint stores its weights, such as "Q4_K_M"; None if not quantised."""
     if checkpoint.is_gguf:
         return checkpoint.header.file_type if in_blocks(checkpoint.header) else None
     return QUANTISED if is_mxfp4(checkpoint.config) else None
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
-    """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
+    """Return the canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
     model's (the default)."""
-    kept = model.state_dict().keys()  # without the buffers that are no weights
+    kept = model.state_dict().keys()  # without buffers that are not weights
     stored = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
     readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in stored}
     dtype = dtype or next(model.parameters()).dtype
@@ -218,10 +218,10 @@ def _assemble(
     files: Checkpoint | None = None,
     packed: Mxfp4Tensors | None = None,
 ) -> Weights:
-    """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes.
+    """Map stored tensors to canonical tensors. Raises CheckpointError for missing or unknown tensors and wrong shapes.
 
-    As in transformers, the head of a tied configuration may be stored in place of the embedding; stored beside it, with
-    other values, it is a head of its own."""
+    As in transformers, a file with a tied configuration may store the head instead of the embedding; if it stores both,
+    with different values, the head is not tied."""
     expected = (apart := replace(config, tie_embeddings=False)).shapes()
     pairs = FAMILIES[config.model_type].pairs
     assembled: dict[str, tuple[str, ReadRows]] = {}
@@ -231,7 +231,7 @@ def _assemble(
         if parts is None:
             unknown.append(stored)
             continue
-        meta = torch.empty(shape, device="meta")  # cuts are views: applied to a meta tensor they give the shape
+        meta = torch.empty(shape, device="meta")  # a cut of a meta tensor gives the shape
         for name, cut in parts:
             if name not in expected or name in assembled:
                 unknown.append(stored)
@@ -242,7 +242,7 @@ def _assemble(
                 given = shape
             if given != expected[name]:
                 raise CheckpointError(
-                    f"{stored} in {origin} gives {name} the shape {given}, config.json says {expected[name]}",
+                    f"{stored} in {origin} gives {name} the shape {given}, but config.json says {expected[name]}",
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
@@ -254,7 +254,7 @@ def _assemble(
         used = sum(math.prod(expected[name]) for name, _ in parts if name in expected)
         if parts and stored not in unknown and used != math.prod(shape):
             raise CheckpointError(
-                f"{stored} in {origin} has the shape {shape}, of which config.json accounts for {used} numbers",
+                f"{stored} in {origin} has the shape {shape}, but config.json describes only {used} of its numbers",
                 why="weights and configuration belong to different models",
                 fix="take both from the same checkpoint",
             )
@@ -277,9 +277,9 @@ def _assemble(
         )
     if unknown:
         raise CheckpointError(
-            f"{origin} holds {len(unknown)} tensors that config.json does not account for: {few(unknown)}",
-            why="leaving them out would run another model than the one that was trained",
-            fix="correct config.json (a bias or norm that it denies, a quantisation?)",
+            f"{origin} holds {len(unknown)} tensors that config.json does not describe: {few(unknown)}",
+            why="without them, the model that runs would not be the one that was trained",
+            fix="correct config.json (does it deny a bias or norm, or lack a quantisation?)",
         )
     if config.within and (others := [name for name in readers if OTHER_PARTS.match(_PREFIX.sub("", name, count=1))]):
         log.warning(f"{origin} also holds parts for pictures or sounds, which are left out: {few(sorted(others))}")
@@ -287,7 +287,7 @@ def _assemble(
 
 
 def _rows(read: Read, cut: Cut, order: np.ndarray | None, rows: slice) -> Tensor:
-    """Some rows of a canonical tensor. order: where its rows are in what is stored; None: in order."""
+    """Return some rows of a canonical tensor. order: stored position of each row; None: the stored order."""
     return cut(read())[rows if order is None else torch.from_numpy(order[rows])]
 
 
@@ -331,7 +331,7 @@ def _plus_one(t: Tensor) -> Tensor:
 def _canonical(
     stored: str, shape: tuple[int, ...], config: DecoderConfig, expected: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, Cut]] | None:
-    """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
+    """Return the canonical tensors in a stored tensor: [] if it is not a weight, None for an unknown name."""
     if _BUFFERS.fullmatch(stored):
         return []
     if not shape:
@@ -347,14 +347,14 @@ def _canonical(
         return []
     mtp = find_mtp_name(name, config) if family.further else None
     if (mtp is None) == bool(config.after) or mtp in MTP_COPIES:
-        return []  # of an MTP layer in a decoder, and the other way round
+        return []  # an MTP layer's tensor in a decoder, or the reverse
     name = mtp or name
     if fused := _EXPERTS.fullmatch(name):
         prefix, part, bias = fused.groups()
         return _list_fused_experts(prefix, part, "bias" if bias else "weight", shape, family, expected)
     found = _KEYS_AND_VALUES.fullmatch(name)
     if found and int(found[1]) < config.layers and config.described[int(found[1])].shared is not None:
-        return []  # left over from training: the layer reads another layer's keys and values
+        return []  # unused: the layer reads another layer's keys and values
     found = _LATENT.fullmatch(name)
     layer = config.described[int(found[2])] if found and int(found[2]) < config.layers else None
     if found and layer and layer.latent is not None:
@@ -370,17 +370,17 @@ def _canonical(
         spans.append((whole, _span(first // groups, (first + expected[whole][0]) // groups, groups)))
         first += expected[whole][0]
     if spans:
-        return spans if first == shape[0] else [(spans[0][0], _whole)]  # whose shape is then refused
+        return spans if first == shape[0] else [(spans[0][0], _whole)]  # its shape is refused later
     name = _of_mlp(name, config)
     if name.endswith(".gate_correction.bias"):
-        return [(name, torch.flatten)]  # a matrix of one row in ERNIE's
+        return [(name, torch.flatten)]  # in ERNIE, a matrix of one row
     shifted = family.plus_one and name.endswith("norm.weight") and ".recurrent." not in name
     return [(name, _plus_one if shifted and (family.plus_one == "all" or name != "norm.weight") else _whole)]
 
 
 def _split_latent(at: str, heads: int, plain: int) -> list[tuple[str, Cut]]:
-    """Cut kv_b_proj, which has the keys [plain, rank] of each head above its values [value, rank]. Queries are
-    multiplied by keys, which are transposed for it."""
+    """Cut kv_b_proj, in which the keys [plain, rank] of each head come before its values [value, rank]. The keys are
+    transposed, because queries are multiplied by them."""
 
     def of_keys(t: Tensor) -> Tensor:
         return t.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
@@ -392,8 +392,8 @@ def _split_latent(at: str, heads: int, plain: int) -> list[tuple[str, Cut]]:
 
 
 def find_mtp_name(name: str, config: DecoderConfig) -> str | None:
-    """The name of a tensor of an MTP layer, whose layer has the number 0 there; None for other tensors. Further MTP
-    layers have the numbers 1, 2, ... config: of the decoder or of the layer."""
+    """Return the canonical name of a tensor of an MTP layer, with layer number 0; None for other tensors. Further MTP
+    layers have the numbers 1, 2, ... config: the decoder's or the MTP layer's."""
     after = config.after or config.layers
     match = _MTP.fullmatch(_rename(config.model_type, _PREFIX.sub("", name, count=1)))
     if match is None or (match[1] and int(match[1]) < after):
@@ -415,12 +415,12 @@ def _list_strays(names: Iterable[str], config: DecoderConfig) -> list[str]:
 
 
 def _of_mlp(name: str, config: DecoderConfig) -> str:
-    """A shared expert beside no others is the layer's MLP."""
+    """Rename a shared expert without other experts: it is the layer's MLP."""
     return name if config.experts else name.replace(".mlp.shared_expert.", ".mlp.")
 
 
 def _span(first: int, last: int, groups: int = 1) -> Cut:
-    """Rows first..last-1, of each group of rows."""
+    """Return a cut of rows first..last-1 in each group of rows."""
     if groups == 1:
         return lambda t: t[first:last]
     return lambda t: t.unflatten(0, (groups, -1))[:, first:last].flatten(0, 1)
@@ -428,7 +428,7 @@ def _span(first: int, last: int, groups: int = 1) -> Cut:
 
 @cache
 def _names_of(model_type: str) -> re.Pattern[str]:
-    """Match the parts of a family's tensor names that are renamed."""
+    """Return a pattern for the parts of a family's tensor names that are renamed."""
     return re.compile(rf"(?:(?<=\.)|^)({'|'.join(map(re.escape, FAMILIES[model_type].names))})(?=\.|$)")
 
 
@@ -441,7 +441,7 @@ def _list_fused_experts(
     prefix: str, part: str, kind: str, shape: tuple[int, ...], family: Family, expected: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, Cut]]:
     """Cut one tensor for all experts: weights [E, 2 I, d] and [E, d, I], gate rows before up rows. Files of Qwen3-VL
-    have [E, d, 2 I] and [E, I, d], which transformers knows by their shape, too."""
+    have [E, d, 2 I] and [E, I, d]; as in transformers, the shape tells."""
     names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     inner = shape[-1] if kind == "weight" else 0
     other = bool(inner) and inner != expected.get(f"{prefix}.0.{names[0]}.weight", (0, inner))[1]
@@ -456,7 +456,7 @@ def _list_fused_experts(
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
-    """GPT-2 stores linear weights as [in, out], and query, key and value in one tensor."""
+    """Return the canonical tensors in a tensor of GPT-2, with linear weights [in, out], and q, k, v in one."""
     name = stored.removeprefix("transformer.")
     if name in _GPT2_TOP:
         return [(_GPT2_TOP[name], _whole)]
@@ -472,5 +472,5 @@ def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]]
         ]
     if part not in _GPT2:
         return None
-    cut: Cut = _whole if part.startswith("ln_") else lambda t: t.t()  # t() leaves a bias as it is
+    cut: Cut = _whole if part.startswith("ln_") else lambda t: t.t()  # t() does not change a bias
     return [(f"layers.{layer}.{_GPT2[part]}.{kind}", cut)]

@@ -91,6 +91,8 @@ class DecodedSteps(NamedTuple):
     hidden  where the layers were left early, the residual stream there, [M, d] of the rows that were pending ...
     later   ... and [K, B, d] of the new tokens. Both valid until the next call.
     confidence  float64 [K, B] (see `Worth`), if the call computed it.
+    states  tap -> [K, B, d]: hidden states of the tokens that were read, each the one before a new token. The caller's
+            to keep.
     """
 
     tokens: Tensor
@@ -99,3 +101,4 @@ class DecodedSteps(NamedTuple):
     hidden: Tensor | None = None
     later: Tensor | None = None
     confidence: Tensor | None = None
+    states: dict[int, Tensor] | None = None

@@ -9,10 +9,12 @@ next step. What `step` does after a forward is then done here, once for each of 
     one call        a b c d         logits [4, V], KV of t a b c
     replayed        a, then b, which is a stop id: the sequence ends on b; c and d are discarded
 
-So text, counters and the drafters' observations are the same as in single steps.
+So text and counters are the same as in single steps, and the drafters' observations, too. A drafter that reads hidden
+states observes one step, in which all of these tokens were pending.
 """
 
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -49,13 +51,16 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
         sampling = step_sampling(seqs, rule, steps, target.vocab_size)
         try:
             with clock("target"):
-                decoded = capabilities.multi_step.decode_steps(seqs, steps, sampling)
+                decoded = capabilities.multi_step.decode_steps(seqs, steps, sampling, None, drafter.traits.taps)
         except TargetError:
             rewind(target, seqs)  # not finite somewhere, perhaps after a stop: single steps will tell
             return False
-        if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
+        if drafter.traits.taps or (not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs)):
+            before = [len(seq.tokens) for seq in seqs]
             with clock("verify"):
                 _take_at_once(seqs, decoded.tokens.T.tolist())
+            with clock("draft"):
+                _show_at_once(seqs[: len(budgets)], before, decoded, drafter)
         else:
             _take_one_by_one(seqs, decoded, drafter, len(budgets), clock)
     return True
@@ -65,10 +70,12 @@ def stride(
     seqs: Seq[Sequence], multi_step: MultiStep[Seq[Sequence]] | None, drafter: Drafter, rule: Rule, budgets: Seq[Budget]
 ) -> int:
     """How many steps may be run in one call: below 2 where a prompt or a draft waits, where a token depends on more
-    than the target's logits and the temperature, or where hidden states are asked for. Never more than the shortest
-    room, so that only tokens after a stop are run in vain."""
+    than the target's logits and the temperature, or where hidden states are asked for that a call does not return.
+    Never more than the shortest room, so that only tokens after a stop are run in vain."""
     most = 1 if multi_step is None else multi_step.steps_per_call
-    if most < 2 or drafter.traits.taps:
+    if multi_step is None or most < 2:
+        return 1
+    if drafter.traits.taps and not (multi_step.has_states and all(seq.params.logprobs is None for seq in seqs)):
         return 1
     if drafter.traits.drafts and any(budget.depth for budget in budgets):
         return 1
@@ -102,6 +109,22 @@ def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> None:
     for seq, run in zip(seqs, runs, strict=True):
         kept, reason = end_of(seq, run)
         seq.take(run[:kept], reason)
+
+
+def _show_at_once(seqs: Seq[Sequence], before: Seq[int], decoded: DecodedSteps, drafter: Drafter) -> None:
+    """Show the hidden states to a drafter that reads them. before: lengths of the sequences before the call."""
+    if not seqs or not decoded.states:
+        return
+    counts = [len(seq.tokens) - length for seq, length in zip(seqs, before, strict=False)]
+    hidden = {
+        tap: torch.cat([states[:count, b] for b, count in enumerate(counts)]) for tap, states in decoded.states.items()
+    }
+    logits = decoded.logits[[count - 1 for count in counts], range(len(seqs))]
+    last = Verdict(
+        [[]] * len(seqs), [seq.tokens[-1] for seq in seqs], [seq.finish for seq in seqs], [False] * len(seqs)
+    )
+    out = TargetOut(logits, hidden, [0, *accumulate(counts)])
+    drafter.observe(seqs, Draft.empty(len(seqs), logits.device), out, last)
 
 
 def _take_one_by_one(

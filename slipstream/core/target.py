@@ -96,14 +96,17 @@ class MultiStep(Protocol[Rows]):
 
     steps_per_call: int
     """Most steps of plain decoding that are worth one call; 1 where a single step is as fast."""
+    has_states: bool
+    """Whether a call returns hidden states, for `taps`."""
 
     def decode_steps(
-        self, rows: Rows, /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self, rows: Rows, /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None, taps: Seq[int] = ()
     ) -> DecodedSteps:
         """Decode `steps` tokens after each sequence, picked by `sampling` from the same logits that a run would return,
         bit for bit. KV is written for the pending tokens and for all new ones but the last.
 
         exit  run this many of the first layers only (see `EarlyExit`); then KV is written for the last new token, too.
+        taps  whose hidden states are returned (see `Target.run`); then each sequence has one pending token.
 
         Raises TargetError where logits or hidden states are not finite.
         """

@@ -1,6 +1,7 @@
-"""Estimates of the probability that draft tokens are accepted, learned from earlier drafts: `MatchLengthStats` by
-length of match, for lookup drafters, `ConfidenceStats` by confidence, for chains of a model, and `DepthStats` by depth,
-for any drafter. `count_accepted` counts the draft tokens that agree with the text, whether they were verified or not.
+"""Estimates of the probability that draft tokens are accepted, learned from earlier drafts. `MatchLengthStats` (for
+lookups) estimates by the length of the match, `ConfidenceStats` (for chains of a model) by confidence, `DepthStats`
+(for any drafter) by depth. `count_accepted` counts the draft tokens that agree with the text, whether they were
+verified or not.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from collections.abc import Sequence as Seq
 from slipstream.core.draft import Draft
 
 FADE = 127 / 128
-"""Weight that a record keeps with each new draft token: roughly the last 128 count."""
+"""Weight that a record keeps with each new draft token, so roughly the last 128 draft tokens count."""
 RULE_WEIGHT = 4.0
-"""Draft tokens that the rule of a class counts for; 8 and 30 decoded as fast."""
+"""Weight of the prior (`rule`) of a class, in draft tokens; 8 and 30 were as fast."""
 LONGEST_MATCH = 16
 """Longer matches share one record."""
 CONFIDENCES = 16
 """Classes of confidence, of equal width."""
 
-RESTART_BELOW = 0.01  # a streak with a lower probability than this means that the text has changed
+RESTART_BELOW = 0.01  # a streak of lower probability means that the text has changed
 
 
 class AcceptanceByClass:
-    """Probability that a draft token is accepted, by its class. Each record starts from `rule`, which counts like
-    `RULE_WEIGHT` tokens. Only earlier steps are used, so the output distribution is unchanged."""
+    """Probability that a draft token is accepted, by its class. Each record starts from its prior in `rule`, which
+    counts as `RULE_WEIGHT` draft tokens. Only earlier steps are used, so the output distribution is unchanged."""
 
     rule: tuple[float, ...]
 
@@ -31,8 +32,8 @@ class AcceptanceByClass:
         self.compared, self.right = [0.0] * len(self.rule), [0.0] * len(self.rule)
 
     def rate(self, at: int, usual: AcceptanceByClass | None = None) -> float:
-        """Return the acceptance rate of class `at`; the last class holds all beyond it. usual: a record of many
-        requests to start from instead of `rule`."""
+        """Return the acceptance rate of class `at`; the last class also holds all higher values. usual: a record of
+        many requests, whose rate replaces the prior `rule`."""
         at = min(at, len(self.rule) - 1)
         expected = self.rule[at] if usual is None else usual.rate(at)
         return (self.right[at] + RULE_WEIGHT * expected) / (self.compared[at] + RULE_WEIGHT)
@@ -49,33 +50,32 @@ class MatchLengthStats(AcceptanceByClass):
 
     On greedy texts of SmolLM2-135M-Instruct (chat, questions, summaries, translations, mathematics, code), 26 % of the
     tokens after a match of one token were right, 49 % after two, 62 % after three, 68 % after four, 80 % after eight
-    and 90 % after twelve: nearly m / (m + 2). A draft token that is right makes the match of the next one longer, and
-    that length tells as much.
-    """
+    and 90 % after twelve: nearly m / (m + 2) after m. A right draft token makes the match of the next draft token
+    longer, and the longer match counts as if it had been found in the text."""
 
     rule = tuple(match / (match + 2) for match in range(LONGEST_MATCH + 1))
 
 
 class ConfidenceStats(AcceptanceByClass):
     """Estimates how likely a model's draft token is accepted, by its confidence: the highest probability of the
-    distribution that it was drawn from. The estimate starts at the confidence itself, in the middle of its class.
-    Measured with an EAGLE-3 head for SmolLM2: tokens of confidence 0.35 were accepted with probability 0.46 in greedy
-    decoding and 0.38 at temperature 0.8; tokens of confidence 0.9 with 0.9 and 0.6."""
+    distribution that it was drawn from. The estimate starts at the middle of the confidence's class. Measured with an
+    EAGLE-3 head for SmolLM2: draft tokens of confidence 0.35 were accepted with probability 0.46 in greedy decoding and
+    0.38 at temperature 0.8; draft tokens of confidence 0.9 with probability 0.9 and 0.6."""
 
     rule = tuple((at + 0.5) / CONFIDENCES for at in range(CONFIDENCES))
 
 
 class DepthStats:
-    """Acceptance probability of one drafter's draft tokens, learned for each depth, given that all tokens before are
-    accepted. What one draft length shows therefore counts for every other length.
+    """Acceptance probability of one drafter's draft tokens, learned for each depth, given that all draft tokens before
+    were accepted. So drafts of one length also tell how drafts of any other length would be accepted.
 
-    A depth with few samples is assumed to be like the others: its own counts are added to `weight` draft tokens
-    accepted at the rate of all depths together. That rate in turn is added to `weight` draft tokens at the rate
+    The prior of a depth is `weight` draft tokens accepted at the rate of all depths together, so a depth with few
+    samples is assumed to be like the others. That common rate's prior is `weight` draft tokens accepted at rate
     `prior`.
 
-    Text changes abruptly (prose, then a quotation). Besides fading, the record is therefore restarted after a streak of
-    accepted (or rejected) first draft tokens that the current estimate gives a probability below `RESTART_BELOW`.
-    The steps of that streak are kept.
+    Text changes abruptly (prose, then a quotation), so old steps fade, and a streak also restarts the record: first
+    draft tokens accepted (or rejected) in a row, to which the estimate gives a probability below `RESTART_BELOW`. The
+    steps of the streak are kept.
 
     deepest  deeper draft tokens share one record.
     fade     weight that the record keeps with each step.
@@ -88,8 +88,8 @@ class DepthStats:
         self.streak = 0  # steps in a row whose first draft token was accepted; negative: rejected
 
     def learn(self, accepted: int, rejected: bool) -> None:
-        """Record a step whose first `accepted` draft tokens were accepted. rejected: the next one was rejected;
-        otherwise it was not compared."""
+        """Record a step whose first `accepted` draft tokens were accepted. rejected: whether the draft token after them
+        was rejected; False if it was not compared."""
         if accepted or rejected:
             self.streak = max(self.streak, 0) + 1 if accepted else min(self.streak, 0) - 1
             usual = self.acceptance_by_depth(1)[0]
@@ -112,7 +112,7 @@ class DepthStats:
         return (sum(self.accepted) + self.weight * self.prior) / (sum(self.compared) + self.weight)
 
     def acceptance_by_depth(self, depth: int) -> list[float]:
-        """Probability that draft token 1, 2, ..., `depth` is accepted together with all before it."""
+        """Return for each depth 1, 2, ..., `depth` the probability that all draft tokens so far are accepted."""
         rate, last, joint, probabilities = self.rate, len(self.compared) - 1, 1.0, []
         for i in range(depth):
             i = min(i, last)
@@ -125,9 +125,8 @@ def count_accepted(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     """Compare the draft of sequence b with the emitted tokens `run` (`Verdict.run`). Returns the number of accepted
     draft tokens, and whether the next one was rejected. The step may have verified another draft.
 
-    A draft token is accepted exactly if it is the token emitted at its place: no lossless rule emits a token that it
-    has just rejected. The second value is False if the draft has no further token, or if the text ended before it.
-    """
+    A draft token is accepted exactly if the same token is emitted at its place: no lossless rule emits a token that it
+    has just rejected. The second value is False if the draft has no further token, or if the text ended before it."""
     children, start = draft.children(b), draft.splits[b]
     node, accepted = -1, 0
     for token in run:

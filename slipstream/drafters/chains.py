@@ -3,14 +3,14 @@
 Each draft token is sampled from the model's distribution, warped by the request's parameters. That distribution is q
 (Leviathan et al. 2211.17192, section 2.3). At temperature 0 the draft token is the argmax, a point mass.
 
-If the model decodes several steps in one call, requests whose only sampling parameter is a temperature are drafted that
-way. Models that pick tokens in their own precision use the random numbers of single steps, and the host repeats each
-pick in float64 from the returned logits. Where the two differ (once in a hundred thousand tokens), the host's token is
-kept and the chain ends with it: the tokens after it were computed for another prefix. So q is exactly what each draft
-token was drawn from, and the length of a chain depends only on the random numbers of the tokens that are kept.
+If the model decodes several steps in one call, requests whose only sampling parameter is a temperature are drafted in
+such calls. Models that pick tokens in float32 use the random numbers of single steps, and the host repeats each pick in
+float64 from the returned logits. Where the two picks differ (once in a hundred thousand tokens), the host's token is
+kept and the chain ends there: the tokens after it were computed for another prefix. So q is exactly the distribution
+that each draft token was drawn from, and a chain's length depends only on the random numbers of the kept tokens.
 
 A fault after a token was drawn may depend on that token: the model may fail, or no token may be possible after it. The
-chain then ends with the token. To drop the token, or the whole draft, would bias the output.
+chain then ends with the drawn token, because dropping it, or the whole draft, would bias the output.
 """
 
 import logging
@@ -41,21 +41,21 @@ class ChainModel(Protocol):
 
     device: torch.device
     width: int
-    """Width V' of its logits; may be larger (padding) or smaller than the target's vocabulary."""
+    """Width V' of the logits; may be larger (padding) or smaller than the target's vocabulary."""
     multi_step: bool
     """Whether `decode_steps` drafts several tokens in one call."""
 
     def room(self, seq: Sequence) -> int:
-        """How many tokens fit into the model's context after this sequence."""
+        """Return how many tokens fit into the model's context after this sequence."""
         ...
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """Logits [R, V'] after each sequence and its draft tokens so far; all chains have the same length."""
+        """Return the logits [R, V'] after each sequence and its draft tokens; all chains are equally long."""
         ...
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, draws: StepSampling) -> DecodedSteps:
-        """`steps` tokens after each sequence in one call; see `MultiStep`. Called only if `multi_step`. The logits are
-        not read if `draws` take maxima."""
+        """Draw `steps` tokens after each sequence in one call; see `MultiStep`. Called only if `multi_step`. The
+        returned logits are not read if `draws` take maxima."""
         ...
 
 
@@ -63,7 +63,7 @@ class ChainModel(Protocol):
 class Chain:
     """The draft tokens for one sequence.
 
-    probs  float64 [n, V], the distribution that each was sampled from; None: point masses.
+    probs  float64 [n, V], the distribution that each draft token was sampled from; None: point masses.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Chain:
 
 class Chains:
     """Drafts chains with `model`. vocab_size: width V of the target's logits. confident: ends chains by confidence;
-    None: they are as long as asked for."""
+    None: chains are as long as the budget allows."""
 
     def __init__(self, model: ChainModel, vocab_size: int, confident: ConfidentDrafts | None = None):
         self.model, self.vocab_size, self.confident = model, vocab_size, confident
@@ -83,8 +83,9 @@ class Chains:
         """Draft a chain for each sequence, within its budget."""
         chains = [Chain() for _ in seqs]
         if self.confident is not None:
-            self.confident.drawn.clear()  # of a step that failed
-        # How a sequence is drafted must not depend on the rest of the batch: the two ways round differently.
+            self.confident.drawn.clear()  # entries left by a step that failed
+        # How a sequence is drafted must not depend on the rest of the batch: one call and single calls round
+        # differently.
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if budgets[b].depth > 0:
@@ -93,7 +94,7 @@ class Chains:
             try:
                 while rows:
                     rows = self._in_one_call(seqs, rows, budgets, chains)
-            except Exception:  # perhaps only after some tokens: token by token with the same random numbers tells
+            except Exception:  # drafting single tokens with the same random numbers keeps those before the fault
                 for b in rows:
                     chains[b] = Chain()
                 other = sorted({*other, *rows})
@@ -105,7 +106,7 @@ class Chains:
         return draft.with_drawn([len(self.confident.drawn.get(seq.id, ((),))[0]) for seq in seqs])
 
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], budgets: Seq[Budget], chains: list[Chain]) -> list[int]:
-        """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
+        """Draft for the sequences `rows`. Returns the rows whose context has no room for that many steps."""
         steps = max(budgets[b].depth for b in rows)
         left, drafting = list[int](), list[int]()
         for b in rows:
@@ -138,12 +139,12 @@ class Chains:
         return left
 
     def _tops(self, logits: Tensor, params: SamplingParams) -> list[float]:
-        """The confidence (see `Worth`) of the tokens drawn from logits [n, V']."""
+        """Return the confidence (see `Worth`) of the tokens drawn from logits [n, V']."""
         temperature = 1.0 if params.greedy else params.divisor
         return torch.softmax(logits[:, : self.vocab_size].double() / temperature, -1).amax(-1).tolist()
 
     def _again(self, probs: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
-        """The tokens of row `r` of a multi-step call, picked again in float64 from its logits and `probs` [K, V]."""
+        """Pick the tokens of row `r` of a multi-step call again, in float64, from its raw logits and `probs` [K, V]."""
         if draws.uniforms is not None:
             return invert(probs, draws.uniforms[: len(probs), r].to(probs.device)).tolist()
         assert draws.noise is not None
@@ -151,9 +152,9 @@ class Chains:
         return (raw[: len(probs)].double() / params.divisor + noise).argmax(-1).tolist()
 
     def _draws(self, seqs: Seq[Sequence], steps: int) -> StepSampling:
-        """The random numbers of a call. Those of a draft token do not depend on the number of steps or on how it is
-        drafted: `sample_draft_tokens` uses the same ones. Under the rule `coupled`, the noise that the target will use
-        at the same positions."""
+        """Return the random numbers of a call. The number of a draft token does not depend on the number of steps or on
+        how the token is drafted: `sample_draft_tokens` uses the same. Under the rule `coupled`, it is the noise that
+        the target will use at the same position."""
         if all(seq.params.greedy for seq in seqs):
             return self._maxima
         coupled = is_coupled(seqs[0])
@@ -178,7 +179,7 @@ class Chains:
         return torch.from_numpy(noise[:, : self.model.width]).to(self.model.device)
 
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], budgets: Seq[Budget], chains: Seq[Chain]) -> None:
-        """One call of the model per draft token."""
+        """Draft for the sequences `rows` with one call of the model per draft token."""
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
         tops: list[list[float]] = [[] for _ in seqs]
         first = rows
@@ -220,7 +221,7 @@ class Chains:
 
 
 def part_by_numbers(rows: Seq[int], seqs: Seq[Sequence]) -> list[list[int]]:
-    """Split sequences by the random numbers that they draft with: their own, or the same as the target."""
+    """Split sequences by the random numbers that they draft with: their own, or the target's (rule `coupled`)."""
     parts: list[list[int]] = [[], []]
     for b in rows:
         parts[is_coupled(seqs[b])].append(b)
@@ -232,15 +233,15 @@ class MaskedPass:
     (2504.18583), DFlash (2602.06036).
 
     The pass runs the text and K - 1 mask tokens after it. The last token of the text predicts draft token 1, mask j
-    predicts draft token j + 1. No distribution depends on a token that was drawn, so each draft token is sampled from
-    the distribution at its place, which is its q. Penalties and structured output depend on the tokens before:
-    `Chains` applies them token by token, to logits that are known already.
+    predicts draft token j + 1. No distribution depends on a drawn token, so each draft token is sampled from the
+    distribution at its place, which is its q. Penalties and structured output do depend on the tokens before: `Chains`
+    applies them token by token, to logits that the pass has computed already.
 
-    drafter: with the device, width and room of a `ChainModel`.
-    run    (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no
-           more in the drafter's cache than the text.
-    after  (logits [R, ...] of a draft token, the tokens before it [R]) -> the logits [R, V'] given these: the Markov
-           head of DSpark (2607.05147), with which each token does depend on the one before it. None: the same logits.
+    drafter  an object with the device, width and room of a `ChainModel`.
+    run      (sequences, number of draft tokens of each) -> logits [number, V'] for each sequence. Afterwards the
+             drafter's cache holds only the text.
+    after    (logits [R, ...] of a draft token, the tokens before it [R]) -> the logits [R, V'] given these tokens. This
+             is DSpark's Markov head (2607.05147), by which a draft token depends on the one before it. None: no change.
     """
 
     multi_step = True
@@ -261,7 +262,7 @@ class MaskedPass:
         self._depth, self._logits = {seq.id: budget.depth for seq, budget in zip(seqs, budgets, strict=True)}, {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """See `ChainModel`: the pass runs for the first draft token."""
+        """Return logits as in `ChainModel`. The pass runs at the first draft token; later calls read its logits."""
         if not chains[0]:
             each = self._run(seqs, [self._depth[seq.id] for seq in seqs])
             self._logits = {seq.id: logits for seq, logits in zip(seqs, each, strict=True)}
@@ -282,12 +283,11 @@ class MaskedPass:
 
 
 def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
-    """Sample draft tokens: probs [B, V] for the token `depth` places after each sequence's next token (0: the next
-    token itself) -> int64 [B].
+    """Sample draft tokens, int64 [B]. probs [B, V]: distributions of the token `depth` places after each sequence's
+    next token (0: the next token itself).
 
     Under the rule `coupled` the token is picked with the noise that the target will use at that position, so that
-    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
-    """
+    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws."""
     tokens = torch.empty(len(seqs), dtype=torch.int64, device=probs.device)
     drawn = [b for b, seq in enumerate(seqs) if not is_coupled(seq)]
     for b, seq in enumerate(seqs):
@@ -308,8 +308,8 @@ def find_possible(
     vocab_size: int,
     params: Seq[SamplingParams] | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """`distributions_after` over the target's vocabulary, float64 [R, V], and the rows that have none: their logits are
-    NaN, or every token that the drafter knows is forbidden. These rows are zeros.
+    """Return `distributions_after` over the target's vocabulary, float64 [R, V], and the rows without a distribution:
+    their logits are NaN, or every token that the drafter knows is forbidden. These rows are zeros.
 
     logits [R, V']: ids that the target does not have are cut before warping, missing ids have probability 0."""
     cut = logits[:, :vocab_size]
@@ -327,14 +327,14 @@ def find_possible(
 
 
 def end_early(seqs: Seq[Sequence], drawn: int, fault: Exception) -> None:
-    """Count, and log, a fault of a drafter that has drawn tokens: the draft ends with these."""
+    """Count and log a fault of a drafter that has already drawn tokens; the draft ends with the drawn tokens."""
     for seq in seqs:
         seq.stats.drafter_faults += 1
     log.info("a draft ends after %d tokens (%s: %s); the text is not affected", drawn, type(fault).__name__, fault)
 
 
 def _warp_chain(raw: Tensor, params: SamplingParams) -> Tensor:
-    """`warp` of the logits [K, V'] after each token of a chain, up to the first that have no distribution."""
+    """Warp the logits [K, V'] after each token of a chain, up to the first row that has no distribution."""
     try:
         return warp(raw, params)
     except TargetError:
@@ -343,7 +343,7 @@ def _warp_chain(raw: Tensor, params: SamplingParams) -> Tensor:
 
 
 def widen(probs: Tensor, vocab_size: int) -> Tensor:
-    """[R, V'] -> [R, V]: ids that the drafter does not know have probability 0."""
+    """Pad probabilities [R, V'] to [R, V]: ids that the drafter does not know have probability 0."""
     missing = vocab_size - probs.shape[1]
     return torch.nn.functional.pad(probs, (0, missing)) if missing else probs
 

@@ -1,12 +1,13 @@
 """`ConfidentDrafts`: ends chains of a model where a draft token is not worth its row, by the model's own confidence.
 
-The confidence of a draft token is the highest probability of the model's softmax in its place. Its class has an
-acceptance rate (`ConfidenceStats`); the product of the rates along a chain is how likely its tokens are accepted so
-far. The chain ends before the first token for which that is less than what its row costs (`Budget.row_costs`).
+The confidence of a draft token is the highest probability of the model's softmax at its place. Each class of confidence
+has an acceptance rate (`ConfidenceStats`). The product of the rates along a chain is the probability that all its
+tokens so far are accepted. The chain ends before the first token for which this is less than the cost of its row
+(`Budget.row_costs`).
 
-Nothing depends on the token that is drawn from a distribution, only on the distribution and the tokens before it, so q
-stays what each token was drawn from. Draft & Verify (Zhang et al. 2309.08168, section 3.3) ends drafts by the
-probability of the drawn token, which is exact only for greedy decoding; SVIP (2411.18462) by the entropy.
+Whether a chain ends depends only on the distribution and the tokens before it, not on the token that is drawn, so each
+token's q stays exact. Draft & Verify (Zhang et al. 2309.08168, section 3.3) ends drafts by the probability of the drawn
+token, which is exact only for greedy decoding; SVIP (2411.18462) ends them by the entropy.
 """
 
 from collections.abc import Sequence as Seq
@@ -22,20 +23,20 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats
 
 GOES_ON = 0.75
-"""Acceptance rate that is assumed of a draft token which is not drawn yet."""
+"""Acceptance rate that is assumed for a draft token before it is drawn."""
 
 
 class ConfidentDrafts:
-    """Rates of all requests of a drafter, greedy and sampled ones apart."""
+    """Acceptance rates over all requests of a drafter, separate for greedy and sampled requests."""
 
     def __init__(self) -> None:
         self._stats = {True: ConfidenceStats(), False: ConfidenceStats()}
         self._rates = {greedy: list(stats.rule) for greedy, stats in self._stats.items()}
-        # By sequence: the tokens of its chain as it was drawn, their classes, and how many are in the draft.
+        # By sequence: the drawn tokens of its chain, their classes, and how many of them are in the draft.
         self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
     def worth(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Worth | None:
-        """Limit how far a call draws after each sequence; None: no sequence has costs."""
+        """Return how far a call may draw after each sequence; None if no sequence has row costs."""
         if not any(budget.row_costs for budget in budgets):
             return None
         rates = np.array([self._rates[seq.params.greedy] for seq in seqs])
@@ -56,8 +57,8 @@ class ConfidentDrafts:
         return kept
 
     def learn(self, seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> None:
-        """Compare the last drafts with what was emitted. A token that was drawn and left out tells something only of a
-        greedy request: among others it may be accepted where another one is emitted."""
+        """Compare the last drafts with the emitted tokens. A drawn token that was left out is compared for greedy
+        requests only: in a sampled request, acceptance also depends on random numbers that were never drawn for it."""
         for b, seq in enumerate(seqs):
             tokens, classes, kept = self.drawn.pop(seq.id, ((), (), 0))
             compared = tokens if seq.params.greedy else tokens[:kept]

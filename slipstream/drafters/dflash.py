@@ -1,10 +1,10 @@
 """DFlash (Chen et al. 2602.06036): a head reads the target's hidden states, and drafts a whole block in one pass.
 
-The tapped states of every accepted token become keys and values of each layer of the head (section 4.1): one entry a
-token in its KV cache, kept and rolled back like an EAGLE head's. A draft is one pass over a block, the last token and a
-mask for each draft token. Its distributions are independent of each other given the text; with a Markov head (DSpark,
-2607.05147) each also depends on the draft token before it. Either way a draft is a chain, whose tokens are drawn from
-the distributions q that verification is given. A short draft is the beginning of a block, and takes nearly as long.
+The tapped states of every accepted token become keys and values of each layer of the head (section 4.1). Its KV cache
+has one entry a token, kept and rolled back like an EAGLE head's. A draft is one pass over a block: the last token and a
+mask for each draft token. Given the text, its distributions are independent of each other; with a Markov head (DSpark,
+2607.05147) each also depends on the draft token before it. In both cases a draft is a chain whose tokens are drawn from
+q. A short draft is the beginning of a block, and takes nearly as long.
 """
 
 import copy
@@ -49,7 +49,7 @@ class DFlashDrafter(HeadDrafter):
         return self._chains.draft(seqs, most)
 
     def _blocks(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
-        """Bring the context of these sequences up to date and run their blocks: see `MaskedPass`."""
+        """Bring the context of these sequences up to date and return the logits of their blocks: see `MaskedPass`."""
         behind = [seq for seq in seqs if self.rows[seq.id].pending]
         if behind:
             self.runtime.extend(*self.collect_pending(behind))
@@ -65,8 +65,8 @@ class DFlashDrafter(HeadDrafter):
 def make(
     target: Target, *, head: CheckpointName | DFlashHead | None = None, quantize: str | None = None, **options: object
 ) -> DFlashDrafter:
-    """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the head that ships
-    for this target. quantize: as for the drafter `eagle`. There are no other options.
+    """Make the DFlash drafter, as `registry` requires. head: folder or hub id of a DFlash or DSpark head, or a head in
+    memory; None: the head that ships for this target. quantize: as for the drafter `eagle`. There are no other options.
     Raises ParameterError and the families of LoadError and PairError."""
     NoOptionsConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")

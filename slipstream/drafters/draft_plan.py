@@ -1,8 +1,8 @@
 """`DraftPlan`: what a `draft` argument means, decided once and before anything is loaded.
 
-`parse_draft` turns what a user writes on the command line (names of drafters, and a draft model or head) into what
-`LLM.use` takes. `DraftPlan.of` turns that into a plan, `DraftPlan.ready` checks it without weights, `DrafterFactory`
-makes the drafter. Importing this does not import torch.
+`parse_draft` turns what a user writes on the command line (names of drafters, and a draft model or head) into the
+arguments of `LLM.use`. `DraftPlan.of` turns these into a plan, `DraftPlan.ready` checks the plan without weights, and
+`DrafterFactory` makes the drafter. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     DraftArgument: TypeAlias = OneDraft | WithOptions | Seq[OneDraft | WithOptions]
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
-"""Drafters in use on the command line where none is named: with a draft model or head, and without."""
+"""Drafter that the command line uses if none is named: with a draft model or head, and without."""
 MTP = "mtp"
 WITH_MTP, WITH_HEAD = "suffix,mtp", "suffix,eagle3"
-"""In place of the latter where the target's checkpoint brings MTP layers, and where a head ships for the target."""
+"""Used instead of `WITHOUT_DRAFT` if the target's checkpoint has MTP layers, or if a head ships for the target."""
 STACK = "hybrid"
-"""The drafter that several others are stacked in."""
+"""Name of the drafter that stacks several others."""
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Names of drafters out of "suffix,eagle3". Raises ParameterError for a name that is not in the registry."""
+    """Split "suffix,eagle3" into names of drafters. Raises ParameterError for a name that is not in the registry."""
     names = tuple(text.split(","))
     for name in names:
         one_of("drafter", name, tuple(DRAFTERS))
@@ -54,8 +54,8 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def describe_with_mtp(target: Checkpoint, settings: LoadSettings) -> Described | None:
-    """The target, if its checkpoint brings MTP layers that can draft beside it. Raises what `find_mtp_layers` and
-    `describe` raise."""
+    """Describe the target if its checkpoint has MTP layers that Slipstream can run with it; otherwise return None.
+    Raises the errors of `find_mtp_layers` and `describe`."""
     from slipstream.heads.mtp_names import find_mtp_layers
 
     if not any(find_mtp_layers(target)):
@@ -67,14 +67,13 @@ def describe_with_mtp(target: Checkpoint, settings: LoadSettings) -> Described |
 
 
 def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict[str, object]]:
-    """Drafter and options as `LLM.use` takes them, for what was written on the command line.
+    """Turn the drafters of the command line into a drafter and options as `LLM.use` takes them.
 
-    names  drafters of the registry; several are stacked in this order. None are named: a draft model drafts, a head
-           after a lookup (measured in docs/log.md: a head gains more so), and without a draft a lookup.
-    draft  folder, hub id or "embedded" of a draft model or head; each of the named drafters that reads one gets it.
+    names  drafters of the registry, stacked in this order. If empty: a draft model drafts alone, a head after a lookup
+           (docs/log.md: a head gains more that way), and without `draft` a lookup drafts alone.
+    draft  folder, hub id or "embedded" of a draft model or head. Each named drafter that reads one gets this one.
 
-    Raises ParameterError if a draft model is needed and none is named.
-    """
+    Raises ParameterError if a draft model is needed and none is named."""
     if not names:
         return (WITHOUT_DRAFT if draft is None else replace(DraftPlan.of(draft), lookup=True)), {}
     members: list[tuple[OneDraft, dict[str, object]]] = [_one(name, draft) for name in names]
@@ -100,17 +99,17 @@ def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, object]]:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A drafter before it is made.
+    """A drafter that is described but not made yet.
 
-    name     in the registry.
-    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", its `Checkpoint`, or an
-             object in memory; a model also as its `Described` (see `ready`). With `quantize`, a draft model or head in
-             files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
-    members  of a stack, in their order.
+    name     name in the registry.
+    options  options of the drafter. `model` and `head` among them are a folder, hub id or "embedded", a `Checkpoint`,
+             or an object in memory; `model` may also be a `Described` (see `ready`). With `quantize`, a draft model or
+             head in files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
+    members  plans of the drafters in a stack, in order.
     drafter  an object that is used as it is.
-    bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
-    lookup   whether a lookup drafts before it if it is a head.
-    pair     the target and its draft model, compared; None: not yet, or one of them is in memory.
+    bare     whether `model` was given without a drafter's name: it may be a head (see `recognise`).
+    lookup   whether a lookup drafts before this drafter if `model` turns out to be a head.
+    pair     comparison of the target with its draft model; None: not compared yet, or one of the two is in memory.
     """
 
     name: str
@@ -123,14 +122,14 @@ class DraftPlan:
 
     @staticmethod
     def of(draft: DraftArgument, options: Mapping[str, object] | None = None) -> DraftPlan:
-        """The plan of what `LLM.use` takes. Nothing is read.
+        """Make the plan for an argument of `LLM.use`. Reads no files.
 
         draft    None: plain decoding; a plan; a `Drafter`; a name in the registry; a folder or hub id of a draft model
                  or head; "embedded": the draft model that ships; a loaded draft model; a pair (any of these, its
                  options); or a list of these, stacked in this order.
-        options  of the drafter, or of the stack if there are several.
+        options  options of the drafter, or of the stack if `draft` is a list.
 
-        Raises ParameterError for options that nothing would read, and for incomplete drafters."""
+        Raises ParameterError for options that no drafter would read, and for incomplete drafters."""
         options = options or {}
         if isinstance(draft, DraftPlan):
             return replace(draft, options={**draft.options, **options})
@@ -173,19 +172,19 @@ class DraftPlan:
 
     @property
     def checkpoints(self) -> list[CheckpointName]:
-        """List the draft models and heads that are read, as the user named them."""
+        """List the draft models and heads that will be read, as the user named them."""
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
         return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
-        """Return whether a plan that is ready has a draft model to load here or, if `loaded`, one in memory."""
+        """Return whether this plan, which is ready, has a draft model to load or, if `loaded`, one in memory."""
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
     def recognise(self, weights: bool = True) -> DraftPlan:
-        """Return the plan with the drafter of the head that a bare folder holds, if it holds one. weights: whether to
-        download weights from the hub; without them not every head is recognised, and the plan may stay bare. Raises
-        ParameterError for a name that is nearly a known one."""
+        """Return the plan that names the head's drafter if a bare folder holds a head; otherwise the plan itself.
+        weights: whether to download weights from the hub; without them not every head is recognised, and the plan may
+        stay bare. Raises ParameterError for a name that is nearly a known one."""
         if not self.bare:
             return self
         refuse_misspelt(self.options["model"])
@@ -202,14 +201,14 @@ class DraftPlan:
         return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
     def ready(self, target: Described | None, settings: LoadSettings, weights: bool = True) -> DraftPlan:
-        """Return the plan after every check that needs no weights in memory: it recognises heads, checks options, and
-        compares draft models in files with the target (None: it is in memory). No check is done twice.
+        """Return the plan after every check that needs no weights in memory: recognises heads, checks options, compares
+        draft models in files with the target (None: the target is in memory). No check is done twice.
 
-        settings  of a draft model. weights: whether to download weights from the hub; without them, a model that may
-                  be a head is compared only if it has a tokenizer.
+        settings  settings of the draft model. weights: whether to download weights from the hub; without them, a model
+                  that may be a head is compared only if it has a tokenizer.
 
-        Raises ParameterError for options that the drafter does not have or that are out of range, PairError for a draft
-        model of another vocabulary, and what `describe` raises."""
+        Raises ParameterError for options that are unknown to the drafter or out of range, PairError for a draft model
+        with another vocabulary, and the errors of `describe`."""
         plan = self.recognise(weights)
         if plan.drafter is not None:
             return plan
@@ -247,8 +246,8 @@ class DraftPlan:
 
     @property
     def loads(self) -> tuple[list[Described], list[HeadFiles], bool]:
-        """Return what a plan that is ready reads from files: draft models, heads, whether it reads the target's MTP
-        layers."""
+        """Return everything that this plan, which is ready, reads from files: draft models, heads, and whether it reads
+        the target's MTP layers."""
         from slipstream.targets.described import Described
 
         named = [one for one in self.each if one.drafter is None]
@@ -262,8 +261,8 @@ class DraftPlan:
 
 
 def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:
-    """Raise ParameterError for settings of the draft model if none of the drafters loads one. Without a drafter nothing
-    is wrong yet: `LLM.use` may name one later. written: how a setting is called where it was given."""
+    """Raise ParameterError for settings of the draft model if no drafter loads one. Without any drafter nothing is
+    raised: `LLM.use` may name one later. written: maps a setting to the name under which the user gave it."""
     given = [
         name for name in ("draft_quantize", "draft_tokenizer") if getattr(settings, name) != getattr(DEFAULTS, name)
     ]
@@ -280,20 +279,19 @@ def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written:
 
 
 def find_options(name: str) -> Any:
-    """The configuration of a drafter: the dataclass named ...Config that its module defines, or else imports."""
+    """Return the configuration class of a drafter: the dataclass ...Config that its module defines, or else imports."""
     module = import_module(DRAFTERS[name].path)
     configs = [each for title, each in vars(module).items() if title.endswith("Config") and is_dataclass(each)]
     return min(configs, key=lambda each: each.__module__ != module.__name__)
 
 
 def _has_tokens(model: Checkpoint) -> bool:
-    """Return whether a model has tokenizer files. Heads have none, and some look like models until their weights are
-    read."""
+    """Return whether a model has tokenizer files. Heads, which may look like models, have none."""
     return (model.place / "config.json").is_file() and (model.place / "tokenizer.json").is_file()
 
 
 def refuse_misspelt(name: CheckpointName) -> None:
-    """Raise ParameterError for a name that is nearly a known one, before the hub is asked for it."""
+    """Raise ParameterError for a name that is nearly a known one, before the hub is queried."""
     draft = str(name)
     if draft in NAMES or "/" in draft or Path(draft).expanduser().exists():
         return
@@ -314,9 +312,9 @@ def find_role(drafter: str) -> str:
 class DrafterFactory:
     """Makes drafters for one target.
 
-    described  what the target was loaded from; None: a target in memory.
-    settings   of the target.
-    tokenizer  the target's; None if it has none.
+    described  description of the target's checkpoint; None: the target is in memory.
+    settings   settings of the target.
+    tokenizer  the target's tokenizer; None if it has none.
     progress   called with (bytes read, bytes in all) while a draft model is loaded.
     """
 
@@ -327,8 +325,8 @@ class DrafterFactory:
     progress: Progress | None = None
 
     def make(self, plan: DraftPlan) -> Drafter:
-        """The drafter of a plan that is ready. Raises ParameterError for objects that are no draft, and the families of
-        LoadError and PairError."""
+        """Make the drafter of a plan that is ready. Raises ParameterError for objects that are no draft, and the
+        families of LoadError and PairError."""
         if plan.drafter is not None:
             return plan.drafter
         if plan.members:
@@ -343,9 +341,8 @@ class DrafterFactory:
         return make_drafter(plan.name, self.target, **options)
 
     def _model(self, draft: object, pair: PairReport | None) -> Target | Writer:
-        """The draft model, loaded. Raises PairError if its tokens differ from the target's, unless
-        `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
-        ids is compared."""
+        """Load the draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer`
+        allows it. If the checkpoint of one is unknown, only numbers of ids are compared."""
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import adopt
         from slipstream.targets.described import Described
@@ -374,7 +371,7 @@ class DrafterFactory:
 
         if self.target.capabilities.encoder is not None:
             raise PairError(
-                f"draft_tokenizer={self.settings.draft_tokenizer!r} was asked of an encoder-decoder",
+                f"draft_tokenizer={self.settings.draft_tokenizer!r} does not work with an encoder-decoder",
                 why="its draft model reads the ids of the source, which are the target's",
                 fix="use a draft model with the target's tokenizer",
             )
@@ -387,7 +384,7 @@ class DrafterFactory:
 
 
 def _checkpoint(model: object) -> Path | None:
-    """The checkpoint that a loaded target came from, if it is still there."""
+    """Return the checkpoint that a loaded target came from, or None if it is unknown or gone."""
     runtime = model.capabilities.runtime if _is_target(model) else None
     path = None if runtime is None else runtime.checkpoint
     return path if path is not None and path.exists() else None
@@ -400,19 +397,19 @@ def _is_target(model: object) -> TypeGuard[Target]:
 
 
 def _refuse_options(options: Mapping[str, object], given: str, fix: str) -> None:
-    """Raise ParameterError if there are options that nothing would read."""
+    """Raise ParameterError if there are options: no drafter would read them."""
     if options:
         raise ParameterError(
             f"the drafter options {', '.join(map(repr, options))} were given {given}",
-            why="nothing would read them",
+            why="no drafter would read them",
             fix=fix,
         )
 
 
 def _without_model(name: str) -> ParameterError:
     return ParameterError(
-        f"drafter {name!r} was asked for without a draft model",
-        why="only the embedded target has a draft of its own",
+        f"drafter {name!r} needs a draft model",
+        why="none is named, and only the embedded target has a default",
         fix=f"name a folder or hub id (draft=... in Python, --draft on the command line), or use {WITHOUT_DRAFT!r}",
     )
 
@@ -427,5 +424,5 @@ def _refuse_incomplete(draft: object) -> None:
         raise ParameterError(
             f"the drafter of class {type(draft).__name__!r} lacks {', '.join(missing)}",
             why="a step uses every member of slipstream.core.drafter.Drafter",
-            fix="add what is missing; a drafter that does no more than draft has traits = DrafterTraits()",
+            fix="add them; a drafter that only drafts has traits = DrafterTraits()",
         )

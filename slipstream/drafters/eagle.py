@@ -1,9 +1,9 @@
 """EAGLE (Li et al. 2401.15077): a head reads the target's last hidden states, predicts the next ones, and drafts from
 them.
 
-After every step the head receives the true hidden states ("features") of the accepted tokens (section 4.1; of three
-tapped layers since 2503.01840); they overwrite the features that it predicted while drafting. Drafting starts from the
-last token and the feature of the token before it, and continues with the head's own output as the next feature:
+After every step the head receives the true hidden states ("features") of the accepted tokens (section 4.1; since
+2503.01840 those of three tapped layers). They overwrite the features that the head predicted while drafting. Drafting
+starts from the last token and the feature of the token before it, then from the head's own output:
 
     chain   one token per depth; greedy chains, and those sampled with a temperature only, take one call (see `chains`)
     tree    grown level by level along the most likely paths (EAGLE-2, 2406.16858, section 4); see `tree_growth`
@@ -49,8 +49,8 @@ SHAPES = ("chain", "tree")
 @dataclass(frozen=True)
 class EagleDraftConfig(Strict):
     """shape      "chain": one token for each depth; "tree": grown along the most likely paths (EAGLE-2).
-    width      most children of a node, and most nodes of a level that get children, in a tree.
-    nodes      most draft tokens of a tree.
+    width      largest number of children of a node, and of nodes in a level that get children, in a tree.
+    nodes      largest number of draft tokens in a tree.
     """
 
     shape: str = "chain"
@@ -62,12 +62,12 @@ class EagleDraftConfig(Strict):
         if self.shape not in SHAPES:
             raise ParameterError(f"shape is {self.shape!r}", fix=did_you_mean(self.shape, SHAPES))
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
+            raise ParameterError(f"nodes is {self.nodes}, but at most {MAX_NODES} draft tokens can be verified at once")
 
 
 class EagleDrafter(HeadDrafter):
-    """runtime: the head. vocab_size: width of the target's logits. name: in the registry, of other layers in the place
-    of a head."""
+    """runtime: the head. vocab_size: width of the target's logits. name: name in the registry, if `runtime` is no EAGLE
+    head but layers that run in its place."""
 
     def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None, name: str = ""):
         super().__init__(runtime)
@@ -79,11 +79,11 @@ class EagleDrafter(HeadDrafter):
         self.traits = DrafterTraits(
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True,
             longest=runtime.config.depths if parallel else None,
-            prices_rows=self.config.shape == "chain" and not parallel,  # one pass draws all that are asked for
+            prices_rows=self.config.shape == "chain" and not parallel,  # one pass draws the whole chain
         )  # fmt: skip
         if parallel and self.config.shape == "tree":
             raise ParameterError(
-                "shape is 'tree', the head is parallel (P-EAGLE)",
+                "shape is 'tree', but the head is parallel (P-EAGLE)",
                 why="its tokens come from one pass, before any of them is known",
                 fix="leave it out",
             )
@@ -122,7 +122,7 @@ class EagleDrafter(HeadDrafter):
     # --- chains: see `chains.ChainModel` ---------------------------------------------------------------------------
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""
+        """Return logits [R, V]. After the first draft token, the head continues from its own output."""
         drafted = len(chains[0])
         if drafted == 0:
             batch, features = self.collect_pending(seqs)
@@ -144,9 +144,9 @@ class EagleDrafter(HeadDrafter):
         return self._scatter(logits)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """See `chains.ChainModel`. Sampling with uniform numbers cumulates probabilities in the order of the
-        draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
-        and the distribution is still exact."""
+        """Draw chains as in `chains.ChainModel`. Sampling with uniform numbers cumulates probabilities in the order of
+        the draft ids. If target ids do not increase with draft ids, the host cumulates in another order: most chains
+        then end early, and q is still exact."""
         batch, features = self.collect_pending(seqs)
         if sampling.noise is not None and self._ids is not None:
             sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
@@ -169,7 +169,7 @@ class EagleDrafter(HeadDrafter):
 
     def _grow(self, trees: Seq[Tree]) -> None:
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
-        rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
+        rows, but a node must see only its ancestors, so each level runs the levels above it again, with a tree mask."""
         seqs = [tree.seq for tree in trees]
         batch, features = self.collect_pending(seqs)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
@@ -194,18 +194,18 @@ class EagleDrafter(HeadDrafter):
             parents = [states[id(t), t.parents[node]] for t, row in zip(live, rows, strict=True) for node in row]
             try:
                 hidden, logits = self.runtime.extend(batch, torch.stack(parents), from_head=True)
-            except Exception as fault:  # it may depend on the nodes that were drawn: keep them (see `chains`)
+            except Exception as fault:  # the fault may depend on the drawn nodes: keep them (see `chains`)
                 end_early([tree.seq for tree in live], max(tree.level for tree in live), fault)
                 break
             nodes = [(id(tree), node) for tree, front in grown for node in front]
             states |= dict(zip(nodes, hidden.clone(), strict=True))
 
     def _scores(self, logits: Tensor, trees: Seq[Tree], frontiers: Seq[Seq[int]]) -> Tensor:
-        """The distributions that a level is grown from, float64 [F, V]: at the request's temperature, or 1 if that is
-        0."""
+        """Return the distributions that a level is grown from, float64 [F, V], at the request's temperature; greedy
+        requests take temperature 1."""
         pairs = [(tree, node) for tree, front in zip(trees, frontiers, strict=True) for node in front]
         seqs = [tree.seq for tree, _ in pairs]
-        # Of greedy requests: how likely each token is to be accepted is estimated by the softmax.
+        # For greedy requests, the unfiltered softmax estimates how likely each token is accepted.
         scoring = {id(t): t.seq.params.unfiltered if t.seq.params.greedy else t.seq.params for t in trees}
         params = [scoring[id(tree)] for tree, _ in pairs]
         paths = [[tree.tokens[i] for i in tree.path(node)] for tree, node in pairs]
@@ -215,11 +215,11 @@ class EagleDrafter(HeadDrafter):
 def make(
     target: Target, *, head: CheckpointName | EagleHead | None = None, quantize: str | None = None, **options: object
 ) -> EagleDrafter:
-    """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the head that
-    ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
-    backend; None: about as many bits as the target's weights have. Draft tokens may change, the output distribution
-    does not. options: as in `EagleDraftConfig`.
-    Raises ParameterError and the families of LoadError and PairError."""
+    """Make the EAGLE drafter, as `registry` requires. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in
+    memory; None: the head that ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format
+    for the head on the native backend; None: about as many bits as the target's weights. Quantisation may change draft
+    tokens, not the output distribution. options: as in `EagleDraftConfig`. Raises ParameterError and the families of
+    LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
 
 
@@ -229,7 +229,7 @@ def make_eagle3(
     """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
     own drafts; a head of P-EAGLE (2602.01469) drafts in one pass.
 
-    As `make`, for the name "eagle3"."""
+    Makes the drafter `eagle3`; arguments and errors are those of `make`."""
     return _make(target, head, quantize, "eagle3", options)
 
 
@@ -248,5 +248,5 @@ def _make(
     backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
     drafter = EagleDrafter(backend.eagle(fitted, host, settings), host.vocab_size, config)
     if drafter.name != asked:
-        log.warning("the head %s is of the kind %r, not %r; it is run as %r", head, drafter.name, asked, drafter.name)
+        log.warning("the head %s is of the kind %r, not %r; it runs as %r", head, drafter.name, asked, drafter.name)
     return drafter

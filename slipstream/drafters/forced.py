@@ -1,9 +1,9 @@
-"""Drafts the tokens that write what a form forces: the drafter `grammar`, which stands before every other one.
+"""Drafts the tokens that a grammar forces: the drafter `grammar`, which is asked before every other drafter.
 
-No user names it: it drafts for each request with a form. Its tokens are nearly certain, so no policy chooses how many
-there are, and they count as rows that have to be run anyway. The drafter in use sees such a step as any other, and
-drafts for the other requests. Its lookups also draft what follows the forced tokens. Draft models and heads do not:
-they would have to read the forced tokens first.
+No user names this drafter: it drafts for each request with structured output. Its draft tokens are nearly certain to be
+accepted, so no policy limits their number, and their rows count as rows that have to run anyway. The drafter in use
+observes such a step like any other, and drafts for the other requests. Its lookups also draft the text after the forced
+tokens. Draft models and heads do not, because they would have to read the forced tokens first.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -20,9 +20,9 @@ from slipstream.drafters.acceptance_stats import DepthStats
 from slipstream.drafters.hybrid import DraftPart, join_drafts
 
 MOST_FORCED = 32
-"""Most tokens of a forced text that are drafted in one step, where the user names no number."""
+"""Largest number of forced tokens that are drafted in one step, unless the user gives a number."""
 WHOLE = 0.85
-"""Assumed probability that all tokens of a forced draft are accepted, before any was verified."""
+"""Assumed probability that all tokens of a forced draft are accepted, before any such draft was verified."""
 
 NamedTokens: TypeAlias = Seq[tuple[int, str]]
 """Draft tokens of a chain, each with the name of the drafter that proposed it."""
@@ -30,10 +30,10 @@ NamedTokens: TypeAlias = Seq[tuple[int, str]]
 
 class FormDrafter(Drafter):
     """Proposes the first tokens of the forced text. After a draft that was not fully accepted, it proposes at most half
-    as many: a model that splits a word, or writes white space, in an unusual way does so for a while.
+    as many tokens: a model that splits a word, or writes white space, in an unusual way does so for a while.
 
-    chances  by sequence: the probability that its last draft is accepted; 0 where more text is forced after it.
-    device: where the target wants its draft tokens.
+    chances  by sequence: the probability that its last draft is accepted; 0 if more text is forced.
+    device   the device of the draft tokens.
     """
 
     name = "grammar"
@@ -42,7 +42,7 @@ class FormDrafter(Drafter):
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
         self.chances: dict[int, float] = {}
-        self._last: dict[int, tuple[int, Seq[int]]] = {}  # by sequence: where its last draft began, and its tokens
+        self._last: dict[int, tuple[int, Seq[int]]] = {}  # by sequence: where its last draft began, and the draft
         self._stats: dict[int, DepthStats] = {}  # by sequence: whether its drafts were accepted as a whole
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
@@ -69,8 +69,8 @@ class FormDrafter(Drafter):
 class ForcedFirst(Drafter):
     """The drafter of a step in which some requests have forced tokens.
 
-    forced   id of a sequence -> the draft that begins with its forced tokens. drafter: drafts for the others among the
-             first `shown` sequences, and is shown these.
+    forced   id of a sequence -> the draft that begins with its forced tokens.
+    drafter  sees the first `shown` sequences, and drafts for those of them without forced tokens.
     """
 
     def __init__(self, forced: Mapping[int, NamedTokens], drafter: Drafter, shown: int, vocab_size: int):
@@ -91,7 +91,7 @@ class ForcedFirst(Drafter):
             self._drafter.observe(seqs[: self._shown], draft, out, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`."""
+        """Pass the prompts on to the drafter: see `PromptReader`."""
         read_prompts(self._drafter, seqs, out)
 
     def release(self, seq_id: int) -> None:

@@ -3,9 +3,9 @@
 Verification makes every *well-formed* draft lossless. The guard handles the rest: a drafter that raises, or returns an
 invalid draft, only costs speed.
 
-That holds as long as the fault does not depend on what was drawn: to drop a draft for what is in it biases the output.
-Drafters that sample keep what they drew before a fault (see `chains`), and a tree for a target that runs chains only
-is cut to its first children, not dropped.
+This holds as long as the fault does not depend on the drawn tokens: dropping a draft because of its tokens biases the
+output. So drafters that sample keep the tokens that they drew before a fault (see `chains`), and a tree for a target
+that runs only chains is not dropped but cut to its first children.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
+from time import perf_counter
 from typing import cast
 
 from slipstream.core.draft import Draft, Verdict
@@ -27,7 +28,7 @@ log = logging.getLogger("slipstream")
 MAX_NODES = MOST_DRAFT_TOKENS
 """Most draft tokens for one sequence in one step; a drafter that proposes more is faulty."""
 LEAST_MATCH = 3
-"""Shortest match after other draft tokens: after `": "` alone, one in five was accepted."""
+"""Shortest match after other draft tokens: after a match of `": "` alone, only one in five was accepted."""
 
 
 class Guard:
@@ -37,12 +38,13 @@ class Guard:
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
         self.name, self.faults = drafter.name, 0
+        self.seconds = 0.0  # that its calls took
         self.traits = replace(drafter.traits, composite=False, lookup=False, keeps_prefixes=True)
         all_parts = parts(drafter)
         self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
         self._lookups = [cast(Lookup, part) for part in all_parts if part.traits.lookup]
         self.reads_all = any(part.traits.taps and not part.traits.keeps_prefixes for part in all_parts)
-        """Whether it reads hidden states and keeps none of them, so that it has to see the whole text."""
+        """Whether a member reads hidden states and keeps none of them, so that it has to see the whole text."""
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         depths = [budget.depth for budget in budgets]
@@ -57,7 +59,7 @@ class Guard:
         return Draft.empty(len(seqs), self.target.device)
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> list[tuple[int, str]]:
-        """Ask the lookups for tokens that follow other draft tokens; each comes with the name of its lookup."""
+        """Return draft tokens that lookups find after other draft tokens, each with the name of its lookup."""
         with self._guard("continue_from", [seq]):
             for lookup in self._lookups if seq.prediction or not self.traits.predicted_lookups else ():
                 found, match = lookup.continue_from(seq, drafted, budget)
@@ -102,18 +104,21 @@ class Guard:
 
     @contextmanager
     def _guard(self, where: str, seqs: Seq[Sequence] = ()) -> Iterator[None]:
-        """No fault of a drafter may leave the guard."""
+        """Catch and count any exception of the drafter."""
+        began = perf_counter()
         try:
             yield
         except Exception as fault:
             self._count(seqs, where, fault)
+        finally:
+            self.seconds += perf_counter() - began
 
     def _count(self, seqs: Seq[Sequence], where: str, fault: Exception) -> None:
         self.faults += 1
         first = self.faults == 1  # `release` below may fail, too
         for seq in seqs:
             seq.stats.drafter_faults += 1
-            self.release(seq.id)  # start with a new state: the old one is unknown after a fault
+            self.release(seq.id)  # after a fault, the drafter's state of the sequence is unknown
         if first:
             kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
             reason = str(fault).rstrip(".")
@@ -124,7 +129,7 @@ class Guard:
 
 
 def first_children(draft: Draft) -> Draft:
-    """Cut each tree to the chain of its first acceptable children. No token is dropped for its value: all later
+    """Cut each tree to the chain of its first acceptable children. The choice depends on no token's value: all later
     siblings go."""
     kept: list[list[int]] = []  # for each sequence, the packed nodes of its chain
     for b in range(draft.batch):

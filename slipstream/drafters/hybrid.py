@@ -1,20 +1,20 @@
 """Combines several drafters in order of precedence.
 
-A lookup costs microseconds and is accurate if the text repeats itself; a draft model or head costs a share of the
-target's step and is accurate on more kinds of text. So the lookup runs first. If its match is long, its draft is used
-and the neural drafter does not run (SAM decoding, Hu et al. 2411.10666, section 3.3, also chooses by the length of the
-match). Otherwise the neural draft is used, and the lookup's where there is none.
+A lookup costs microseconds and is accurate if the text repeats itself. A neural drafter (draft model or head) costs a
+share of the target's step and is accurate on more kinds of text. So the lookup runs first. If its match is long, its
+draft is used and the neural drafter does not run (SAM decoding, Hu et al. 2411.10666, section 3.3, also chooses by the
+length of the match). Otherwise the neural draft is used, or the lookup's if the neural drafter proposes none.
 
-After the last token of a neural chain, the lookup is asked once more, now with the chain as context: the model predicts
-the start of a repeated passage, the lookup copies the rest. This saves time only if the whole chain is accepted, so it
-is done while the acceptance rate observed in this request is high enough.
+After the last token of a neural chain, the lookup runs once more, with the chain as context: the model predicts the
+start of a repeated passage, the lookup copies the rest. This saves time only if the whole chain is accepted, so it is
+done only while this request's acceptance rate is high enough.
 
     ... the cat sat . a             model: the, cat       lookup after it, match of 2: sat, .
 
          the ── cat ── sat ── .     q of the last two: point masses
 
-Every member observes every step with the draft that was verified, its own or not, and updates its state from the
-emitted tokens.
+Every member observes every step with the draft that was verified, even if another member proposed it, and updates its
+state from the emitted tokens.
 """
 
 from collections.abc import Sequence as Seq
@@ -35,19 +35,19 @@ from slipstream.heads.mtp_names import count_mtp_layers
 from slipstream.zoo import head_dir
 
 HEAD_READS = 4
-"""How many times as long a text a head may read as a draft model, for the same output."""
+"""Factor by which the text that a head may read is longer than a draft model's, for the same output."""
 
 
 @dataclass(frozen=True)
 class HybridConfig(Strict):
     """min_match           a lookup with a match of at least this length overrides every drafter after it.
-    neural              most draft tokens in a path of a neural draft; a lookup may use the whole budget.
-    append_tokens       most lookup tokens to append after a neural chain, within the budget; 0: none.
+    neural              largest number of draft tokens in a path of a neural draft; a lookup may use the whole budget.
+    append_tokens       largest number of lookup tokens after a neural chain, within the budget; 0: none.
     append_match        shortest match to append tokens from.
     append_probability  append tokens only if the whole chain is accepted with at least this probability, estimated from
                         this request's neural chains.
-    max_prefill_ratio   skip a neural drafter for a request whose text, not read by it yet, is longer than this many
-                        times the remaining output: prefilling it would cost more than it saves.
+    max_prefill_ratio   skip a neural drafter for a request whose unread text is longer than this many times the
+                        remaining output: prefilling the text would cost more than drafts save.
     """
 
     min_match: int = option(4, check=integer(1))
@@ -61,8 +61,8 @@ class HybridConfig(Strict):
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
     the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: the members'
-    names, as a user writes them. predicted: the last member alone drafts for requests without a prediction, and the
-    drafter then has the name of that member."""
+    names, as a user writes them. predicted: only the last member drafts for requests without a prediction, and the
+    hybrid has the name of this member."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class HybridDrafter:
         predicted: bool = False,
     ):
         if not members:
-            raise ParameterError("a hybrid was given no members", fix='name some, as in members=("suffix", "eagle3")')
+            raise ParameterError("drafter 'hybrid' has no members", fix='name some, as in members=("suffix", "eagle3")')
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.name = members[-1].name if predicted else ",".join(member.name for member in members)
         self.config = config or HybridConfig()
         self.traits = replace(DrafterTraits.of_members(members), predicted_lookups=predicted)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
-        self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will verify
+        self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: its neural chain (draft, index)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        left = list(budgets)  # with a depth of 0 once a sequence has its draft
+        left = list(budgets)  # depth 0 once a sequence has its draft
         parts: list[DraftPart | None] = [None] * len(seqs)
         drawn = [0] * len(seqs)
         asked: list[Lookup] = []
@@ -91,7 +91,7 @@ class HybridDrafter:
                 break
             is_lookup = member.traits.lookup
             deep = (self._lookup_depth if is_lookup else self._neural_depth)(seqs, [each.depth for each in left])
-            if is_lookup and not any(deep):  # most engines: a lookup for predictions, and no request with one
+            if is_lookup and not any(deep):  # the usual case: no request has a prediction
                 continue
             draft = member.propose(seqs, [replace(each, depth=d) for each, d in zip(left, deep, strict=True)])
             drawn = list(map(max, drawn, draft.drawn or drawn))
@@ -108,12 +108,12 @@ class HybridDrafter:
                 elif asked[-1].match_length(seq.id) >= self.config.min_match:
                     parts[b] = DraftPart(draft, member.name)
                     left[b] = Budget(0)
-                elif parts[b] is None:  # if no later member drafts
+                elif parts[b] is None:  # used if no later member drafts
                     parts[b] = DraftPart(draft, member.name)
         return join_drafts(parts, self.vocab_size, self.device).with_drawn(drawn if any(drawn) else None)
 
     def _stacks(self, seq: Sequence) -> bool:
-        """Return whether more than the last member drafts for it."""
+        """Return whether members before the last one draft for this sequence, too."""
         return bool(seq.prediction) or not self.traits.predicted_lookups
 
     def _lookup_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
@@ -131,16 +131,16 @@ class HybridDrafter:
         return deep
 
     def _is_long(self, seq: Sequence) -> bool:
-        """Return whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft
-        model several: SmolLM2's draft model reads a text in a twelfth of the target's time."""
+        """Return whether reading this text would cost the neural drafter more than drafts save. A head is one layer, a
+        draft model several: SmolLM2's draft model reads a text in a twelfth of the target's time."""
         ratio = self.config.max_prefill_ratio * (HEAD_READS if self.traits.taps else 1)
         return self._stacks(seq) and len(seq.tokens) > ratio * seq.room
 
     def _continue_chain(
         self, seq: Sequence, draft: Draft, b: int, budget: Budget, lookups: Seq[Lookup]
     ) -> tuple[list[int], str]:
-        """The lookup tokens after the neural chain of sequence b, and the lookup's name; [] if there are none, or if it
-        is a tree."""
+        """Return the lookup tokens after the neural chain of sequence b, and the lookup's name; [] if no lookup has
+        any, or if the draft is a tree."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.append_tokens, budget.depth - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
@@ -162,7 +162,7 @@ class HybridDrafter:
             member.observe(seqs, draft, out, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`; neural members do not read prompts that they would not draft after."""
+        """Show prompts to the members (see `PromptReader`), except prompts that are too long for neural members."""
         short, whole = [b for b, seq in enumerate(seqs) if not self._is_long(seq)], Draft.empty(len(seqs))
         parts = [([seqs[b]], out.part(b, b + 1, whole)) for b in short]
         for some, chunks in [(seqs, out)] if len(short) == len(seqs) else parts:
@@ -181,8 +181,8 @@ class DraftPart:
     """Describes the draft of one sequence.
 
     draft  draft of the batch, which holds the nodes of this sequence.
-    name   of the drafter that proposed it; "": `draft` names it, or the name is left out.
-    then   tokens after the last node of a chain; by: name of the drafter that proposed them.
+    name   name of the drafter that proposed them; "": `draft` has the names, or none is needed.
+    then   lookup tokens after the last node of a chain. by: name of the drafter that proposed these tokens.
     """
 
     draft: Draft
@@ -192,10 +192,10 @@ class DraftPart:
 
 
 def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
-    """The drafts of several drafters, each for some sequences of the batch, as one; None: nothing is drafted.
+    """Join drafts of several drafters, each for some sequences of the batch, into one. A part None: an empty draft.
 
-    Tokens of a lookup that follow a chain are point masses: deterministic given the chain, which may be sampled. What
-    is drafted *after* a token may depend on it; only siblings must not (see `core.rules`)."""
+    Lookup tokens after a chain are point masses: they are deterministic given the chain, which may be sampled. The
+    draft *after* a token may depend on it; only siblings must not depend on each other (see `core.rules`)."""
     drafts = {(id(part.draft), part.name): part for part in parts if part is not None}
     if not drafts:
         return Draft.empty(len(parts), device)
@@ -228,8 +228,8 @@ def join_drafts(parts: Seq[DraftPart | None], vocab_size: int, device: torch.dev
 
 def with_predictions(drafter: Drafter, target: Target) -> Drafter:
     """Return a drafter that also copies from a request's predicted output: `drafter` itself if it reads predictions; a
-    suffix tree if it drafts nothing; otherwise a suffix tree before it, for requests with a prediction only (a tree
-    alone was slower than a draft model on short edits)."""
+    suffix tree instead of plain decoding; otherwise `drafter` after a suffix tree, which drafts for requests with a
+    prediction only (a tree alone was slower than a draft model on short edits)."""
     if drafter.traits.reads_predictions:
         return drafter
     suffix = make_drafter("suffix", target)
@@ -241,9 +241,9 @@ def with_predictions(drafter: Drafter, target: Target) -> Drafter:
 def make(
     target: Target, *, members: Seq[Drafter] | None = None, model: Target | None = None, **options: Any
 ) -> HybridDrafter:
-    """See `registry`; options as in `HybridConfig`. members: None: suffix lookup before the draft `model`, or before
-    the EAGLE-3 head that ships for the target, or its MTP layers, if there are any. `DraftPlan` makes members of
-    names."""
+    """Make the drafter `hybrid`, as `registry` requires. options: as in `HybridConfig`. members: None: suffix lookup,
+    then the draft `model`, else the EAGLE-3 head that ships for the target, else its MTP layers. `DraftPlan` turns
+    names into members."""
     config = HybridConfig(**options)
     if members is None:
         members = _usual(target, model)

@@ -1,8 +1,8 @@
 """LayerSkip: the target drafts with its own first layers, final norm and lm_head (Elhoushi et al. 2404.16710).
 
 There is no second model and no second KV cache: verification needs the same first layers, so `Decoder` resumes after
-them (section 4.3; see `targets.early_exit`). This saves time on targets that were trained for it, with layer dropout
-and an early-exit loss. On others, the exits rarely agree with the whole model, and a warning is logged.
+them (section 4.3; see `targets.early_exit`). This saves time on targets that were trained with layer dropout and an
+early-exit loss. On other targets, an early exit rarely agrees with the whole model, and a warning is logged.
 """
 
 import logging
@@ -27,9 +27,8 @@ log = logging.getLogger("slipstream")
 @dataclass(frozen=True)
 class LayerSkipConfig(Strict):
     """exit     number of layers that draft, less than the target has; "auto": measure every exit on a short greedy text
-    when the drafter is created, and take the exit with the highest expected speed-up; the draft length with
-    that speed-up is then the longest.
-    """
+    when the drafter is created, take the exit with the highest expected speed-up, and limit drafts to the length at
+    which it is reached."""
 
     exit: int | str = "auto"
 
@@ -39,7 +38,7 @@ class LayerSkipConfig(Strict):
 
 
 class LayerSkipDrafter(Drafter):
-    """target: the target that verifies; it must declare `early_exit`. `exits`: the exits that "auto" measured, or [].
+    """target: the target that verifies; it must declare `early_exit`. exits: the exits that "auto" measured.
 
     Raises PairError for a target without early exit."""
 
@@ -58,7 +57,7 @@ class LayerSkipDrafter(Drafter):
             self.exit = self.config.exit
             if not 1 <= self.exit < layers:
                 raise ParameterError(
-                    f"exit is {self.exit}, the target has {layers} layers", fix=f"choose 1 to {layers - 1}, or 'auto'"
+                    f"exit is {self.exit}; the target has {layers} layers", fix=f"choose 1 to {layers - 1}, or 'auto'"
                 )
         else:
             self._measure(layers)
@@ -90,7 +89,7 @@ class LayerSkipDrafter(Drafter):
         )
 
     def _depth(self, seq: Sequence, most: int) -> int:
-        """Draft length for a budget `most`; 0 during chunked prefill, which runs no first layers in advance."""
+        """Return the draft length, at most `most`; 0 during chunked prefill, which runs no first layers in advance."""
         if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.capabilities.max_pending:
             return 0
         return min(most, self.traits.longest or most)
@@ -107,5 +106,5 @@ class LayerSkipDrafter(Drafter):
 
 
 def make(target: Target, **options: Any) -> LayerSkipDrafter:
-    """See `registry`; options as in `LayerSkipConfig`."""
+    """Make the drafter `layerskip`, as `registry` requires. options: as in `LayerSkipConfig`."""
     return LayerSkipDrafter(target, LayerSkipConfig(**options))

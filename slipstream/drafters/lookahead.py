@@ -1,13 +1,13 @@
 """Lookahead decoding (Fu et al. 2402.02057): each verification pass also runs Jacobi iteration, which yields n-grams.
 
 A causal model can predict many positions at once, given assumed tokens for the positions before them (Jacobi
-iteration). The predictions are seldom correct at their own position, but short runs of them are likely text of this
-model. They are collected in a pool. When the first token of such an n-gram occurs in the text, the rest of it is
-drafted. This needs neither another model nor training.
+iteration). Such predictions are seldom correct at their own position, but short runs of them are likely text of this
+model. The runs are collected in a pool of n-grams. When the first token of an n-gram occurs in the text, the rest of
+the n-gram is drafted. This needs neither another model nor training.
 
 The window has `window` columns (W) and `ngram` - 1 levels (N - 1). Cell (l, i) is an assumed token l + i + 1 positions
 after the pending token, computed from level l - 1 one step earlier. The window is a tree whose nodes are not
-acceptable. Level 0 is a chain below the pending token, and the rest of each column is a chain below its cell of level
+acceptable: level 0 is a chain below the pending token, and the rest of each column is a chain below its cell of level
 0. So each cell attends to the same cells as in 2402.02057 (section 3.1, figure 2): level 0 up to its column, then its
 own column. W = 3, N = 4:
 
@@ -17,9 +17,9 @@ own column. W = 3, N = 4:
              └─ draft tokens from the pool: acceptable chains of N - 1, common prefixes merged
 
 Every step, (0,i) .. (N-2,i) and "new" form one n-gram for the pool, level 0 is dropped and "new" becomes the last
-level. If the text gained one token, the window stays aligned with it. For every accepted draft token, one more column
-is dropped on the left and one added on the right. The cells of the first window, and of added columns, are drawn from
-the text.
+level. If the text gained one token, the window stays aligned with the text. For every accepted draft token, one more
+column is dropped on the left and one added on the right. The cells of the first window, and of added columns, are drawn
+from the text.
 
 Differences from the paper's code: columns are added at all levels at once, so their first n-grams are poor (in the
 paper's code the window shrinks and grows again); n-grams of the text itself enter the pool as well (`from_text`); and
@@ -27,8 +27,8 @@ cells stay within the step's budget: below window + ngram - 2 draft tokens there
 there is no window.
 
 New cells are argmaxes at any temperature (section 3.2). So every draft token is deterministic, or drawn independently
-of the random numbers of verification: a point mass, q is None. Nothing depends on the rest of the batch. The rule
-`block` takes chains only and refuses this drafter.
+of the random numbers of verification: a point mass, with q None. Drafts do not depend on the rest of the batch. The
+rule `block` takes chains only and refuses this drafter.
 """
 
 from collections.abc import Sequence as Seq
@@ -49,19 +49,19 @@ from slipstream.errors import ParameterError
 
 TRIAL = 16  # steps after which to decide whether drafting saves time
 FADE = 31 / 32  # weight that the record keeps with each step
-PAUSE, LONGEST = 16, 256  # steps without a draft if it does not, doubled each time up to the longest
+PAUSE, LONGEST = 16, 256  # steps of a pause if drafting saves no time, doubled each time up to LONGEST
 
 
 @dataclass(frozen=True)
 class LookaheadConfig(Strict):
     """window     number of columns (W): how many n-grams a step yields.
     ngram      length of an n-gram (N), at least 2; its last N - 1 tokens are drafted.
-    guesses    most n-grams to verify in a step (G), and to keep for one first token.
+    guesses    largest number of n-grams to verify in a step (G), and to keep for one first token.
     from_text  whether n-grams of the prompt and of the output enter the pool, too.
-    row_cost   cost of verifying one more row, as a share of a step. Only half of the window runs until the accepted
-               draft tokens save more than the rows cost, window included. If they do not, the drafter pauses, each time
-               for longer. 0: always run the whole window.
-    pool       most first tokens in the pool; the least recently used are dropped first. About 0.15 kB an n-gram.
+    row_cost   cost of verifying one more row, as a share of a step. Only half of the window runs until accepted draft
+               tokens save more than all rows cost. If they do not, the drafter pauses, each time for longer. 0: always
+               run the whole window.
+    pool       largest number of first tokens in the pool; the least recently used go first. An n-gram takes 0.15 kB.
     """
 
     window: int = option(5, check=integer(1))
@@ -77,13 +77,13 @@ class LookaheadConfig(Strict):
         if nodes > MAX_NODES:
             raise ParameterError(
                 f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} make trees of {nodes} "
-                f"nodes, at most {MAX_NODES} are verified",
+                f"nodes, but at most {MAX_NODES} can be verified",
                 fix="lower one of them",
             )
 
 
 class Pool:
-    """N-grams by their first token; the latest `guesses` of each are kept."""
+    """Stores n-grams by their first token, the latest `guesses` for each."""
 
     def __init__(self, tokens: int, guesses: int):
         self.tokens, self.guesses = tokens, guesses
@@ -100,19 +100,19 @@ class Pool:
             del self._tails[next(iter(self._tails))]
 
     def tails(self, first: int) -> list[tuple[int, ...]]:
-        """The n-grams that begin with `first`, without it; the latest first."""
+        """Return the n-grams that begin with `first`, without this token; the latest first."""
         return list(self._tails.get(first, ()))[::-1]
 
 
 class BackOff:
-    """Decides whether to draft: one row costs `row_cost` of a step, one accepted draft token saves a step. Uses earlier
-    steps only. Where draft lengths are fixed, nothing else ends drafts that do not pay."""
+    """Decides whether to draft. One row costs `row_cost` of a step, one accepted draft token saves a step. Only earlier
+    steps are used. With fixed draft lengths, nothing else stops drafts that cost more than they save."""
 
     def __init__(self, row_cost: float):
         self.row_cost = row_cost
         self.steps, self.rows, self.accepted = 0, 0.0, 0.0
-        self.remaining, self.pause = 0, PAUSE  # steps left of this pause, length of the next
-        self.saves_time = row_cost == 0  # in the steps so far
+        self.remaining, self.pause = 0, PAUSE  # steps left in this pause; length of the next pause
+        self.saves_time = row_cost == 0  # whether drafting saved time in the steps so far
 
     def is_pausing(self) -> bool:
         self.remaining -= self.remaining > 0
@@ -146,7 +146,7 @@ class _State:
 
 
 class LookaheadDrafter:
-    """device: where the target wants its draft tokens."""
+    """device: the device of the draft tokens."""
 
     name = "lookahead"
     traits = DrafterTraits()
@@ -174,7 +174,7 @@ class LookaheadDrafter:
         return Draft.of(tokens, parents, splits, acceptable=None if all(acceptable) else acceptable, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        windows: list[tuple[Sequence, _State, int]] = []  # sequences whose window was run, and its columns
+        windows: list[tuple[Sequence, _State, int]] = []  # sequences whose window ran, and its number of columns
         rows: list[int] = []
         for b, seq in enumerate(seqs):
             state = self._states.get(seq.id)
@@ -197,8 +197,8 @@ class LookaheadDrafter:
         self._states.pop(seq_id, None)
 
     def _state(self, seq: Sequence) -> _State:
-        """The state of a sequence, with its pool up to date. Created when it is first needed: a sequence for which
-        speculation is off costs nothing."""
+        """Return the state of a sequence, with its pool up to date. The state is created when it is first needed: a
+        sequence for which speculation is off costs nothing."""
         config, state = self.config, self._states.get(seq.id)
         if state is None:
             state = _State(Pool(config.pool, config.guesses), BackOff(config.row_cost), ReadableText(seq), [[]])
@@ -239,7 +239,7 @@ class LookaheadDrafter:
 
     def _shift(self, state: _State, seq: Sequence, new: list[int]) -> None:
         """Move the window to the end of the current text. new: the target's argmaxes after the last level, for the
-        columns that were run."""
+        columns that ran."""
         levels, gained, state.gained = state.levels, state.gained, 0
         if new:
             levels = [*levels, new]
@@ -262,5 +262,5 @@ class LookaheadDrafter:
 
 
 def make(target: Target, **options: Any) -> LookaheadDrafter:
-    """See `registry`; options as in `LookaheadConfig`."""
+    """Make the drafter `lookahead`, as `registry` requires. options: as in `LookaheadConfig`."""
     return LookaheadDrafter(LookaheadConfig(**options), target.device)

@@ -1,9 +1,9 @@
-"""Base class of lookup drafters: a state for each sequence, and where a draft ends.
+"""Base class of lookup drafters: keeps a state for each sequence, and decides where a draft ends.
 
-A lookup drafter finds its draft tokens in the sequence's own text (`ReadableText`), so they do not depend on the
-rest of the batch. Each token that followed a match has a probability to be accepted: the share of the occurrences that
-went on with it, times what matches of this length are worth (`MatchLengthStats`). The draft ends where the product of
-these falls below the cost of verifying one more row, as a share of a plain step.
+A lookup drafter finds its draft tokens in the sequence's own text (`ReadableText`), so they do not depend on the rest
+of the batch. The acceptance probability of a token after a match is estimated as a product: the share of the match's
+occurrences that went on with this token, times the acceptance rate of matches of this length (`MatchLengthStats`). The
+draft ends where the product along the draft falls below the cost of verifying one more row, as a share of a plain step.
 """
 
 from abc import ABC, abstractmethod
@@ -21,32 +21,32 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.acceptance_stats import MatchLengthStats
 
 ROW_COST = 0.15
-"""Cost of verifying one more row, as a share of a plain step, where it is not measured. That of SmolLM2 on two cores is
+"""Cost of verifying one more row, as a share of a plain step, if it is not measured. For SmolLM2 on two cores it is
 0.10 to 0.15 in 8 bits and 0.15 to 0.3 in 4 bits."""
 
 
 MOST_INDEXED = 512
-"""Tokens of a text with a prediction that are indexed before each draft, about 3 ms: all requests wait for them."""
+"""Tokens that are indexed before each draft if the text has a prediction. This takes 3 ms, and all requests wait."""
 
 
 class Index(Protocol):
     """Finds matches in one text."""
 
     def index(self, tokens: Seq[int]) -> None:
-        """Add what is new in the text; `tokens` is all of it."""
+        """Add the new tokens of the text; `tokens` is the whole text."""
         ...
 
 
 S = TypeVar("S", bound=Index)
 
 LEAD = 8
-"""Tokens of the prompt's end that a source or a prediction is put behind."""
+"""Number of tokens of the prompt's end that are repeated before a source or a prediction."""
 
 
 class ReadableText:
     """The text that lookup drafters copy from: a source and a prediction, if there are any, then the sequence's tokens.
     The end of the prompt is repeated before the source and before the prediction, so that an output which begins like
-    one of them is found from its first token on."""
+    the source or the prediction is found from its first token on."""
 
     def __init__(self, seq: Sequence):
         self._seq = seq
@@ -54,11 +54,11 @@ class ReadableText:
         self._ids = list[int]()
         for text in filter(None, (source_of(seq), seq.prediction)):
             self._ids += [*lead, *text]
-        self._before = len(self._ids)  # how many of these come before the tokens
+        self._before = len(self._ids)  # number of ids before the sequence's tokens
 
     @property
     def ids(self) -> list[int]:
-        """Return all of it, not to be changed."""
+        """Return the whole text. The list must not be changed."""
         if not self._before:
             return self._seq.tokens
         self._ids += self._seq.tokens[len(self._ids) - self._before :]
@@ -67,9 +67,9 @@ class ReadableText:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Holds the text after a match of `match` tokens. tokens: up to the first token that is not worth its row,
-    included; draft: without it. expected: how many tokens of the draft are accepted. after: another drafter's tokens,
-    which it follows."""
+    """Holds the text after a match of `match` tokens. tokens: up to and including the first token that is not worth its
+    row; draft: the tokens without that last one. expected: expected number of accepted draft tokens. after: another
+    drafter's draft tokens that come before these."""
 
     match: int = 0
     tokens: Seq[int] = ()
@@ -83,7 +83,7 @@ NOTHING = Continuation()
 
 @dataclass
 class LookupState(Generic[S]):
-    """State of one sequence. last: the continuation that gave the last draft; indexed: tokens in the store."""
+    """State of one sequence. last: continuation of the last draft. indexed: number of tokens in the store."""
 
     seq: Sequence
     store: S
@@ -99,7 +99,8 @@ class LookupState(Generic[S]):
         budget: Budget,
         usual: MatchLengthStats | None,
     ) -> Continuation:
-        """followers: the tokens after the match, each with its share of the occurrences of all before it."""
+        """Return the draft after a match. followers: the tokens after the match, each with its share of the occurrences
+        of the string before it."""
         tokens, probability, expected = list[int](), budget.reached, 0.0
         for token, share in followers:
             tokens.append(token)
@@ -110,9 +111,9 @@ class LookupState(Generic[S]):
         return Continuation(match, tokens, tokens, expected)
 
     def compare(self, run: Seq[int], usual: MatchLengthStats) -> None:
-        """Learn from the emitted tokens, whether the last draft was verified or another drafter's was: no lossless rule
-        emits a token that it has just rejected. A draft that follows another drafter's tokens is compared if these were
-        emitted. usual: learns from them, too."""
+        """Learn from the emitted tokens, even if another drafter's draft was verified: no lossless rule emits a token
+        that it has just rejected. A draft after another drafter's tokens is compared only if those tokens were emitted.
+        usual: the record of all requests, which learns, too."""
         after = list(self.last.after)
         following = run[len(after) :] if list(run[: len(after)]) == after else ()
         for n, (token, emitted) in enumerate(zip(self.last.tokens, following, strict=False)):
@@ -124,8 +125,8 @@ class LookupState(Generic[S]):
 
 
 class LookupDrafter(ABC, Generic[S]):
-    """A lookup drafter without the lookup itself. row_cost: for budgets that name none. device: where the target
-    wants its draft tokens."""
+    """A lookup drafter without the lookup itself. row_cost: used for budgets without row costs. device: the device of
+    the draft tokens."""
 
     traits = DrafterTraits(lookup=True, chains_only=True, reads_predictions=True, prices_rows=True)
 
@@ -136,11 +137,11 @@ class LookupDrafter(ABC, Generic[S]):
 
     @abstractmethod
     def _store(self) -> S:
-        """An empty store for a new sequence."""
+        """Return an empty store for a new sequence."""
 
     @abstractmethod
     def _matches(self, state: LookupState[S], drafted: Seq[int]) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
-        """Matches of the end of the text and `drafted`: length, and `followers` as in `LookupState.continuation`."""
+        """Yield matches of the end of text + `drafted`: length, and `followers` as in `LookupState.continuation`."""
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         chains: list[Seq[int]] = [()] * len(seqs)
@@ -152,7 +153,7 @@ class LookupDrafter(ABC, Generic[S]):
         return Draft.chains(chains, device=self.device)
 
     def _read(self, seq: Sequence) -> LookupState[S]:
-        """Index what is new in the text of a sequence, and return its state. It is created when it is first needed: a
+        """Index the new tokens of a sequence, and return its state. The state is created when it is first needed: a
         sequence for which speculation is off costs nothing."""
         state = self._states.get(seq.id)
         if state is None:
@@ -163,8 +164,8 @@ class LookupDrafter(ABC, Generic[S]):
         return state
 
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
-        """Choose the match with the most expected accepted draft tokens; among equals, the first. Where rows have a
-        measured cost, no seed repeats a sampled text anyway: there the record of other requests may be used, too."""
+        """Return the continuation with the most expected accepted draft tokens; among equals, the first. With measured
+        row costs, the record of other requests is used, too: then no seed repeats a sampled text anyway."""
         ends = (budget, self._usual) if budget.row_costs else (replace(budget, row_costs=(self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)
@@ -180,7 +181,7 @@ class LookupDrafter(ABC, Generic[S]):
     def continue_from(self, seq: Sequence, drafted: Seq[int], budget: Budget) -> tuple[list[int], int]:
         state = self._read(seq)
         best = self._best(state, drafted, budget)
-        if state.last is NOTHING:  # it has no draft of its own to learn from
+        if state.last is NOTHING:  # this lookup has no draft of its own to learn from
             state.last = replace(best, after=drafted)
         return list(best.draft), best.match
 

@@ -1,13 +1,13 @@
 """Medusa: K heads on the target's last hidden state draft the next K positions at once (Cai et al. 2401.10774).
 
-After a step, the token after the last accepted row is already known: it is the pending token. At that row, head 0
-predicts the first token after the pending one, head 1 the second, and so on, each independently of the others. Their
+After a step, the token after the last accepted row is already known: the pending token. At that row, head 0 predicts
+the first token after the pending token, head 1 the second, and so on, each independently of the others. Their
 candidates form a tree of fixed shape (section 2.1.2): every node is "the candidate of rank r of head d", so a draft
 takes one call of the heads.
 
-The shape is the tree with the most expected tokens for the heads' measured accuracies (section 2.3.2), of the size that
-gives the most tokens per second at the target's costs. Nodes are chosen, not sampled: they are point masses, and
-verification is lossless at every temperature.
+The shape is the tree with the most expected tokens for the heads' measured accuracies (section 2.3.2). Its size is the
+one that gives the most tokens per second at the target's costs. Nodes are chosen, not sampled: they are point masses,
+and verification is lossless at every temperature.
 """
 
 from collections.abc import Sequence as Seq
@@ -32,16 +32,16 @@ from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import TreeShape, best_tree, optimal_tree
 from slipstream.zoo import head_dir
 
-_MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
+_MOST_NODES = 64  # largest tree that is chosen here; the paper's trees have this size
 
 
 @dataclass(frozen=True)
 class MedusaDraftConfig(Strict):
-    """tree      None: the optimal tree for the heads' accuracies, from the checkpoint or assumed.
-              Or a fixed one: "4,2,1" or (4, 2, 1), the number of children at each depth ("1,1,1" is a chain), or a
-              list of paths of ranks, [[0], [1], [0, 0]].
-    nodes     most draft tokens of an optimal tree; 0: the number with the most tokens per second, at most 64.
-    row_cost  for nodes=0: the cost of verifying each further row, as a share of a decode step.
+    """tree      None: the optimal tree for the heads' accuracies, which the checkpoint names or which are assumed. Or a
+    fixed tree: "4,2,1" or (4, 2, 1), the number of children at each depth ("1,1,1" is a chain), or a list of paths of
+    ranks, [[0], [1], [0, 0]].
+    nodes     largest number of draft tokens of an optimal tree; 0: the fastest number, at most 64.
+    row_cost  with nodes=0: the cost of verifying each further row, as a share of a decode step.
     """
 
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
@@ -51,12 +51,12 @@ class MedusaDraftConfig(Strict):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} can be verified in one step")
+            raise ParameterError(f"nodes is {self.nodes}, but at most {MAX_NODES} can be verified in one step")
         if self.tree is not None and self.nodes:
-            raise ParameterError("a fixed tree was given together with nodes", fix="give one or the other")
+            raise ParameterError("tree and nodes are both given", fix="give only one of them")
 
     def read_tree(self) -> TreeShape | None:
-        """The tree given by the option `tree`. Raises ParameterError."""
+        """Return the tree given by the option `tree`. Raises ParameterError."""
         if self.tree is None:
             return None
         try:
@@ -75,13 +75,13 @@ class MedusaDraftConfig(Strict):
 
 
 def assume_accuracies(heads: int) -> Accuracies:
-    """Assumed accuracies if none were measured: 0.6 for the first choice of head 0, 3/4 as much for each further head,
-    and little for lower ranks. Training replaces them."""
+    """Return the accuracies that are assumed if none were measured: 0.6 for the first choice of head 0, 3/4 as much for
+    each further head, and little for lower ranks."""
     return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
 
 
 class MedusaDrafter(PrefixKeeper):
-    """heads: see `MedusaRuntime`, reading hidden states on `device`. vocab_size: width of the target's logits."""
+    """heads: the Medusa heads (see `MedusaRuntime`), on `device`. vocab_size: width of the target's logits."""
 
     name = "medusa"
     traits = DrafterTraits(taps=(-1,), keeps_prefixes=True)
@@ -97,17 +97,17 @@ class MedusaDrafter(PrefixKeeper):
         self.config = config or MedusaDraftConfig()
         self._fixed = self._check_tree(self.config.read_tree())
         c = heads.config
-        # Heads with few ids have no more ranks than ids.
+        # Heads that know few ids cannot have more ranks than ids.
         self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assume_accuracies(c.heads))[: c.heads])
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
-        self._shapes: dict[int, tuple[TreeShape, Tensor]] = {}  # see `_shape`; by depth
+        self._shapes: dict[int, tuple[TreeShape, Tensor]] = {}  # by depth: see `_shape`
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         depth = [0] * len(seqs)
         for b, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-            if seq.id in self._states and self._states[seq.id][0] == len(seq.tokens):  # of the text as it is now
+            if seq.id in self._states and self._states[seq.id][0] == len(seq.tokens):  # state is current
                 depth[b] = min(budget.depth, self.heads.config.heads)
         rows = [b for b in range(len(seqs)) if depth[b] > 0]
         if not rows:
@@ -126,7 +126,7 @@ class MedusaDrafter(PrefixKeeper):
         return Draft(torch.cat(tokens), parents, splits)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Keep a copy of the hidden state of each sequence's last accepted row; the target overwrites its own."""
+        """Keep a copy of the hidden state of each sequence's last accepted row; the target overwrites it."""
         last = []
         for b, path in enumerate(verdict.path):
             pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token
@@ -139,8 +139,8 @@ class MedusaDrafter(PrefixKeeper):
         self._states.pop(seq_id, None)
 
     def _shape(self, depth: int) -> tuple[TreeShape, Tensor]:
-        """The tree for drafts of at most this depth (the fixed one, cut, or the optimal one), and which of the
-        [K * top] candidates of a row each node is, int64 [n]."""
+        """Return the tree for drafts of at most this depth (the fixed tree, cut, or the optimal tree), and the index of
+        each node among the [K * top] candidates of a row, int64 [n]."""
         if depth not in self._shapes:
             if self._fixed is not None:
                 tree = self._fixed.cut(depth)
@@ -153,7 +153,7 @@ class MedusaDrafter(PrefixKeeper):
         return self._shapes[depth]
 
     def _check_tree(self, tree: TreeShape | None) -> TreeShape | None:
-        """`tree`; raises ParameterError if these heads cannot fill it."""
+        """Return `tree`. Raises ParameterError if these heads cannot fill the tree."""
         c = self.heads.config
         if tree is not None:
             ranks = max(tree.ranks, default=0)
@@ -169,9 +169,10 @@ class MedusaDrafter(PrefixKeeper):
 def make(
     target: Target, *, head: CheckpointName | MedusaHeads | None = None, quantize: str | None = None, **options: Any
 ) -> MedusaDrafter:
-    """head: folder or hub id of the heads, or the heads themselves; None: the heads that ship for the embedded target.
-    quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as
-    in `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
+    """Make the Medusa drafter, as `registry` requires. head: folder or hub id of the heads, or the heads themselves;
+    None: the heads that ship for the embedded target. quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for
+    the heads' weights on the native backend. options: as in `MedusaDraftConfig`. Raises LoadError, and PairError for
+    heads of another target."""
     config = MedusaDraftConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'medusa'")
     if head is None:

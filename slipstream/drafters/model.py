@@ -1,8 +1,8 @@
 """Draft model: a smaller model with the same vocabulary drafts a chain. If it was trained by PARD (An et al.
 2504.18583), it drafts all of the chain in one pass.
 
-See `chains`; `string_match` for draft models with another tokenizer. A model of PARD names a `pard_token` in its
-config.json; in the pass of a chain, it stands in the place of each draft token but the last.
+`chains` draws the drafts; `string_match` serves draft models with another tokenizer. A PARD model names a `pard_token`
+in its config.json: the mask that stands in the place of each draft token but the last.
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
 rolled back to the accepted tokens.
@@ -30,7 +30,7 @@ log = logging.getLogger("slipstream")
 
 
 class ModelDrafter(PrefixKeeper):
-    """model: any `Target` of the same vocabulary (padding aside). vocab_size: width of the target's logits."""
+    """model: any `Target` of the same vocabulary, apart from padding. vocab_size: width of the target's logits."""
 
     name = "model"
 
@@ -48,7 +48,7 @@ class ModelDrafter(PrefixKeeper):
         self.traits = DrafterTraits(
             chains_only=True, reads_prompts=True, keeps_prefixes=True,
             longest=None if runtime is None else runtime.rollback,
-            prices_rows=not parallel,  # one pass draws all that are asked for
+            prices_rows=not parallel,  # one pass draws the whole chain
         )  # fmt: skip
         self._shadows: dict[int, Sequence] = {}
         self._warned: set[str] = set()
@@ -57,7 +57,7 @@ class ModelDrafter(PrefixKeeper):
         most = [
             replace(each, depth=self._begin_shadow(seq, each.depth)) for seq, each in zip(seqs, budgets, strict=True)
         ]
-        if self._pass is not None:  # the model's cache then holds the text alone
+        if self._pass is not None:  # after such a pass the model's cache holds only the text
             self._pass.plan(seqs, most)
             return self._chains.draft(seqs, most)
         draft = self._chains.draft(seqs, most)
@@ -68,13 +68,13 @@ class ModelDrafter(PrefixKeeper):
         return draft
 
     def _begin_shadow(self, seq: Sequence, most: int) -> int:
-        """How deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft model's
-        encoder. Creates its shadow when it is first needed."""
+        """Return how deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft
+        model's encoder. Creates its shadow when it is first needed."""
         if most <= 0:
             return 0
         if self._encoder is not None and len(source_of(seq)) > self._encoder.context:
             limit = f"the draft model's encoder reads at most {self._encoder.context} tokens,"
-            self._warn(limit, f"a source has {len(source_of(seq))}: decoding goes on without drafting")
+            self._warn(limit, f"but a source has {len(source_of(seq))}: decoding continues without drafting")
             return 0
         if seq.id not in self._shadows:
             self._shadows[seq.id] = seq.copy_for(self.context)
@@ -107,7 +107,7 @@ class ModelDrafter(PrefixKeeper):
         mask, shadows = self.model.capabilities.mask_token, [self._follow(seq, ()) for seq in seqs]
         assert mask is not None
         for shadow in shadows:
-            shadow.kv_len = min(shadow.kv_len, len(shadow.tokens) - 1)  # if the step that followed a draft failed
+            shadow.kv_len = min(shadow.kv_len, len(shadow.tokens) - 1)  # needed if the step after the last draft failed
         masks = Draft.chains([[mask] * (d - 1) for d in depth], device=self.device)
         logits = self.model.run(shadows, masks).logits  # [sum of depths, V']
         self.model.commit(shadows, [[]] * len(shadows))
@@ -116,23 +116,24 @@ class ModelDrafter(PrefixKeeper):
         return list(logits.split(list(depth)))
 
     def _follow(self, seq: Sequence, drafted: Seq[int]) -> Sequence:
-        """The shadow of a sequence, updated to hold its text and these draft tokens."""
+        """Return the shadow of a sequence, updated to hold its text and these draft tokens."""
         shadow = self._shadows[seq.id]
-        shadow.tokens += seq.tokens[len(shadow.tokens) :]  # of steps that went on without the drafter
+        shadow.tokens += seq.tokens[len(shadow.tokens) :]  # tokens of steps without the drafter
         shadow.tokens[len(seq.tokens) :] = drafted
         return shadow
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Roll each shadow back to the accepted tokens. Its cache has every draft token except the last of each path,
-        which the model did not run."""
+        because the model did not run that token."""
         for b, seq in enumerate(seqs):
             shadow = self._shadows.get(seq.id)
             if shadow is not None:
                 new = seq.tokens[-len(verdict.path[b]) - 1 :]
                 known = len(seq.tokens) - len(new)
-                shadow.tokens += seq.tokens[len(shadow.tokens) : known]  # of steps that went on without the drafter
+                shadow.tokens += seq.tokens[len(shadow.tokens) : known]  # tokens of steps without the drafter
                 right = count_common(shadow.tokens[known:], new)
-                # The last token stays pending, even if the target emitted the same token as a draft that was not used.
+                # The last token stays pending, even if the target emitted a draft token that is not in the verified
+                # draft.
                 shadow.kv_len = min(shadow.kv_len, known + right, known + len(new) - 1)
                 shadow.tokens[known:] = new
         if self._confident is not None and self._confident.drawn:
@@ -176,10 +177,11 @@ class ModelDrafter(PrefixKeeper):
 def make(
     target: Target, *, model: Target | Writer, quantize: str | None = None, **options: object
 ) -> ModelDrafter | StringDrafter:
-    """See `registry`; it has no options. quantize: see `DraftPlan`. Raises PairError where only one of the two reads
-    sources, or where their texts begin with different tokens."""
+    """Make the draft-model drafter, as `registry` requires. This drafter has no options of its own. quantize: see
+    `DraftPlan`. Raises PairError if only one of target and draft model reads sources, or if their texts begin with
+    different tokens."""
     if quantize is not None:
-        raise ParameterError(f"quantize={quantize!r} was given with a loaded draft model", fix="name its files")
+        raise ParameterError(f"quantize={quantize!r} does not apply to a loaded draft model", fix="name its files")
     NoOptionsConfig(**options)
     if isinstance(model, Writer):
         return StringDrafter(model, target.device)
@@ -189,13 +191,13 @@ def make(
     runtime = model.capabilities.runtime
     if runtime is not None and runtime.rollback == 0:
         raise PairError(
-            "a target with recurrent layers was given as draft model",
-            why="it was loaded to keep the states of its whole text, and a draft model takes back what is rejected",
-            fix="give the folder or hub id of the draft model, which is then loaded as one",
+            "a loaded target with recurrent layers cannot be a draft model",
+            why="as loaded, it cannot roll its recurrent state back when draft tokens are rejected",
+            fix="give its folder or hub id, so that it is loaded as a draft model",
         )
     if encoder is not None and of_draft is not None and encoder.start != of_draft.start:
         raise PairError(
-            f"texts of the target begin with the ids {encoder.start}, those of the draft model with {of_draft.start}",
+            f"the target's texts begin with the ids {encoder.start}, the draft model's with {of_draft.start}",
             why="a draft model that reads another beginning than it was trained on is seldom right",
             fix="use a draft model of the target's family, or set decoder_start_token_id in its generation_config",
         )

@@ -5,8 +5,8 @@ Layer 0 reads the target's state of token i after its final norm, and token i + 
 reads the output of layer k - 1 and token i + 1 + k. Beyond the last layer, drafting begins again with the first one,
 which continues from its own row.
 
-Beside our own decoder the native backend runs the only MTP layer of a checkpoint (`NativeMtp`); beside a target that
-transformers runs, transformers runs one or several (`MtpLayers`).
+With our own decoder the native backend runs the only MTP layer of a checkpoint (`NativeMtp`); with a target that
+transformers runs, transformers runs one or several layers (`MtpLayers`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class MtpDrafter(EagleDrafter):
-    """layers: in the place of an EAGLE head. vocab_size: width of the target's logits."""
+    """layers: the MTP layers, in the place of an EAGLE head. vocab_size: width of the target's logits."""
 
     def __init__(self, layers: MtpLayers, vocab_size: int, config: EagleDraftConfig | None = None):
         super().__init__(layers, vocab_size, config, "mtp")
         self.layers = layers
         if layers.layers > 1 and self.config.shape == "tree":
             raise ParameterError(
-                f"drafter 'mtp' was asked for trees of {layers.layers} MTP layers",
-                why="each level would be of another layer",
+                f"drafter 'mtp' cannot draft trees with {layers.layers} MTP layers",
+                why="each level would come from another layer",
                 fix="leave shape out",
             )
 
@@ -47,16 +47,16 @@ class MtpDrafter(EagleDrafter):
 
 
 def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> EagleDrafter:
-    """See `registry`; options as in `EagleDraftConfig`. draft_vocab: number of ids that are drafted, the first ones of
-    the vocabulary, which tokenizers give to frequent tokens; only these rows of the output head are read. Raises
-    ParameterError, PairError (also for a target without MTP layers) and the family of LoadError."""
+    """Make the drafter `mtp`, as `registry` requires. options: as in `EagleDraftConfig`. draft_vocab: how many ids are
+    drafted: the vocabulary's first ones, which tokenizers give to frequent tokens. Only their rows of the output head
+    are read. Raises ParameterError, PairError (also for a target without MTP layers) and the family of LoadError."""
     config = EagleDraftConfig(**options)
     host = require(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
     if host.module is None:
         return EagleDrafter(_load_native(host, draft_vocab), host.vocab_size, config, "mtp")
     if draft_vocab is not None:
         raise ParameterError(
-            f"draft_vocab is {draft_vocab}, and transformers runs the target",
+            f"draft_vocab is {draft_vocab}, but transformers runs the target",
             why="its MTP layers draft the whole vocabulary",
             fix="leave it out",
         )
@@ -65,8 +65,8 @@ def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> E
         raise explain_no_layers(family)
     if not has_mtp_layers():
         raise ParameterError(
-            f"drafter 'mtp' was asked of a transformers before {TRANSFORMERS}",
-            why="it builds the MTP layers",
+            f"drafter 'mtp' needs transformers {TRANSFORMERS} or newer",
+            why="older versions do not build the MTP layers",
             fix=f"pip install 'transformers>={TRANSFORMERS}'",
         )
     from slipstream.targets.huggingface.mtp_layers import load_mtp  # imports transformers, which takes long
@@ -77,20 +77,20 @@ def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> E
 
 
 def _load_native(host: HeadHost, draft_vocab: int | None) -> NativeMtp:
-    """The MTP layer of the checkpoint that our own decoder was loaded from, in the format of the decoder's weights."""
+    """Return the MTP layer of the checkpoint that our own decoder was loaded from, in the format of its weights."""
     runtime = host.runtime
     if host.family not in FAMILIES:
         raise explain_no_layers(host.family)
     if runtime.checkpoint is None or runtime.backend != "native":
         raise PairError(
-            f"drafter 'mtp' was asked of a {host.family!r} model "
+            f"drafter 'mtp' does not work with a {host.family!r} model "
             + ("from memory" if runtime.checkpoint is None else f"that the {runtime.backend} backend runs"),
-            why="the native backend runs MTP layers, of the checkpoint that the target was loaded from",
+            why="only the native backend runs MTP layers, and it reads them from the target's checkpoint",
             fix="give the target's folder or GGUF file, or choose another drafter",
         )
     if draft_vocab is not None and check_integer("draft_vocab", draft_vocab, 1) > host.vocab_size:
         raise ParameterError(
-            f"draft_vocab is {draft_vocab}, the vocabulary has {host.vocab_size} ids",
+            f"draft_vocab is {draft_vocab}, but the vocabulary has only {host.vocab_size} ids",
             fix="choose fewer, or leave it out",
         )
     from slipstream.backends.native.native_heads import NativeMtp  # imports Numba, which is optional

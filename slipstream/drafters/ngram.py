@@ -1,19 +1,19 @@
 """N-gram lookup: draft tokens are copied from earlier in the text.
 
 If the last few tokens have occurred before, the tokens that followed them then are drafted. No model runs, so a draft
-token costs microseconds. This saves time for text that repeats itself: editing, summaries, code, quotations.
+token costs microseconds. Drafts are accepted where text repeats itself: editing, summaries, code, quotations.
 
 The drafter counts which token followed which context, for all k-grams of the sequence with k in 2..N (the n-gram store
-of n-gram assisted decoding). The counts come from the prompt and from the accepted output. The longest known context is
-used; of its followers the most frequent one, and among equals the most recent. From there the earlier text is copied
-(prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3):
+of n-gram assisted decoding). The counts come from the prompt and from the accepted output. The longest known context
+gives the first draft token: its most frequent follower, and among equals the most recent. From there the earlier text
+is copied (prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3):
 
     ... the cat sat . the cat ran . the cat     longest match "the cat" -> {sat: once, ran: once and later}
 
          ran ── . ── the                        at most 3 deep
 
-Every draft token is deterministic given the sequence's own text (a point mass), so q is None. Nothing depends on the
-rest of the batch.
+Every draft token is deterministic given the sequence's own text (a point mass), so q is None. Drafts do not depend on
+the rest of the batch.
 """
 
 import itertools
@@ -32,7 +32,7 @@ Context = tuple[int, ...]
 
 
 class Follower(NamedTuple):
-    """A token that followed a context of `match` tokens: its latest position, its share of what followed."""
+    """A token that followed a context of `match` tokens, with its latest position and its share of all followers."""
 
     token: int
     position: int
@@ -49,11 +49,13 @@ FOLLOWERS = 16  # most followers kept for one context; beyond that, the lowest s
 class NgramConfig(Strict):
     """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
                  Short contexts match more often, and their draft tokens are accepted less often.
-    row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
-                 are left out. 0: no limit. Where draft lengths are chosen, it is measured.
-    max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
-                 younger one is full (half of max_entries), the older one is dropped. A context that occurs again moves
-                 to the younger one, so the contexts dropped are those not seen for the longest time.
+    row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance
+                 probability are left out. 0: no limit. With chosen draft lengths, the measured cost is
+                 used instead.
+    max_entries  largest number of contexts kept for one sequence, about 0.2 kB each, in two generations.
+                 When the younger is full (half of max_entries), the older is dropped. A context that
+                 occurs again moves to the younger, so the dropped contexts are those unseen for the
+                 longest time.
     """
 
     max_ngram: int = option(5, check=integer(1))
@@ -75,12 +77,11 @@ class NgramStore:
     """Followers of every context in one sequence.
 
     A context that has occurred once (the usual case) maps to the position of its follower; later it maps to {follower:
-    score}. Plain integers cost about 0.2 kB a context, and the garbage collector need not track them.
-    """
+    score}. Plain integers cost about 0.2 kB a context, and the garbage collector need not track them."""
 
     def __init__(self, config: NgramConfig):
         self.config = config
-        self.indexed = 1  # tokens[:indexed] have been counted as followers; the first has no context
+        self.indexed = 1  # tokens[:indexed] are counted as followers; the first token has no context
         self._young: dict[Context, int | dict[int, int]] = {}
         self._old: dict[Context, int | dict[int, int]] = {}
 
@@ -88,8 +89,8 @@ class NgramStore:
         return len(self._young) + len(self._old)
 
     def index(self, tokens: Seq[int]) -> None:
-        """Count the tokens added since the last call. `tokens` is the whole sequence; of the old ones, only the context
-        of the first new token is read again."""
+        """Count the tokens added since the last call. `tokens` is the whole sequence, but only the new tokens and the
+        context of the first of them are read."""
         shortest, longest = self.config.min_ngram, self.config.max_ngram
         base = max(0, self.indexed - longest)
         recent = tuple(tokens[base:])
@@ -100,7 +101,7 @@ class NgramStore:
         self.indexed = max(self.indexed, len(tokens))
 
     def count(self, context: Context, follower: int, position: int, tokens: Seq[int]) -> None:
-        """Count `follower` after `context`, at `position` of the sequence."""
+        """Count `follower` as the token after `context`, at `position` of the sequence."""
         entry = self._young.get(context)
         if entry is None:
             if len(self._young) >= self.config.max_entries // 2:
@@ -136,18 +137,18 @@ class NgramStore:
 
 
 def copy(tokens: Seq[int], drafted: Seq[int], first: Follower) -> Iterator[tuple[int, float]]:
-    """`first`, which follows `tokens` + `drafted`, and the text after it, each token with its share of them."""
+    """Yield `first`, which follows `tokens` + `drafted`, then the text after it; each token with its share."""
     path = [*drafted, first.token]
     yield first.token, first.share
     for position in itertools.count(first.position + 1):
-        # where the copy has reached the end of the text, the path itself continues: a loop
+        # where the copy reaches the end of the text, the drafted path is copied: a loop
         token = tokens[position] if position < len(tokens) else path[position - len(tokens)]
         path.append(token)
         yield token, 1.0
 
 
 class NgramDrafter(LookupDrafter[NgramStore]):
-    """device: where the target wants its draft tokens."""
+    """device: the device of the draft tokens."""
 
     name = "ngram"
 
@@ -168,5 +169,5 @@ class NgramDrafter(LookupDrafter[NgramStore]):
 
 
 def make(target: Target, **options: Any) -> NgramDrafter:
-    """See `registry`; options as in `NgramConfig`."""
+    """Make the drafter `ngram`, as `registry` requires. options: as in `NgramConfig`."""
     return NgramDrafter(NgramConfig(**options), target.device)

@@ -9,10 +9,10 @@ from slipstream.core.target import Target
 
 @dataclass(frozen=True)
 class NoOptionsConfig(Strict):
-    """It has no options: any that is given is refused."""
+    """Options of a drafter that has none: any option is refused."""
 
 
 def make(target: Target, **options: object) -> NoDrafter:
-    """See `registry`; it has no options."""
+    """Make the drafter `none`, as `registry` requires. It has no options."""
     NoOptionsConfig(**options)
     return NoDrafter()

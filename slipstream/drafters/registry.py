@@ -1,14 +1,14 @@
-"""Every drafter by name, with what the rest of the program has to know about it. Importing this does not import torch.
+"""Lists every drafter by name, with what the rest of the program has to know about it. Imports no torch.
 
 To add a drafter, write `slipstream/drafters/NAME.py` and one `DrafterSpec` below (CONTRIBUTING.md shows a whole one).
 The module holds a dataclass `...Config(Strict)` with the options, whose docstring explains them to users; a class with
-the members of `core.drafter.Drafter`; and `make(target, **options)`, to which what it needs arrives as the keyword that
-`Needs` names. The first paragraph of the module's docstring is what `slipstream drafters` prints. A drafter that cannot
-be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small one.
+the members of `core.drafter.Drafter`; and `make(target, **options)`, which gets what the drafter needs under the
+keyword that `Needs` names. The first paragraph of the module's docstring is what `slipstream drafters` prints. A
+drafter that cannot be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, with a small
+one.
 
-Only where it applies: a new kind of draft head is recognised by `heads.recognition.recognise`; a drafter that is
-trained here names its method in `trained_by`, which is a line in `training.methods`;
-what other programs call the method is written in `measure/configs.py`.
+Some drafters need more: `heads.recognition.recognise` has to recognise a new kind of draft head; a drafter that is
+trained here names its method of `training.methods` in `trained_by`; `measure/configs.py` lists names in other programs.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 
 
 class Needs(Enum):
-    """Names the things that a drafter may need besides the target, in the words that `slipstream drafters` prints."""
+    """What a drafter may need besides the target, in the words that `slipstream drafters` prints."""
 
     NOTHING = "nothing"
     DRAFT_MODEL = "a draft model"
-    """A `Target` of the same vocabulary: `make(target, model=...)`."""
+    """A `Target` of the same vocabulary, given to `make(target, model=...)`."""
     DRAFT_HEAD = "a trained head"
-    """A folder, hub id or head: `make(target, head=...)`; without one, the head that ships for the target."""
+    """A folder, hub id or head, given to `make(target, head=...)`; without one, the head that ships for the target."""
     EARLY_EXIT = "a target with early exits"
     MTP_LAYERS = "a target with MTP layers"
-    """They are read from the target's checkpoint."""
+    """MTP layers are read from the target's checkpoint."""
     MEMBERS = "its members"
-    """Other drafters: `make(target, members=...)`, or `model=...` for the usual ones with this draft model."""
+    """Other drafters, given to `make(target, members=...)`, or `model=...` for the usual members."""
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """One drafter.
+    """Describes one drafter.
 
-    name        on the command line, in `LLM(draft=...)`, and in results.
-    needs       what it needs besides the target.
-    length      draft tokens a step (K) on the command line where the user names no number. A lookup costs nothing, and
-                text that repeats itself repeats at length, so lookups have long ones.
-    lookup      whether it finds its draft tokens in text, so that asking it is free (`core.drafter.Lookup`).
-    tuned       whether `slipstream tune` tries it where the user names no drafter.
-    across      option with which it keeps anything across requests; None if it never does. Each is off by default,
-                because the text sampled for a seed then depends on which requests came before. The drafter says so
-                in its traits (`core.drafter.DrafterTraits`).
-    trained_by  method of `slipstream train` that makes what it needs, or None.
-    module      in `slipstream.drafters`; None: as `name`.
-    maker       function of the module that makes it.
+    name        name on the command line, in `LLM(draft=...)`, and in results.
+    needs       what the drafter needs besides the target.
+    length      draft tokens a step (K) on the command line if the user gives no number. A lookup costs nothing, and
+                repetitions in text are long, so lookups draft more.
+    lookup      whether the drafter finds its draft tokens in text, so that proposing is free (`core.drafter.Lookup`).
+    tuned       whether `slipstream tune` tries the drafter if the user names none.
+    across      option that makes the drafter keep text across requests; None if there is none. It is off by default,
+                because the text sampled for a seed then depends on earlier requests. The drafter's traits say whether
+                it is on (`core.drafter.DrafterTraits`).
+    trained_by  method of `slipstream train` that trains what the drafter needs, or None.
+    module      module in `slipstream.drafters`; None: the one called `name`.
+    maker       function of the module that makes the drafter.
     """
 
     name: str
@@ -71,7 +71,7 @@ class DrafterSpec:
 
     @property
     def path(self) -> str:
-        """Full name of its module."""
+        """Return the full name of the drafter's module."""
         return f"slipstream.drafters.{self.module or self.name}"
 
     @property
@@ -86,7 +86,7 @@ class DrafterSpec:
         return self.needs is Needs.NOTHING and self.length > 0
 
     def refusal(self, kind: Kind) -> str:
-        """Say why a target of this kind takes no drafts of this drafter; "" if it takes them."""
+        """Say why a target of this kind cannot use this drafter; "" if it can."""
         if self.needs is Needs.EARLY_EXIT and not kind.early_exit:
             return "its layers cannot be run apart"
         if self.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
@@ -115,7 +115,7 @@ DRAFTERS: dict[str, DrafterSpec] = {
 
 
 def limit_chosen(name: str) -> int:
-    """Longest draft where lengths are chosen in each step, for a drafter of this name, or a stack of several."""
+    """Return the longest draft with chosen lengths (`K=auto`), for a drafter of this name, or a stack of several."""
     spec = DRAFTERS.get("hybrid" if "," in name else name)
     if spec is None:
         return 8
@@ -123,7 +123,7 @@ def limit_chosen(name: str) -> int:
 
 
 def make_drafter(name: str, target: Target, **options: object) -> Drafter:
-    """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
+    """Make the drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
     spec = DRAFTERS[name]

@@ -1,17 +1,18 @@
 """String match: a draft model with a tokenizer of its own writes text, and the target's tokenizer splits it into draft
 tokens (string-level exact match: Timor et al. 2502.05202, algorithm 2).
 
-The draft model writes with its whole vocabulary, so nothing has to be shared. It always takes its most likely token,
-and draft tokens are point masses: at a temperature they are accepted less often than tokens drawn from q, but exactly.
-Under every rule it does not matter how they were found.
+The draft model writes with its whole vocabulary, so the two vocabularies need no common tokens. It always takes its
+most likely token, and draft tokens are point masses: at a temperature, fewer are accepted than if they were drawn from
+q, but the output stays exact. Every rule is exact for any draft.
 
     text  ... def add(a, b     draft model writes  ):  ⏎  ▁▁▁▁  ret  urn     target's tokens  ):⏎  ▁▁▁  ▁return
 
-The last of the target's tokens would change if the draft model went on, so it writes a token more than is needed. Bytes
-of a character that is not complete are no draft. If the text itself ends within a character, its bytes come first.
+The last of the target's tokens might change if the draft model went on, so the draft model writes one token more than
+is needed. An incomplete character at the end is not drafted. If the text itself ends within a character, the draft
+begins with the rest of its bytes.
 
-Other tokenizers are refused unless this is asked for (`draft_tokenizer`), because the acceptance rate is lower than
-with a draft model of the target's family. With equal tokenizers nothing is split.
+Other tokenizers are refused unless `draft_tokenizer` allows them, because the acceptance rate is lower than with a
+draft model of the target's family. If the tokenizers are equal, this drafter is not used.
 """
 
 import logging
@@ -35,39 +36,38 @@ from slipstream.tokens.token_texts import TokenTexts
 log = logging.getLogger("slipstream")
 
 MOST_STEPS = 4
-"""Most draft model's tokens for each of the target's."""
+"""Largest number of the draft model's tokens for each of the target's tokens."""
 RESERVE = 64
-"""Room for draft tokens in the draft model's context. The same for every text and batch, so that a text is read in the
-same way in every batch."""
+"""Room for draft tokens in the draft model's context. It is the same for every text, so that a text is read in the same
+way in every batch."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A draft model and the tokens of both models: what `StringDrafter` is made of."""
+    """A draft model and the tokens of both models, from which `StringDrafter` is made."""
 
     model: Target
     vocabularies: Vocabularies
 
 
 def with_tokenizer(model: Target, draft_tokenizer: object, target_tokenizer: object, vocab_size: int) -> Writer:
-    """A loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
+    """Join a loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
 
     draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`tokens.text.load_tokenizer`).
     vocab_size  width of the target's logits.
 
-    Raises PairError if a tokenizer is missing, changes text, or cannot be compared.
-    """
+    Raises PairError if a tokenizer is missing, changes text, or cannot be compared."""
     return Writer(model, vocabularies(target_tokenizer, draft_tokenizer, (vocab_size, model.vocab_size)))
 
 
 def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocabularies:
-    """Compare both tokenizers; raises as `with_tokenizer`. width: of both models' logits."""
+    """Compare both tokenizers. Raises as `with_tokenizer`. width: widths of both models' logits."""
     for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:
             raise PairError(
                 f"draft_tokenizer is 'string', but the tokenizer of {whose} is unknown",
-                why="draft tokens are split from what tokens write",
-                fix="name folders that have one, or use slipstream.drafters.string_match.with_tokenizer",
+                why="draft tokens are made from the text of the draft model's tokens",
+                fix="name folders that have a tokenizer, or use slipstream.drafters.string_match.with_tokenizer",
             )
     vocabularies = Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
     vocabularies.draft.require_faithful()
@@ -77,7 +77,7 @@ def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocab
 
 
 class StringDrafter(PrefixKeeper):
-    """device: where the target wants its draft tokens."""
+    """device: the device of the draft tokens."""
 
     name = "model"
     traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
@@ -102,12 +102,12 @@ class StringDrafter(PrefixKeeper):
         return Draft.chains(chains, device=self.device)
 
     def _count_wanted(self, draft_length: int, target_length: int, budget: int) -> int:
-        """How many tokens the draft model writes for `budget` of the target's, by the lengths of the text so far."""
+        """Return how many tokens the draft model writes for `budget` target tokens, by the text's lengths so far."""
         ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 
     def _write(self, copies: Seq[Sequence], steps: int) -> list[list[int]]:
-        """Decode the draft model's next tokens for each of its sequences, greedily."""
+        """Decode the draft model's next tokens greedily, for each of its sequences."""
         if self._steps is not None:
             for seq in copies:
                 if len(seq.pending) > self.model.capabilities.max_pending:
@@ -126,7 +126,7 @@ class StringDrafter(PrefixKeeper):
         return written
 
     def _run(self, copies: Seq[Sequence]) -> list[int]:
-        """The most likely token after each of the draft model's sequences, whose KV is then complete."""
+        """Return the most likely token after each of the draft model's sequences, whose KV is complete afterwards."""
         logits = self.model.run(copies, Draft.empty(len(copies), self.model.device)).logits  # [R, V']
         self.model.commit(copies, [[]] * len(copies))
         for seq in copies:
@@ -134,15 +134,15 @@ class StringDrafter(PrefixKeeper):
         return first_maxima(logits)
 
     def _split(self, seq: Sequence, written: Seq[int]) -> list[int]:
-        """The target's tokens for what the draft model wrote after a text, up to a special token, which is drafted if
-        the target has it."""
+        """Return the target's tokens for the text that the draft model wrote, up to a special token. The special token
+        is drafted if the target has it."""
         target_texts = self.vocabularies.target
         texts = [self.vocabularies.draft.text_of(id_) for id_ in written]
         ends = next((n for n, text in enumerate(texts) if text is None), len(texts))
         word = target_texts.bytes_of(seq.tokens[self._reader.open_word(seq.id) :])
         data = b"".join(text for text in texts[:ends] if text is not None)
-        begun = word[len(word) - cut_at_end(word) :]  # bytes of a character that goes on
-        if begun and data.startswith(begun):  # the draft model has no tokens for them, and writes it from the beginning
+        begun = word[len(word) - cut_at_end(word) :]  # first bytes of an incomplete character
+        if begun and data.startswith(begun):  # the draft model writes that character from its beginning
             data = data[len(begun) :]
         text = complete(begun + data)[len(begun) :]
         missing = next((n for n in range(len(text)) if not cut_at_end(begun + text[:n])), len(text))
@@ -152,11 +152,11 @@ class StringDrafter(PrefixKeeper):
         return pieces if special is None or target_texts.bytes_of(pieces) != data else [*pieces, special]
 
     def _tokens(self, word: bytes, text: bytes) -> list[int]:
-        """The target's tokens for `text` after its last word, of which `word` is there already; those up to the first
-        that its tokenizer changes."""
+        """Return the target's tokens for `text`, which comes after `word`, the last word of the text so far. Ends
+        before the first token that the target's tokenizer changes."""
         texts = self.vocabularies.target
         ids = _after(texts.ids((word + text).decode()), texts, len(word))
-        if ids is None:  # its tokenizer would not end a token where the text does
+        if ids is None:  # the tokenizer would join word and text in one token
             ids = texts.ids(text.decode())
         tokens, at = list[int](), 0
         for id_ in ids:
@@ -184,7 +184,7 @@ class StringDrafter(PrefixKeeper):
 
 @dataclass
 class _Text:
-    """known: how many of the target's tokens have been read. begin: place in `reading.ids` of the first token of
+    """known: how many of the target's tokens have been read. begin: index in `reading.ids` of the first token of
     `sequence`, not counting the tokens that begin every text."""
 
     reading: Reading
@@ -194,10 +194,10 @@ class _Text:
 
 
 class Rereader:
-    """The draft model's sequences for texts in the target's tokens. Where a text goes on, or its last words are split
-    in another way, the KV cache is kept up to the first id that differs.
+    """Keeps the draft model's sequences for texts in the target's tokens. When a text grows, or its last words are
+    split differently, the KV cache is kept up to the first id that differs.
 
-    reserve  how many of the draft model's tokens fit into its context after every text.
+    reserve  number of the draft model's tokens that must fit into its context after every text.
     """
 
     def __init__(self, model: Target, vocabularies: Vocabularies):
@@ -205,14 +205,13 @@ class Rereader:
         self.memory = model.capabilities.memory
         self.reserve = min(RESERVE, model.context // 2)
         self._texts: dict[int, _Text] = {}
-        self._from_cache = set[int]()  # ids of texts that may begin with what is kept
+        self._from_cache = set[int]()  # ids of texts that may begin with a cached prefix
         roles = vocabularies.draft.roles
         self._filler = next((id_ for role in ("bos", "eos") if (id_ := roles[role]) is not None), 0)
 
     def follow(self, seq: Sequence, length: int) -> Sequence:
-        """The draft model's sequence for the first `length` tokens of a text, brought up to date; at least its last
-        token is pending. A text that fills the draft
-        model's context is read from a later point on."""
+        """Return the draft model's sequence for the first `length` tokens of a text, brought up to date; at least its
+        last token is pending. If a text fills the draft model's context, reading restarts at a later token."""
         text = self._texts.get(seq.id)
         cached = text is None and seq.id in self._from_cache
         if text is None:
@@ -220,7 +219,7 @@ class Rereader:
         kept = text.reading.update(seq.tokens[:length], text.known)
         text.known = length
         ids = text.reading.ids
-        half = max(1, self.model.context // 2)  # each time the context is full, half of it is left out
+        half = max(1, self.model.context // 2)  # when the context is full, reading restarts half a context later
         begin = -(-max(0, len(ids) + self.reserve - self.model.context) // half) * half
         if begin != text.begin:
             self.model.release(text.sequence.id)
@@ -243,7 +242,7 @@ class Rereader:
         return sequence
 
     def begin(self, seq_id: int) -> None:
-        """Let a new text begin with what was computed for an earlier one."""
+        """Let a new text reuse the KV cache of an earlier one."""
         if self.memory is not None:
             self._from_cache.add(seq_id)
 
@@ -263,7 +262,7 @@ class Rereader:
 
 
 def complete(data: bytes) -> bytes:
-    """The longest beginning that is UTF-8: without bytes of a character that is cut, or what follows a wrong one."""
+    """Return the longest beginning of `data` that is UTF-8: up to a cut character or a wrong byte."""
     try:
         data.decode()
         return data

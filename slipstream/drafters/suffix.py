@@ -1,20 +1,19 @@
 """Suffix decoding (Oliaro et al. 2411.04975; Arctic Inference): drafts what followed the longest match, by frequency.
 
-A suffix tree holds every string of the text up to a depth, with the number of its occurrences. The longest end of the
-text that occurred before is looked up in it. The draft is what followed, most frequent first (2411.04975, section 4).
-It ends where its tokens are not worth their rows (see `lookups`): the longer the match, the longer the draft.
+A suffix tree holds every string of the text up to a depth, with the number of its occurrences. The drafter looks up the
+longest end of the text that occurred before. The draft is the text that followed, most frequent first (2411.04975,
+section 4). It ends where its tokens are not worth their rows (see `lookups`), so a longer match gives a longer draft.
 
     a b c y a b d z a b c w x a b        "a b" occurred 3 times before: twice c came next, once d
 
          c 2/3 ── w 1/3                  at most 2 tokens; of equals, the later one
 
-Each request has a tree of its own, over its prompt and its output. With `across` there is one more, shared by all
-requests, over the outputs of finished ones. The draft comes from the tree from which more draft tokens are expected to
-be accepted.
+Each request has its own tree, over its prompt and its output. With `across` all requests share one more tree, over the
+outputs of finished requests. The draft comes from the tree with the higher expected number of accepted draft tokens.
 
-Every draft token is deterministic given what the trees hold, a point mass, so q is None and the distribution of the
-output does not depend on the trees. Which text is *sampled* for a given seed does: with `across` it depends, like the
-speed, on which requests came before (rule `coupled` excepted; see `Engine.add`). Hence it is off by default.
+Every draft token is deterministic given the trees: a point mass. So q is None and the distribution of the output does
+not depend on the trees. With `across`, though, the text *sampled* for a given seed depends, like the speed, on earlier
+requests (except under the rule `coupled`; see `Engine.add`). Hence `across` is off by default.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -33,17 +32,14 @@ from slipstream.errors import ParameterError
 
 @dataclass(frozen=True)
 class SuffixConfig(Strict):
-    """max_depth    longest string in the tree, in tokens; matches are shorter than that. Deeper draft tokens are copied
-                 from one occurrence.
+    """max_depth    longest string in the tree, in tokens; matches are shorter. Deeper draft tokens copy one occurrence.
     min_match    shortest match to draft from.
-    row_cost     cost of verifying one more row, as a share of a step. Draft tokens that are less likely to be
-                 accepted are left out. 0: no limit. Where draft lengths are chosen, it is measured.
-    max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
-                 half of them, the older is forgotten. A token costs at most one leaf and one inner node, about
-                 0.15 kB, for any max_depth.
+    row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
+                 are left out. 0: no limit. With chosen draft lengths, the measured cost is used instead.
+    max_tokens   largest number of tokens remembered for one request, in two generations: when the younger holds half of
+                 them, the older is forgotten. A token costs at most 0.15 kB (one leaf and one inner node).
     across       also remember the outputs of finished requests, for all requests.
-    past_tokens  most tokens of finished requests that are remembered, also in two generations: the oldest go
-                 first. Used with `across` only.
+    past_tokens  with `across`: largest number of tokens remembered of finished requests, also in two generations.
     """
 
     max_depth: int = option(24, check=integer(2))
@@ -64,22 +60,21 @@ class SuffixConfig(Strict):
 
 
 def follow(tree: SuffixTree, match: int, place: Node | int, of_request: bool) -> Iterator[tuple[int, float]]:
-    """The tokens that follow the string of `match` tokens at `place`: each time the most frequent one, with its share
-    of the occurrences.
+    """Yield the tokens that follow the string of `match` tokens at `place`: each time the most frequent one, with its
+    share of the occurrences.
 
-    of_request: the string is the text's own end. Its last occurrence has no follower yet, and does not count.
-    """
+    of_request: whether the string is the end of the text itself. Its last occurrence has no follower yet."""
     text, tokens = tree.text, list[int]()
     where, at = place, match
     while True:
         share = 1.0
         if isinstance(where, Node) and at == where.end and where.children:
             share, token, where = _likeliest(where, where.count - (of_request and at == match))
-        else:  # it always went on alike
+        else:  # the string had only one continuation
             i = at + (where.base if isinstance(where, Node) else where)
             if i >= len(text) and not of_request:
                 return
-            token = text[i] if i < len(text) else tokens[i - len(text)]  # a loop in the text goes on in the draft
+            token = text[i] if i < len(text) else tokens[i - len(text)]  # at the end: copy from the draft
         if token == END:
             return
         at += 1
@@ -88,15 +83,15 @@ def follow(tree: SuffixTree, match: int, place: Node | int, of_request: bool) ->
 
 
 def _likeliest(node: Node, total: int) -> tuple[float, int, Node | int]:
-    """(share, token, where it leads) of the most frequent follower of the string at the end of `node`, which has been
-    followed `total` times; among equals, the latest."""
+    """Return (share, token, node or position below) of the most frequent follower of the string at the end of `node`,
+    which was followed `total` times; among equals, the latest."""
     counts = [(c.count if isinstance(c, Node) else 1, t, c) for t, c in node.children.items()]
     count, token, child = max(reversed(counts), key=itemgetter(0))
     return min(1.0, count / total), token, child
 
 
 class SuffixDrafter(LookupDrafter[Store]):
-    """See the module."""
+    """Drafts from suffix trees, as the module's docstring says."""
 
     name = "suffix"
 
@@ -131,5 +126,5 @@ class SuffixDrafter(LookupDrafter[Store]):
 
 
 def make(target: Target, **options: Any) -> SuffixDrafter:
-    """See `registry`; options as in `SuffixConfig`."""
+    """Make the drafter `suffix`, as `registry` requires. options: as in `SuffixConfig`."""
     return SuffixDrafter(SuffixConfig(**options), target.device)

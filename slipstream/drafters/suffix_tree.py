@@ -1,13 +1,13 @@
-"""`SuffixTree`: every string in a text, with how often it occurred, while the text grows at its end.
+"""`SuffixTree`: counts every string in a text while the text grows at its end.
 
     text: a b a c a b      root ─┬─ a (3) ─┬─ b ...  (twice: an inner node once it goes on in two ways)
                                  │         └─ c ...  (once: just its place in the text)
                                  ├─ b ...
                                  └─ c ...
 
-The tree is compressed (one node for strings that always went on alike, up to where they first went on differently) and
-lazy (a string that has occurred once is a single integer, its place in the text), so a token adds at most one leaf and
-one inner node, about 0.15 kB, however deep the tree is. `Store` bounds it.
+The tree is compressed: strings that were always continued in the same way share one node. It is lazy: a string that has
+occurred once is a single integer, its position in the text. So a token adds at most one leaf and one inner node, about
+0.15 kB, however deep the tree is. `Store` bounds the size.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 END = -1  # marks the end of a document in a text
-FANOUT = 16  # most followers kept of one string; beyond, one that occurred only once makes room, the oldest first
+FANOUT = 16  # largest number of followers kept for one string; see `_drop`
 
 
 class Node:
-    """An inner node: the end of a string with several continuations, or of one as long as the tree's depth."""
+    """An inner node: the end of a string with several continuations, or of a string as long as the tree is deep."""
 
     __slots__ = ("base", "children", "count", "end")
 
     def __init__(self, base: int, end: int, count: int, children: dict[int, Node | int]):
         self.base = base  # position of the string's latest occurrence in the text
-        self.end = end  # its length
-        self.count = count  # its occurrences
+        self.end = end  # length of the string
+        self.count = count  # number of occurrences of the string
         self.children = children  # next token -> node below, or position of a string that occurred only once
 
 
 class SuffixTree:
-    """Every string of up to `depth` tokens in a text that grows at its end, with its occurrences.
+    """Every string of up to `depth` tokens in a text that grows at its end, with its number of occurrences.
 
-    `ends[m]` is the node at or above which the text's last m tokens end, for every m < depth for which these occurred
-    before, so a new token extends each of them by one look: time O(longest match) a token.
+    `ends[m]` is the node at or above which the text's last m tokens end, for every m < depth for which these tokens
+    occurred before. A new token extends each of them in one look-up: time O(longest match) a token.
 
-    Counts are exact as long as no string has more than `FANOUT` followers.
-    """
+    Counts are exact as long as no string has more than `FANOUT` followers."""
 
     def __init__(self, depth: int):
         self.depth = depth
@@ -52,7 +51,7 @@ class SuffixTree:
             at = len(text)
             text.append(token)
             ends.append(None)
-            for length in range(len(ends) - 2, -1, -1):  # longest first: a node that is split stays whole above
+            for length in range(len(ends) - 2, -1, -1):  # longest first: a split leaves the part above whole
                 node = ends[length]
                 if node is not None:
                     if length < node.end:
@@ -66,7 +65,7 @@ class SuffixTree:
                     elif length == node.end:
                         node = self._descend(node, token, length, at - length)
                     else:
-                        node = None  # another suffix split it above: only after a follower was dropped
+                        node = None  # a shorter suffix split the node; happens only after `_drop`
                 ends[length + 1] = node
             if len(ends) > depth:
                 ends.pop()
@@ -74,8 +73,7 @@ class SuffixTree:
                 ends.pop()
 
     def _descend(self, node: Node, token: int, length: int, start: int) -> Node | None:
-        """Add `token` after the string at the end of `node`. Returns the node that it leads to, or None if it is
-        new."""
+        """Add `token` after the string at the end of `node`. Returns its child for this token, None if new."""
         child = node.children.get(token)
         if child is None:
             if len(node.children) >= FANOUT and length:
@@ -90,13 +88,13 @@ class SuffixTree:
         return child
 
     def close(self) -> None:
-        """End a document: what follows does not continue it."""
+        """End a document: the next tokens do not continue it."""
         if self.text:
             self.extend([END])
         self.ends = [self.root]
 
     def locate(self, string: Seq[int]) -> Node | int | None:
-        """The node at or above which `string` ends, or the position of its only occurrence, or None."""
+        """Return the node at or above which `string` ends, or the position of its only occurrence, or None."""
         text, node, at = self.text, self.root, 0
         while at < len(string):
             child = node.children.get(string[at])
@@ -111,9 +109,9 @@ class SuffixTree:
         return node
 
     def longest(self, tail: Seq[int], above: int = 0) -> tuple[int, Node | int]:
-        """The longest suffix of `tail` that occurs in the text, of more than `above` and less than `depth` tokens: its
-        length (`above` if there is none) and where it ends. All suffixes of an occurring string occur, too, so doubling
-        and then halving the length finds it."""
+        """Find the longest suffix of `tail` that occurs in the text, of more than `above` and less than `depth` tokens.
+        Returns its length (`above` if there is none) and where it ends. All suffixes of an occurring string occur, too,
+        so doubling and then halving the length finds it."""
         most = min(len(tail), self.depth - 1)
         low, high, step = above, most, 1
         where: Node | int = self.root
@@ -128,19 +126,19 @@ class SuffixTree:
         return low, where
 
     def before(self) -> tuple[int, Node | int]:
-        """The longest end of the text itself that occurred before, likewise."""
+        """Find the longest end of the text itself that occurred before. Returns its length and where it ends."""
         return len(self.ends) - 1, self.ends[-1] or self.root
 
 
 def _split(node: Node, length: int, old: int, new: int, start: int) -> None:
-    """End `node` at `length`: the string was always followed by `old`, and now, at `start`, by `new`."""
+    """End `node` at `length`: until now `old` always followed the string; now, at `start`, `new` follows."""
     below = node.base if node.count == 1 and not node.children else Node(node.base, node.end, node.count, node.children)
     node.children = {old: below, new: start}
     node.base, node.end, node.count = start, length, node.count + 1
 
 
 def _drop(children: dict[int, Node | int]) -> None:
-    """Forget the oldest follower that occurred once, or else the rarest."""
+    """Forget the oldest follower that occurred once, or else the rarest follower."""
     once = next((token for token, child in children.items() if not isinstance(child, Node)), None)
     if once is None:
         counts = {token: child.count for token, child in children.items() if isinstance(child, Node)}
@@ -149,8 +147,8 @@ def _drop(children: dict[int, Node | int]) -> None:
 
 
 class Store:
-    """Suffix trees of bounded size: the younger grows, the older is only read, and is forgotten when the younger has
-    half of `max_tokens`."""
+    """Suffix trees of bounded size. The younger tree grows, the older is only read; the older is forgotten when the
+    younger holds half of `max_tokens`."""
 
     def __init__(self, depth: int, max_tokens: int):
         self.depth, self.half = depth, max_tokens // 2
@@ -162,7 +160,7 @@ class Store:
         return len(self.young.text) + (len(self.old.text) if self.old else 0)
 
     def index(self, text: Seq[int]) -> None:
-        """Add what is new in a text that is stored as it grows."""
+        """Add the new tokens of a text that is stored while it grows."""
         self.extend(text[self.indexed :])
         self.indexed = len(text)
 
@@ -177,7 +175,7 @@ class Store:
 
     def longest(self, tail: Seq[int], at_end: bool) -> tuple[SuffixTree, int, Node | int]:
         """Find the longest end of `tail` that occurred before. Returns (tree, length, where it ends); the younger tree
-        where both have it. at_end: `tail` is the end of the stored text."""
+        if both have it. at_end: whether `tail` is the end of the stored text."""
         tree = self.young
         match, where = tree.before() if at_end else tree.longest(tail)
         if self.old is not None:

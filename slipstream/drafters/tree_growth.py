@@ -3,8 +3,8 @@
     deterministic  children are the most likely tokens; finally the nodes with the greatest path probabilities are kept
                    (EAGLE-2, 2406.16858, sections 4.1 and 4.2). q is None
     drawn          children are drawn without replacement, each from the parent's distribution without the earlier
-                   siblings (Sequoia, 2402.12374, section 3.2). No drawn node is dropped: the number of children is
-                   decided by distributions and by earlier levels, before any of them is drawn
+                   siblings (Sequoia, 2402.12374, section 3.2). No drawn node is dropped: distributions and earlier
+                   levels decide the number of children, before any child is drawn
 
 `Tree` belongs to one sequence. The caller runs the nodes of `frontier` and passes their distributions to `add_level`.
 """
@@ -31,13 +31,13 @@ ROOT = -1
 class Tree:
     """The tree of one sequence while it grows.
 
-    depth    greatest depth; width: most children of a node, and most nodes of a level that get children (drawn: most
-             nodes of a level).
-    nodes    most nodes of the finished tree. drawn: whether children are drawn (see above).
+    depth    greatest depth. width: largest number of children of a node, and of nodes in a level that get children
+             (drawn: of nodes in a level).
+    nodes    largest number of nodes in the finished tree. drawn: whether children are drawn (see above).
 
-    tokens   of the nodes; path_probs: product of the probabilities along a node's path, an estimate of its acceptance
-             probability; q: the distribution that each drawn node was sampled from.
-    ran      nodes that were expanded, in this order.
+    tokens      tokens of the nodes. q: the distribution that each drawn node was sampled from.
+    path_probs  product of the probabilities along a node's path, an estimate of its acceptance probability.
+    ran         nodes that were expanded, in this order.
     """
 
     seq: Sequence
@@ -56,7 +56,7 @@ class Tree:
     _uniforms: np.ndarray | None = None
 
     def frontier(self) -> list[int]:
-        """Nodes whose distributions the next level needs: the most likely of the last level."""
+        """Return the nodes whose distributions the next level needs: the most likely nodes of the last level."""
         if self.level >= self.depth or self.full:
             return []
         if self.level == 0:
@@ -65,8 +65,8 @@ class Tree:
         return sorted(sorted(last, key=lambda i: -self.path_probs[i])[: self.width])
 
     def slots(self, frontier: Seq[int], values: Seq[Seq[float]]) -> list[tuple[int, int]]:
-        """Children of the next level, as (index in the frontier, rank). values[i]: the greatest probabilities of the
-        distribution at frontier[i], decreasing. Drawn trees: only the best, within `nodes`."""
+        """Return the children of the next level, as (index in the frontier, rank). values[i]: the greatest
+        probabilities of the distribution at frontier[i], decreasing. Drawn trees: only the best, within `nodes`."""
         offers = [
             ((self.path_probs[node] if node >= 0 else 1.0) * p, i, rank)
             for i, node in enumerate(frontier)
@@ -75,7 +75,7 @@ class Tree:
         ]
         if not self.drawn:
             return [(i, rank) for _, i, rank in offers]
-        levels_left = self.depth - self.level  # the next one included; each should get a node
+        levels_left = self.depth - self.level  # next level included; each should get a node
         most = min(self.width, max(1, self.nodes - len(self.parents) - (levels_left - 1)))
         most = min(most, self.nodes - len(self.parents))
         best = sorted(offers, key=lambda offer: -offer[0])[:most]  # stable: earlier siblings first
@@ -90,13 +90,13 @@ class Tree:
             self.q.append(q)
 
     def uniform(self, node: int) -> float:
-        """The random number in [0, 1) to draw this node with."""
+        """Return the random number in [0, 1) to draw this node with."""
         if self._uniforms is None:
             self._uniforms = self.seq.random.uniforms(SIBLINGS, len(self.seq.tokens), self.nodes)
         return float(self._uniforms[node])
 
     def path(self, node: int) -> list[int]:
-        """Nodes from a child of the root down to `node`, both included."""
+        """Return the nodes from a child of the root down to `node`, both included."""
         path = []
         while node >= 0:
             path.append(node)
@@ -104,12 +104,12 @@ class Tree:
         return path[::-1]
 
     def visible(self, rows: Seq[int]) -> Tensor:
-        """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
+        """Return the attention mask between the rows of these nodes (parents before children), bool [n, n]."""
         return build_mask(renumber(self.parents, rows))
 
 
 def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
-    """The trees, by the sequence that each belongs to, as a draft; deterministic ones are reranked."""
+    """Pack the trees, given by sequence index, into a draft; deterministic trees are reranked first."""
     chains = [Chain() for _ in range(batch)]
     parents: list[int] = []
     splits = [0]
@@ -124,14 +124,13 @@ def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch
 
 
 def rerank(path_probs: Seq[float], nodes: int) -> list[int]:
-    """The `nodes` nodes with the greatest path probabilities, in increasing order. They include the parent of each: a
-    node is at most as likely as its parent, and of equals the earlier one comes first."""
+    """Return the `nodes` nodes with the greatest path probabilities, in increasing order. The parent of each is among
+    them: a node is at most as likely as its parent, and of equal nodes the earlier one comes first."""
     return sorted(sorted(range(len(path_probs)), key=lambda i: -path_probs[i])[:nodes])
 
 
 class _Child(NamedTuple):
-    """A child to be drawn: its parent, the packed row of the parent's distribution, and the number of earlier
-    siblings."""
+    """A child to be drawn: its parent, the row of its distribution, and the number of earlier siblings."""
 
     tree: Tree
     parent: int
@@ -140,8 +139,7 @@ class _Child(NamedTuple):
 
 
 def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor) -> None:
-    """Add the next level to every tree. probs: float [F, V], the distributions at the frontier nodes of all trees,
-    packed."""
+    """Add the next level to every tree. probs: float [F, V], the distributions at all trees' frontier nodes, packed."""
     best = probs.topk(min(max(tree.width for tree in trees), probs.shape[1]), -1)
     values, tokens = best.values.tolist(), best.indices.tolist()
     start, children = 0, list[_Child]()
@@ -162,8 +160,8 @@ def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor) -> None
 
 
 def _draw(children: Seq[_Child], probs: Tensor) -> None:
-    """Draw children: first siblings of the level at once, then second ones, each from the distribution without its
-    earlier siblings."""
+    """Draw children: all first siblings of the level in one call, then all second siblings, and so on; each from the
+    distribution without its earlier siblings."""
     numbers: list[int] = []  # index of the node that each child becomes
     ends: dict[int, int] = {}
     for child in children:
@@ -187,12 +185,12 @@ def _draw(children: Seq[_Child], probs: Tensor) -> None:
 
 
 def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int]) -> Tensor:
-    """A token from each distribution [n, V] -> int64 [n]. Under the rule `coupled`, it is picked with the noise
-    that the target will use at that position, so that similar distributions pick the same token. The noise is the same
-    for all siblings; they are the top candidates of one perturbed distribution, so they are drawn without replacement,
+    """Pick a token from each distribution [n, V] -> int64 [n]. Under the rule `coupled`, the token is picked with the
+    noise that the target will use at that position, so that similar distributions pick the same token. All siblings
+    share this noise. They are the top candidates of one perturbed distribution, so they are drawn without replacement,
     too (Kool et al. 1903.06059)."""
     pairs = list(zip(children, numbers, strict=True))
-    # In float64 like q: rounded to float32, a number just below 1 is 1, and children would be drawn from another q.
+    # In float64 like q: in float32, a number just below 1 would become 1, and children would be drawn from another q.
     u = [0.0 if is_coupled(child.tree.seq) else child.tree.uniform(n) for child, n in pairs]
     picked = invert(q, torch.tensor(u, dtype=torch.float64, device=q.device))
     for k, child in enumerate(children):

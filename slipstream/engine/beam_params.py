@@ -1,4 +1,4 @@
-"""`BeamParams`: what a beam search may be asked for. Importable without torch."""
+"""`BeamParams`: the parameters of a beam search. Importable without torch."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from slipstream.errors import ParameterError
 NEVER = "never"
 
 STEEPEST = 16.0
-"""Greatest length penalty: the longest texts to this power are still numbers."""
+"""Greatest length penalty: for the longest texts, length ** penalty is still a finite number."""
 
 
 @dataclass(frozen=True)
 class BeamParams(Strict):
-    """The parameters of a beam search. They have the names and defaults of transformers' `generate`, where it has them.
+    """The parameters of a beam search, with the names and defaults of transformers' `generate` if it has the parameter.
 
-    beams           texts that run at a time (`num_beams`); at least 2.
-    n               how many are returned, best first (`num_return_sequences`); at most `beams`.
-    length_penalty  power of the length that log-probabilities are divided by, in [-16, 16]: above 0 favours long
-                    texts, below 0 short ones.
+    beams           number of texts that are continued at a time (`num_beams`); at least 2.
+    n               how many texts are returned, best first (`num_return_sequences`); at most `beams`.
+    length_penalty  log-probabilities are divided by length ** length_penalty, in [-16, 16]: above 0 favours long texts,
+                    below 0 short texts.
     early_stopping  True: the search ends as soon as `beams` texts are finished. False: when the best running text, at
-                    its present length, would score no better than the worst finished one. "never": when no running
-                    text could score better at any length.
+                    its present length, would score no better than the worst finished one. "never": when no running text
+                    could score better at any length.
     min_tokens      no stop id before this many output tokens (`min_new_tokens`).
-    max_tokens      most output tokens, at least 1 (`max_new_tokens`).
-    ignore_eos      the model's EOS does not end a text.
+    max_tokens      largest number of output tokens, at least 1 (`max_new_tokens`).
+    ignore_eos      whether the model's EOS does not end a text.
     stop_token_ids  ids that end a text, besides the model's EOS.
     """
 

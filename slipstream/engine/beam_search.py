@@ -1,7 +1,7 @@
-"""`BeamSearch`: the beams of several prompts over one target, all of them in one forward a step.
+"""`BeamSearch`: runs the beams of several prompts over one target, all in one forward pass a step.
 
-A text that two beams continue is forked: both share its KV blocks until one of them writes to a block. So a prompt is
-read once for all its beams, and no token is computed twice.
+If two beams continue the same text, its sequence is forked: both share the KV blocks until one of them writes to a
+block. So a prompt is read once for all its beams, and no token is computed twice.
 """
 
 from collections import deque
@@ -19,11 +19,11 @@ from slipstream.host.turns import Turns
 
 
 class Search:
-    """One prompt and its beams. first: a text that has not begun.
+    """One prompt and its beams. first: the prompt's sequence, before prefill.
 
-    prompt  its tokens.
-    seqs    one for each running text, in the same order.
-    held    ids of sequences that may hold KV.
+    prompt  the prompt's tokens.
+    seqs    one sequence for each running text, in the same order.
+    cached  ids of sequences that may hold KV.
     """
 
     def __init__(self, first: Sequence, params: BeamParams, stop_ids: frozenset[int]):
@@ -34,24 +34,23 @@ class Search:
         self.prompt, self._most = first.tokens[: first.prompt], most
 
     def blocks(self, memory: Memory) -> int:
-        """Return the most blocks that it can hold at a time: the full blocks of the prompt, which all beams share, and
-        each beam's own. The last token of a text has no KV."""
+        """Return the largest number of blocks that the search can hold at a time: the full blocks of the prompt, which
+        all beams share, and each beam's own. The last token of a text has no KV."""
         shared = len(self.prompt) // memory.block
         whole = -(-(len(self.prompt) + self._most - 1) // memory.block)
         return shared + self.beams.params.beams * (whole - shared)
 
 
 class BeamSearch:
-    """max_batch: most prompts in one step, each with all its beams; more wait. lock: see `Engine`.
+    """max_batch: largest number of prompts in a step, each with all its beams; more wait. lock: see `Engine`.
 
-    Raises ParameterError for a target whose sequences cannot be forked.
-    """
+    Raises ParameterError for a target whose sequences cannot be forked."""
 
     def __init__(self, target: Target, max_batch: int, lock: AbstractContextManager[object] | None = None):
         self.target, self.max_batch = target, max_batch
         if target.capabilities.fork is None:
             raise ParameterError(
-                f"beam search was asked of a {type(target).__name__}, which cannot fork sequences",
+                f"beam search does not work with a {type(target).__name__}: it cannot fork sequences",
                 why="several beams continue the same text",
                 fix="load the target from a checkpoint, or declare `fork` among its capabilities",
             )
@@ -61,8 +60,8 @@ class BeamSearch:
         self._lock = lock or Turns()
 
     def run(self, searches: Seq[Search]) -> Generator[list[Search], None, None]:
-        """Run searches to their ends; yields the searches of each step. Closing the iterator frees their memory.
-        Raises TargetError before any of them runs if the KV cache is too small for one."""
+        """Run searches to their ends; yields the running searches after each step. Closing the iterator frees their
+        memory. Raises TargetError, before any search runs, if the KV cache is too small for one of them."""
         for search in searches:
             self._check_fits(search)
         waiting, running = deque(searches), list[Search]()
@@ -79,7 +78,7 @@ class BeamSearch:
                     self._free(search)
 
     def _admit(self, waiting: deque[Search], running: list[Search]) -> None:
-        """Let searches join while there is room for them, and for all that they may ever hold."""
+        """Start waiting searches while the batch has room, and the KV cache can hold all that they may ever need."""
         while waiting and len(running) < self.max_batch:
             if self._bounded is not None and running:
                 wanted = sum(search.blocks(self._bounded) for search in (*running, waiting[0]))
@@ -103,8 +102,8 @@ class BeamSearch:
                     self._continue(search, parents)
 
     def _continue(self, search: Search, parents: Seq[int]) -> None:
-        """Update the sequences to the texts that run on. The first beam that continues a text takes over its sequence,
-        the others fork it; texts without a continuation are freed."""
+        """Update the sequences to the running texts. The first beam that continues a text takes over its sequence, the
+        others fork it; sequences without a continuation are freed."""
         for parent in set(range(len(search.seqs))) - set(parents):
             self._release(search, search.seqs[parent])
         taken = set[int]()
@@ -118,9 +117,9 @@ class BeamSearch:
         search.seqs = seqs
 
     def _fork_sequence(self, search: Search, seq: Sequence) -> Sequence:
-        """Another sequence with the same tokens, all of which have KV."""
+        """Return another sequence with the same tokens, all of which have KV."""
         child = seq.copy_for(seq.context)
-        search.cached.add(child.id)  # first: an interrupt must not leave blocks that nobody frees
+        search.cached.add(child.id)  # before forking: after an interrupt, its blocks must be freed
         self._fork(seq.id, child.id, len(seq.tokens))
         return child
 
@@ -139,7 +138,7 @@ class BeamSearch:
         wanted = search.blocks(self._bounded)
         if wanted > self._bounded.capacity:
             raise TargetError(
-                f"{search.beams.params.beams} beams may grow to {wanted} KV blocks, the cache has "
+                f"{search.beams.params.beams} beams may grow to {wanted} KV blocks, but the cache has "
                 f"{self._bounded.capacity}",
                 why="its size was fixed when the model was loaded",
                 fix="ask for fewer tokens or beams, or make the cache larger",

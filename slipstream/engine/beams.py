@@ -2,17 +2,18 @@
 
     beams = Beams(BeamParams(beams=4), stop_ids, most=64)
     while not beams.done:
-        parents = beams.advance(logits)     after each running text -> which text each of the next ones continues
+                parents = beams.advance(logits)     logits after each running text -> the parent of each next running
+                text
     beams.best()
 
-It is the search of transformers (`GenerationMixin._beam_search`), decision for decision, with log-probabilities in
-float64. In each step the running texts are continued by every token. Of these continuations, the `keep` with the
-greatest log-probability are looked at: those that end (stop id, or most tokens) are finished if they are among the
-first `beams`, and the first `beams` of the others run on. `keep` is (1 + stop ids) * beams, so that enough of them do
-not end. The score of a finished text is its log-probability over length ** length_penalty; the best `beams` of these
-are kept, and the search ends by `early_stopping`.
+The search decides as transformers does (`GenerationMixin._beam_search`), with log-probabilities in float64. Each step
+continues the running texts by every token, and takes the `keep` continuations with the greatest log-probability. A
+continuation that ends (stop id, or `most` tokens) is finished if it is among the first `beams`; the first `beams` of
+the others run on. `keep` is (1 + stop ids) * beams, so that enough of them do not end. The score of a finished text is
+its log-probability over length ** length_penalty; the best `beams` finished texts are kept, and the search ends as
+`early_stopping` says.
 
-Nothing is drafted: see docs/commands.md for why.
+Beam search drafts nothing: see docs/commands.md for why.
 """
 
 import math
@@ -30,9 +31,9 @@ class Beam:
     """A finished text.
 
     token_ids      output ids, the stop id included.
-    text           of these, without special tokens; empty without a tokenizer.
+    text           the output as text, without special tokens; empty without a tokenizer.
     score          logprob / len(token_ids) ** length_penalty.
-    logprob        sum of the log-probabilities of its tokens, natural.
+    logprob        sum of the natural log-probabilities of the tokens.
     finish_reason  "stop" (EOS, stop id) or "length" (max_tokens or end of context).
     stop_cause     the id that ended it, or None.
     """
@@ -47,19 +48,19 @@ class Beam:
 
 @dataclass(frozen=True)
 class LiveBeam:
-    """A text that goes on: its output so far, and the sum of their log-probabilities."""
+    """A text that is still continued: its output so far, and the sum of its tokens' log-probabilities."""
 
     output: tuple[int, ...]
     logprob: float
 
 
 class Beams:
-    """The search for the continuations of one prompt.
+    """The beam search for one prompt.
 
     stop_ids  ids that end a text.
-    most      most output tokens: `max_tokens`, or what the context has left.
-    running   texts that go on, most probable first; at the beginning the empty one.
-    finished  best first, at most `beams`.
+    most      largest number of output tokens: `max_tokens`, or the room left in the context.
+    running   texts that are continued, most probable first; at the beginning the empty text.
+    finished  finished texts, best first, at most `beams`.
     done      whether the search has ended.
     """
 
@@ -72,8 +73,8 @@ class Beams:
         self.done = False
 
     def advance(self, logits: Tensor) -> list[int]:
-        """Take one step. logits: [R, V], after each running text. Returns, for each text that runs now, which one it
-        continues by a token. Raises TargetError where there is no distribution."""
+        """Take one step. logits: [R, V], after each running text. Returns, for each new running text, the index of the
+        text that it continues. Raises TargetError if no continuation has a probability."""
         length = len(self.running[0].output) + 1  # of the continuations
         values, places = self._most_probable(logits, no_stop=length <= self.params.min_tokens)
         going: list[LiveBeam] = []
@@ -93,11 +94,11 @@ class Beams:
         return parents
 
     def best(self) -> list[Beam]:
-        """Return the best `n` finished texts; fewer only where the vocabulary is too small for `n` texts."""
+        """Return the best `n` finished texts; fewer only if the vocabulary is too small for `n` texts."""
         return self.finished[: self.params.n]
 
     def _most_probable(self, logits: Tensor, no_stop: bool) -> tuple[list[float], list[int]]:
-        """Log-probabilities of the first `keep` continuations, greatest first, and their places in [R, V]."""
+        """Return the log-probabilities of the first `keep` continuations, greatest first, and their flat indices."""
         logs = torch.log_softmax(logits.double(), -1)  # [R, V]
         if no_stop:
             logs[:, [token for token in self._stop_ids if token < logs.shape[-1]]] = float("-inf")
@@ -114,7 +115,7 @@ class Beams:
         return values[:possible], places[:possible]
 
     def _finish(self, text: LiveBeam, stop_cause: int | None) -> None:
-        """Take a text that has ended, if it is among the best; of equal ones the first stays before."""
+        """Add a text that has ended, if it is among the best; of texts with equal scores the earlier comes first."""
         score = text.logprob / len(text.output) ** self.params.length_penalty
         reason = "length" if stop_cause is None else "stop"
         self.finished.append(Beam(list(text.output), score, text.logprob, reason, stop_cause))

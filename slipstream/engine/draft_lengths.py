@@ -1,31 +1,30 @@
-"""`DraftLengths` chooses how many draft tokens each request of a batch gets, by the times and gains of past steps.
+"""`DraftLengths` chooses how many draft tokens each request of a batch gets, from times and gains of past steps.
 
-A step with the draft lengths k_1..k_B yields  B + sum of S_b(j), j <= k_b  expected tokens, where S_b(j) is the
-probability that request b accepts its first j draft tokens. It takes the time of drafting max(k_b) levels and of a
-forward over B + sum of k_b rows. `LengthsFromRates` takes the lengths with the most expected tokens per second: draft
-tokens of all requests compete for rows, the most probable first (the goodput of SmartSpec, Liu et al. 2406.14066,
-section 4, with the lengths of single requests). Length 0 for all is plain decoding. It pauses where the predicted gain
+A step with the draft lengths k_1..k_B yields B + sum of S_b(j), j <= k_b, expected tokens, where S_b(j) is the
+probability that request b accepts its first j draft tokens. The step takes the time of drafting max(k_b) levels and of
+a forward pass over B + sum of k_b rows. `LengthsFromRates` takes the lengths with the most expected tokens per second:
+draft tokens of all requests compete for rows, the most probable first (the goodput of SmartSpec, Liu et al. 2406.14066,
+section 4, with a length for each request). Length 0 for all is plain decoding. Drafting pauses if the predicted gain
 over plain decoding is below 1 (after a trial: below 1 + `MARGIN`).
 
-`LengthsFromPrices` is for drafters that end their drafts themselves, because they know more of a draft than what became
-of earlier ones. It tells them what rows cost, and allows the longest draft. It pauses while the account of `Trials` is
-overdrawn, not by a predicted gain: texts are copied in places, and steps between these draft nothing.
+`LengthsFromPrices` is for drafters that end their drafts themselves, because they know more about a draft than past
+acceptance shows. This policy gives them the cost of rows, and allows the longest draft. It pauses while the account of
+`Trials` is overdrawn, and not by a predicted gain: only parts of a text are copies, and other steps draft nothing.
 
-Both time plain steps and drafts in turns like this, and pause as `Trials` says:
+Both policies time plain steps and drafts in turns, and pause as `Trials` says:
 
     ┌───────┐ one step  ┌───────┐ ────────── timed ───────────────────────────▶ ┌──────┐
     │ FIRST │ ────────▶ │ PLAIN │                                               │ BEST │
     └───────┘           └───────┘ ◀─ one step of a trial, RENEW others, pause ─ └──────┘
 
 Nothing is measured beforehand. S is learned from each request's own steps, starting from the rates of earlier requests
-(`Survival`). Costs come from ratios of steps that lie next to each other, so another process on the machine changes
-nothing (`StepTimes`); a number of rows that was never timed is estimated from its neighbours, and in a mixture of
-experts by the experts that it is expected to read.
-Prompts must be read anyway, so the time of their rows is not counted as a cost of decoding (see `StepCosts.shares`). On
-a busy server nearly every step has such rows.
+(`Survival`). Costs are learned from ratios of neighbouring steps, so another process on the machine does not distort
+them (`StepTimes`). The cost of a number of rows that was never timed is estimated from its neighbours, and in a mixture
+of experts from the number of experts that it is expected to read. Prompts must be read anyway, so the time of their
+rows is not a cost of drafts (see `StepCosts.shares`). On a busy server nearly every step has such rows.
 
-Lengths depend on past steps only, never on the random numbers of this one (see `Engine.add`), so every output
-distribution is unchanged. They depend on times, though: under `rejection` a seed repeats a text only with fixed ones.
+Lengths depend on past steps only, never on the random numbers of the present step (see `Engine.add`), so every output
+distribution is unchanged. But lengths depend on times: under `rejection` a seed repeats a text only with fixed lengths.
 """
 
 from abc import ABC, abstractmethod
@@ -43,50 +42,51 @@ from slipstream.engine.step_history import SHORTEST, Survival
 from slipstream.engine.timed_step import Step
 
 FIRST = 1
-"""Most draft tokens of the first steps that draft: nothing is known yet."""
+"""Largest draft length of the first steps that draft, when nothing is known yet."""
 SHORT_CONTEXT, CHANGE = 512, 64
-"""Rows cost more after long texts: there are costs for texts below this many tokens, below twice as many, and so on.
-When others are taken, they count as if this many steps had passed."""
+"""Rows cost more after long texts, so costs are kept apart for texts below this many tokens, below twice as many, and
+so on. After a change to other costs, their age grows by this many steps."""
 MARGIN = 0.02
-"""Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
+"""Least predicted gain over plain decoding, as a share of its speed: about as much as a trial may cost."""
 RENEW = 96
-"""Most steps that draft before a plain one is timed again; fewer at first."""
+"""Largest number of drafting steps before a plain step is timed again; at first there are fewer."""
 UNSURE = 16
-"""The same, as long as the cost of a plain step is doubtful."""
+"""Number of drafting steps before a plain step is timed again, while the cost of a plain step is doubtful."""
 PATIENCE = 8
-"""Steps in a row whose time of drafting is not learned because a drafter caught up. With texts as short as that, it
-counts."""
+"""A step in which a drafter catches up with the text does not count for the time of drafting, except after this many
+such steps in a row: then the texts are so short that catching up is the usual case."""
 LEARN_LAST = 16
-"""Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them."""
+"""Plain tokens per request at the end of a pause whose times are learned: the next trial is compared with them."""
 
 RelativeCost: TypeAlias = Callable[[int], float]
 
 
 class LengthPolicy(ABC):
-    """Chooses in the turns drawn above. keep: steps for which a choice holds while nobody joins or leaves, because
-    choosing takes 0.1 ms. relative_cost: see `StepCosts`."""
+    """Chooses lengths in the turns drawn above. keep: steps for which a choice is used while no request joins or
+    leaves, because choosing takes 0.1 ms. relative_cost: see `StepCosts`."""
 
     keep: int
 
     def __init__(self, trials: Trials, gains: Gains, relative_cost: RelativeCost | None):
         self.costs, self.trials, self.gains = StepCosts(relative_cost), trials, gains
-        self._shared = {id(relative_cost): relative_cost}  # by all costs: the target goes on learning it
-        self._costs_by_context = {0: self.costs}  # by powers of two of `SHORT_CONTEXT`
-        # Ids, lengths, and for how many steps they were used.
+        self._shared = {id(relative_cost): relative_cost}  # not copied with costs: the target keeps learning it
+        self._costs_by_context = {0: self.costs}  # by length class of the texts
+        # Ids of the requests, their lengths, and for how many steps these lengths were used.
         self._choice: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
-        self._drafted, self._renew = 0, 1  # steps that drafted since the last plain one, until the next one
+        self._drafted, self._renew = 0, 1  # drafting steps since the last plain step; their limit
         self._is_compared = False  # whether a plain step was timed
-        self._late = 0  # for how many steps in a row a drafter caught up
+        self._late = 0  # steps in a row in which a drafter caught up
+        self._owed = 0.0  # cost of the drafter outside of drafts, while no step is timed
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
-        """Choose a budget for the draft of each request, at most as deep as its limit. prompt_rows, context: see
-        `Step`."""
+        """Choose a budget for the draft of each request, at most as deep as its limit. For `prompt_rows` and `context`
+        see `Step`."""
         self._use_costs(context)
         lengths = self._lengths(ids, limits, prompt_rows)
         return [replace(self.costs.price, depth=length) for length in lengths]
 
     def _use_costs(self, context: int) -> None:
-        """Take the costs for texts of this length. At first, they are those of the nearest length."""
+        """Switch to the costs for texts of this length. At first they are a copy of the costs of the nearest length."""
         kind = (context // SHORT_CONTEXT).bit_length()
         if self._costs_by_context.get(kind) is not self.costs:
             near = min(self._costs_by_context, key=lambda known: abs(known - kind))
@@ -115,7 +115,7 @@ class LengthPolicy(ABC):
 
     @property
     def speed(self) -> float:
-        """The predicted speed, as a multiple of plain decoding's."""
+        """The predicted speed, as a multiple of the speed of plain decoding."""
         return 1.0 if self.trials.is_resting else self.gains.rate or 1.0
 
     @abstractmethod
@@ -124,17 +124,22 @@ class LengthPolicy(ABC):
 
     @abstractmethod
     def _pays(self, gain: float) -> bool:
-        """Return whether to go on drafting, after a trial."""
+        """Return whether to continue drafting after a trial."""
 
     def learn(self, step: Step) -> None:
-        """Learn from a step: from its time, and from how many draft tokens were accepted."""
+        """Learn from a step: from its times, and from its numbers of accepted draft tokens."""
         self._use_costs(step.context)
         if self.trials.is_resting and self.trials.rest > LEARN_LAST:
             self.costs.forward.wait(step.repeats)
         else:
             self.costs.add(step, not self.trials.is_resting)
+        draft, aside = self.costs.of_drafting(step)
+        self._owed += aside
+        if self._owed and self.costs.forward.numbers:
+            self.trials.add(-self._owed / self.costs.forward.of(len(step.ids)), is_bounded=False)
+            self._owed = 0.0
         if any(step.lengths):
-            self._learn_draft(step)
+            self._learn_draft(step, draft)
             return
         if self.trials.is_resting:
             self.trials.count_plain(step.repeats)
@@ -144,19 +149,18 @@ class LengthPolicy(ABC):
         self._renew = 1 if self.trials.left else min(4 * self._renew, RENEW)
 
     def _end_rest(self) -> None:
-        """A rest is over: the text may have changed meanwhile."""
+        """Prepare for the end of a pause, in which the text may have changed."""
         return
 
-    def _learn_draft(self, step: Step) -> None:
-        """Learn from a step that drafted."""
+    def _learn_draft(self, step: Step, draft: float) -> None:
+        """Learn from a step that drafted. draft: cost of drafting."""
         self._drafted += 1
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
         forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
-        draft = self.costs.of_drafting(step)
         self._late = self._late + 1 if step.catching_up else 0
-        if 0 < self._late <= PATIENCE:  # a long prompt is no bad moment
+        if 0 < self._late <= PATIENCE:  # reading a long prompt, not a slow machine
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
             return
         if self.trials.count_draft():
@@ -177,8 +181,8 @@ class LengthPolicy(ABC):
 
 
 class LengthsFromRates(LengthPolicy):
-    """Chooses lengths by the acceptance rates of each request. most: longest draft. prior: assumed rate before any
-    draft token was verified."""
+    """Chooses lengths by the acceptance rates of each request. most: longest draft. prior: assumed acceptance rate
+    before any draft token was verified."""
 
     keep = 4
 
@@ -216,11 +220,11 @@ class LengthsFromRates(LengthPolicy):
     def _end_rest(self) -> None:
         self.survival.fade()
 
-    def _learn_draft(self, step: Step) -> None:
+    def _learn_draft(self, step: Step, draft: float) -> None:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self.survival.learn([step.ids[b] for b in drafted], *each)
-        super()._learn_draft(step)
+        super()._learn_draft(step, draft)
 
     def _levels(self, step: Step) -> int:
         return max(step.lengths)
@@ -230,7 +234,7 @@ class LengthsFromRates(LengthPolicy):
 
 
 class LengthsFromPrices(LengthPolicy):
-    """Gives a drafter that ends its drafts itself the longest draft, and prices."""
+    """Gives the longest draft, and the price of rows, to a drafter that ends its drafts itself."""
 
     keep = 16
 
@@ -248,7 +252,7 @@ class LengthsFromPrices(LengthPolicy):
 
 
 class DraftLengths:
-    """Keeps the policy of an engine, from one engine to the next.
+    """Keeps the policy for draft lengths while engines come and go.
 
     most   longest draft.
     prior  assumed acceptance rate before any draft token was verified.
@@ -260,8 +264,8 @@ class DraftLengths:
         self._relative_cost: RelativeCost | None = None
 
     def serve(self, prices_rows: bool, relative_cost: RelativeCost | None = None) -> None:
-        """Take the policy for a drafter (see `DrafterTraits.prices_rows`) and a target (see `Capabilities`); one of
-        this kind goes on."""
+        """Use the policy that fits a drafter (see `DrafterTraits.prices_rows`) and a target (see `Capabilities`); the
+        present policy stays if it fits."""
         if prices_rows == isinstance(self.policy, LengthsFromPrices) and relative_cost is self._relative_cost:
             return
         self._relative_cost = relative_cost
@@ -272,11 +276,11 @@ class DraftLengths:
 
     @property
     def resting(self) -> bool:
-        """True while drafting is paused; the drafter is then not shown the text."""
+        """True while drafting is paused; the drafter then does not see the text."""
         return self.policy.trials.is_resting
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
-        """See `LengthPolicy`."""
+        """Choose budgets as `LengthPolicy.choose`."""
         return self.policy.choose(ids, limits, prompt_rows, context)
 
     def learn(self, step: Step) -> None:

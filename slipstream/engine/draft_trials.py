@@ -1,5 +1,5 @@
-"""`Trials` decides when drafts are tried, go on, and pause; `Gains` averages what they gain. Both policies of
-`draft_lengths` share them.
+"""`Trials` decides when drafting is tried, continues and pauses; `Gains` averages the gains of drafts. Both policies of
+`draft_lengths` use them.
 
               TRIAL_STEPS steps drafted, and they pay
     ┌───────┐ ───────────────────────────────────────▶ ┌──────────┐
@@ -13,8 +13,8 @@
         └──────────────────────▶ │ RESTING │
              they do not pay     └─────────┘
 
-The account holds plain steps. It begins with `SAVED_FIRST`, and drafts add their gains, up to `MOST_SAVED`, and take
-their losses. Each plain step of a pause adds `TRIAL_SHARE`. A trial is paid for when the balance is not negative.
+The account is in plain steps. It begins with `SAVED_FIRST`. Each drafting step adds its gain, up to `MOST_SAVED`, or
+subtracts its loss. Each plain step of a pause adds `TRIAL_SHARE`. A trial is paid for if the balance is not negative.
 """
 
 import logging
@@ -26,17 +26,17 @@ from slipstream.engine.step_history import SHORTEST, Mean
 log = logging.getLogger("slipstream")
 
 TRIAL_STEPS = 3
-"""Steps that draft before the drafter may rest (again)."""
+"""Number of drafting steps before drafting may pause (again)."""
 TRIAL_SHARE = 0.0035
-"""What trials may cost, as a share of plain decoding: the cost of a trial over this is the least length of a pause."""
+"""Cost that trials may have, as a share of plain decoding: the shortest pause is the trial's cost over this share."""
 SAVED_FIRST, MOST_SAVED = 16.0, 16.0
 """The first balance of the account, and its upper bound, in plain steps."""
 LONGEST_REST = 4096
-"""Tokens per request of the longest pause."""
+"""Length of the longest pause, in tokens per request."""
 
 
 class State(Enum):
-    """See the drawing above."""
+    """The states of the drawing above."""
 
     TRIAL = "trial"
     DRAFTING = "drafting"
@@ -46,15 +46,15 @@ class State(Enum):
 class Trials:
     """Switches between the states above.
 
-    first_pause  tokens per request of the first pause; pauses double as long as trials fail.
-    look         balance from which drafts are tried again, once the pause is over.
-    most_debt    bound of the debt. Without a bound, one very long step would end drafting for good.
+    first_pause  tokens per request of the first pause; the pause doubles after each failed trial.
+    look         balance from which drafting is tried again when a pause is over.
+    most_debt    bound of the debt. Without a bound, one very long step would stop drafting for good.
     """
 
     def __init__(self, first_pause: int, look: float = 0.0, most_debt: float = math.inf):
         self.first_pause, self.look, self.most_debt = first_pause, look, most_debt
-        self.state, self.left = State.TRIAL, TRIAL_STEPS  # steps that the trial drafts yet
-        self.pause, self.rest = first_pause, 0  # tokens: of a pause, left of it
+        self.state, self.left = State.TRIAL, TRIAL_STEPS  # drafting steps left in the trial
+        self.pause, self.rest = first_pause, 0  # tokens: of a pause, and left in it
         self.saved = SAVED_FIRST
 
     @property
@@ -66,13 +66,14 @@ class Trials:
         self.state, self.left = State.TRIAL, TRIAL_STEPS
 
     def begin_for_request(self) -> None:
-        """A new request may profit from drafts: end the pause if its trial is paid for. The next one is short."""
+        """End the pause if a trial is paid for, because a new request may profit from drafts. The next pause is
+        short."""
         self.pause = self.first_pause
         if self.is_resting and self.saved >= 0:
             self.begin()
 
     def count_draft(self) -> bool:
-        """Count a step that drafted. Return whether the trial ended with it."""
+        """Count a drafting step. Return whether it ended the trial."""
         if not self.left:
             return False
         self.left -= 1
@@ -86,12 +87,12 @@ class Trials:
             self.begin()
 
     def add(self, gained: float, is_bounded: bool = True) -> None:
-        """Add plain steps to the account. is_bounded: whether `most_debt` holds for them."""
+        """Add plain steps to the account. is_bounded: whether the debt stays within `most_debt`."""
         least = min(self.saved, -self.most_debt) if is_bounded else -math.inf
         self.saved = min(MOST_SAVED, max(least, self.saved + gained))
 
     def decide(self, pays: bool) -> None:
-        """Go on drafting, or pause."""
+        """Continue drafting if it pays, or pause."""
         if pays:
             self.state, self.pause = State.DRAFTING, self.first_pause
         else:
@@ -100,22 +101,22 @@ class Trials:
 
 
 class Gains:
-    """Averages the tokens of a request and drafting step, and the time of such a step, in plain steps. cold: number of
-    first steps that are left out, because the drafter's weights are not in the processor's caches yet."""
+    """Averages over drafting steps: tokens per request, and time in plain steps. cold: number of first steps to leave
+    out, because the drafter's weights are not in the processor's caches yet."""
 
     def __init__(self, cold: int) -> None:
         self.cold, self.steps = cold, 0
         self._tokens, self._took = Mean(64), Mean(64)
-        self._turns, self._emitted = 0, 0  # requests of these steps, and their tokens, added up
+        self._turns, self._emitted = 0, 0  # sums over drafting steps: requests, tokens
         self.is_told = False
 
     @property
     def rate(self) -> float:
-        """Tokens of recent steps that drafted over the plain steps that they took; 0 before the first."""
+        """Tokens of recent drafting steps over the plain steps that would take as long; 0 before the first."""
         return self._tokens.value / max(SHORTEST, self._took.value)
 
     def add(self, requests: int, accepted: int, took: float) -> float | None:
-        """Add a step that drafted. Return its gain, in plain steps; None while the drafter is cold."""
+        """Add a drafting step. Return its gain in plain steps; None while the drafter is cold."""
         self.steps += 1
         self._turns, self._emitted = self._turns + requests, self._emitted + requests + accepted
         if self.steps <= self.cold:
@@ -125,13 +126,13 @@ class Gains:
         return 1 + accepted / requests - took
 
     def tell(self, gain: float) -> None:
-        """Warn once that drafts do not pay. gain: of the best lengths over plain decoding; 0: none was measured yet."""
+        """Warn once that drafts do not pay. gain: gain of the best lengths over plain decoding; 0: not measured yet."""
         if self.is_told or not gain or self.steps < TRIAL_STEPS:
             return
         self.is_told = True
         log.warning(
             "drafts do not pay here: at best %.2f times the speed of plain decoding, at %.2f tokens a step and request "
-            "so far. Decoding goes on without them; they are tried again from time to time. The text is not affected.",
+            "so far. Decoding goes on without drafts and tries them again from time to time. The text is not affected.",
             gain,
             self._emitted / self._turns,
         )

@@ -1,20 +1,20 @@
-"""`Engine`: many requests over one target.
+"""`Engine`: decodes many requests over one target.
 
     engine.add(seq)             the request waits
     while engine.unfinished:
         ran = engine.step()     requests join, one step runs, finished requests leave
 
-All requests have one drafter, and before it the one that drafts what the form of a request forces. Each request has its
-own rule and most draft tokens, and keeps them from its first token to its last. What it decodes does not depend on the
-others: with greedy decoding and under the rule `coupled` its text is the same as alone, and any other rule keeps its
-distribution.
+All requests share one drafter. Before it, another drafter proposes the tokens that a request's structured output
+forces. Each request keeps its own rule and largest number of draft tokens from its first token to its last. Its output
+does not depend on the other requests: with greedy decoding and under the rule `coupled` its text is the same as alone,
+and any other rule keeps its distribution.
 
-A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of prompts that
-are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
-not fit, drafts are left out first. Then the youngest request is preempted: it loses its KV, waits, and is read again.
+One forward pass of a step runs the pending token and the draft of each request that decodes, and chunks of prompts. So
+a long prompt does not stall the other requests. If the KV cache has a fixed size and a step does not fit, drafts are
+shortened or left out first. Then the youngest request is preempted: it loses its KV, waits, and is read again.
 
-A fault of the target in a step with several requests is traced by running each of them alone; the one that fails alone
-ends with `finish` "error", and the others go on.
+If the target fails in a step with several requests, each of them runs alone: a request that fails alone ends with
+`finish` "error", and the others continue.
 """
 
 import itertools
@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Budget, Drafter, NoDrafter
@@ -39,27 +40,27 @@ from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
-"""Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
+"""Counts nonces for the whole process, because engines may share a drafter. Ordered, so that programs repeat texts."""
 
 MOST_ROWS = 512
-"""Rows of a step in which nobody decodes: prompts are read in pieces of this size."""
+"""Prompts are read in chunks of this many rows if no request decodes."""
 
 FEW_PROMPT_ROWS, PROMPT_ROWS = 32, 64
-"""Rows that prompts may take in a step while others decode: `ROWS_PER_TOKEN` for each of these, within these bounds.
-Their next token waits for the step, and the fewer they are, the shorter are the steps without prompts."""
+"""Bounds of the prompt rows in a step in which requests decode; there are `ROWS_PER_TOKEN` rows for each such request.
+The requests wait for these rows. The fewer requests decode, the shorter is a step without prompts."""
 
 ROWS_PER_TOKEN = 4
 
 
 @dataclass(eq=False)
 class Request:
-    """A sequence, and its most draft tokens a step.
+    """A sequence, and its largest number of draft tokens a step.
 
-    chosen    whether the engine's `DraftLengths` choose the draft length; else it is always the longest.
-    followed  whether it drafted in the last step; if not, the drafter catches up before it drafts.
-    detached  whether it decodes without the drafter until it ends or is read again: a drafter that reads hidden states
-              needs them for all tokens.
-    preempted  whether it ran before, and lost its KV for others.
+    chosen     whether the engine's `DraftLengths` chooses the draft length; otherwise the length is `draft_tokens`.
+    followed   whether the request drafted in the last step; if not, the drafter catches up before it drafts.
+    detached   whether the request decodes without the drafter until it ends or is preempted: a drafter that reads
+               hidden states needs them for all tokens.
+    preempted  whether the request ran before, and lost its KV to other requests.
     """
 
     seq: Sequence
@@ -73,18 +74,18 @@ class Request:
 class Engine:
     """Decodes requests, several at a time.
 
-    drafter       of all requests; it is guarded here.
-    rule, draft_tokens  of requests that name none (see `add`). `DraftLengths` in place of a number: they are chosen in
-                  each step.
-    usual_draft_tokens  most draft tokens of requests that name no number, if they are fewer.
-    forced_tokens  most draft tokens of a step whose text the form of a request forces. They are not chosen: they are
-                  nearly certain.
-    max_batch     most requests in one step; more wait.
-    lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
-                  share a target share a lock.
-    prompt_rows   most rows that prompts take in a step in which others decode; None: see `PROMPT_ROWS`.
-    prefix_cache  whether requests begin where an earlier text with the same beginning ended, and leave theirs for
-                  later ones.
+    drafter       drafter of all requests; the engine wraps it in a `Guard`.
+    rule, draft_tokens  used for requests that name none (see `add`). `DraftLengths` instead of a number: lengths are
+    chosen in each step.
+    usual_draft_tokens  largest number of draft tokens for requests that name no number, if it is smaller.
+    forced_tokens  largest number of draft tokens a step that structured output forces. It is fixed, because such draft
+                   tokens are nearly certain.
+    max_batch     largest number of requests in a step; more wait.
+    lock          held during each step: targets and drafters must not be used by two Python threads at once. Engines
+                  that share a target share a lock.
+    prompt_rows   largest number of prompt rows in a step in which requests decode; None: see `PROMPT_ROWS`.
+    prefix_cache  whether requests reuse the KV of an earlier text's common prefix, and leave their KV for later
+                  requests.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Engine:
         self.forced_tokens, self._form_drafter = forced_tokens, FormDrafter(target.device)
         self._forms = Guard(self._form_drafter, target)
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
-        self.stats = EngineStats()  # counted here; `EngineThread.stats` adds the rest
+        self.stats = EngineStats()  # counts; `EngineThread.stats` adds the other fields
         memory = target.capabilities.memory
         self._bounded = memory if memory is not None and memory.bounded else None
         self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)
@@ -118,6 +119,7 @@ class Engine:
         self._requests: dict[int, Request] = {}  # waiting and running
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in the order in which they joined
+        self._learning = 0.0  # seconds in which draft lengths learned from the last step
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -125,16 +127,15 @@ class Engine:
         self, seq: Sequence, rule: Rule | None = None, draft_tokens: int | None = None, chosen: bool = True
     ) -> None:
         """Queue a request; it joins the batch as soon as there is room. None means the engine's own value. chosen:
-        whether its draft lengths are chosen, if the engine chooses lengths.
+        whether the request's draft lengths are chosen, if the engine chooses lengths.
 
-        A drafter that remembers earlier requests, and chosen lengths that learn from them, depend on their random
-        numbers. With the same seed, verification would decide on such a draft with the numbers that made it, and the
-        text would not have the target's distribution. So each such request draws other numbers. Under `coupled` drafts
-        do not matter.
+        A drafter that remembers earlier requests, and chosen lengths that learn from them, depend on the random numbers
+        of those requests. With the same seed, verification would decide on a draft with the numbers that it was made
+        from, and the text would not have the target's distribution. So each such request gets a nonce for other random
+        numbers. Under `coupled` the text does not depend on drafts.
 
-        Raises TargetError if the whole KV cache is too small for the request, or if it has a source and the target no
-        encoder, or the other way round; RuleError if its rule cannot verify it.
-        """
+        Raises TargetError if the whole KV cache is too small for the request, if only one of request and target has a
+        source or encoder; RuleError if the request's rule cannot verify it."""
         check_fits(seq, self._bounded)
         check_source(seq, self.target)
         seq.rule = rule or self.rule
@@ -151,7 +152,7 @@ class Engine:
         self._waiting.append(seq)
 
     def abort(self, seq: Sequence) -> None:
-        """Forget a request and free what it holds, whether it waits, runs or is unknown."""
+        """Forget a request and free its memory, whether it waits, runs or is unknown."""
         if seq in self._waiting:
             self._waiting.remove(seq)
         if seq.id in self._requests:
@@ -166,7 +167,7 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """How many requests run; their prompts may still be being read."""
+        """Number of running requests, including requests whose prompts are still being read."""
         return len(self._running)
 
     @property
@@ -176,12 +177,15 @@ class Engine:
     # --- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Sequence]:
-        """Advance the batch by one step, or by several where nothing is drafted (see `core.plain`). Returns the
-        requests that ran; requests with `finish` have left the batch."""
+        """Run one step of the batch, or several if nothing is drafted (see `core.plain`). Returns the requests that
+        ran; requests with `finish` have left the batch."""
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
+            aside = self.drafter.seconds
             forced = self._draft_forced(seqs)
+            self.drafter.seconds = aside  # drafts after forced tokens are not chosen
+            began = perf_counter() - self._learning
             budgets = self._choose_budgets(seqs, prompts, forced)
             if self._bounded is not None:
                 budgets = self._fit_budgets(self._bounded, seqs, prompts, budgets)
@@ -196,7 +200,12 @@ class Engine:
                 timed = None
                 self._run_alone([*seqs, *prompts], budgets, fault)
             if timed is not None and self.lengths is not None:
-                self.lengths.learn(timed.end(draft))
+                ended = perf_counter()
+                spent = self.drafter.seconds - aside
+                self.lengths.learn(timed.end(draft, draft=spent, rest=ended - began - spent, aside=aside))
+                self.drafter.seconds, self._learning = 0.0, perf_counter() - ended
+            elif any(one.draft_tokens and not one.chosen for one in map(self._request, [*seqs, *prompts])):
+                self.drafter.seconds = 0.0  # not of chosen lengths
             for seq, budget in zip(seqs, budgets, strict=True):
                 self._request(seq).followed = budget.depth > 0
             self.stats.steps += 1
@@ -210,7 +219,7 @@ class Engine:
 
     def decode(self, seqs: Seq[Sequence]) -> Generator[list[Sequence], None, None]:
         """Add requests and run them to their ends; yields the requests of each step. Raises the error of a failed
-        request. Closing the iterator aborts them."""
+        request. Closing the iterator aborts the requests."""
         try:
             for seq in seqs:
                 self.add(seq)
@@ -233,9 +242,9 @@ class Engine:
         several: bool = True,
         forced: Mapping[int, NamedTokens] | None = None,
     ) -> Draft | None:
-        """Run a step, or several plain ones in one call. Return the draft of the former. drafts: whether the drafter is
-        shown the requests that it drafts for, which are first; if there are none, the target reads no hidden states.
-        forced: see `_draft_forced`."""
+        """Run one step, or several plain steps in one call. Return the draft of the single step; None for several.
+        drafts: whether the drafter sees its requests, which come first in `seqs`. With no such request, the target
+        returns no hidden states. forced: see `_draft_forced`."""
         shown, reading = (sum(map(self._is_attached, seqs)), sum(map(self._is_attached, prompts))) if drafts else (0, 0)
         drafter: Drafter = self.drafter if shown + reading else NO_DRAFTER
         if forced:
@@ -252,18 +261,19 @@ class Engine:
         return draft
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
-        """Run a plain step that is timed. It reads no hidden states, as in plain decoding: if the drafter needs them,
-        the tokens are read again with the next step. Recurrent layers cannot, and show hidden states now."""
-        runtime = self.target.capabilities.runtime
-        rereads = self.drafter.traits.taps and (runtime is None or runtime.rollback is None)
+        """Run a plain step that is timed. If the drafter needs hidden states that a call of several steps does not
+        return, the next step reads the same tokens again. Recurrent layers cannot, and take a single step."""
+        calls, runtime = self.target.capabilities.multi_step, self.target.capabilities.runtime
+        loses = self.drafter.traits.taps and calls is not None and calls.steps_per_call > 1 and not calls.has_states
+        rereads = loses and (runtime is None or runtime.rollback is None)
         again = [(seq, seq.kv_len) for seq in seqs if rereads and self._is_attached(seq)]
         self._run(seqs, [], [Budget(0)] * len(seqs), drafts=not again)
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
     def _draft_forced(self, seqs: Seq[Sequence]) -> dict[int, NamedTokens]:
-        """Draft the text that the forms of these requests force, and what follows it, by sequence id; requests without
-        any are left out."""
+        """Draft the text that structured output forces in these requests, and lookups after it. Returns the drafts by
+        sequence id; a request with no forced text has none."""
         formed = [seq for seq in seqs if seq.constraint is not None and len(seq.tokens) > seq.prompt]
         if not formed or not self.forced_tokens:
             return {}
@@ -278,7 +288,7 @@ class Engine:
         return forced
 
     def _continue_forced(self, seq: Sequence, chain: list[int]) -> NamedTokens:
-        """Draft what the lookups find after forced tokens, up to the first token that the form forbids."""
+        """Draft what lookups find after forced tokens, up to the first token that the structured output forbids."""
         request, reached = self._request(seq), self._form_drafter.chances.get(seq.id, 0.0)
         room = budget(seq, max(self.forced_tokens, request.draft_tokens)).depth - len(chain)
         depth = min(request.draft_tokens, room) if self._is_attached(seq) and reached else 0
@@ -293,9 +303,9 @@ class Engine:
     def _start_timer(
         self, seqs: Seq[Sequence], prompts: Seq[Sequence], budgets: Seq[Budget], forced: Mapping[int, NamedTokens]
     ) -> TimedStep | None:
-        """Make the timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or
-        if no request may draft. Rows of forced tokens count as prompt rows, which run anyway."""
-        # The first step of a text that answers a source reads that, too.
+        """Make the timer of a step, from which draft lengths are learned. Returns None if a draft length in the step is
+        fixed, or if no request may draft. Rows of forced tokens count as prompt rows, which run anyway."""
+        # The first step of a text that answers a source also reads the source.
         if any(source_of(seq) and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq) and seq.id not in forced]
@@ -306,7 +316,6 @@ class Engine:
         return TimedStep(
             [seqs[b] for b in decoding],
             [budgets[b].depth for b in decoding],
-            sharing=len(seqs) + len(prompts),
             catching_up=any(budgets[b].depth and not one.followed for b, one in zip(decoding, requests, strict=True)),
             prompt_rows=_prompt_rows(seqs, prompts) + _count_forced_rows(forced),
             read_rows=_prompt_rows(*drafts),
@@ -316,7 +325,7 @@ class Engine:
     def _choose_budgets(
         self, seqs: Seq[Sequence], prompts: Seq[Sequence], forced: Mapping[int, NamedTokens]
     ) -> list[Budget]:
-        """Choose the budget of each request that gains tokens."""
+        """Choose the budget of each request that gains a token in this step."""
         requests = list(map(self._request, seqs))
         budgets = [budget(one.seq, 0 if one.detached else one.draft_tokens) for one in requests]
         for b, seq in enumerate(seqs):
@@ -338,11 +347,11 @@ class Engine:
         return budgets
 
     def _run_alone(self, seqs: Seq[Sequence], budgets: Seq[Budget], fault: Exception) -> None:
-        """After a fault, run each request without the others, with the draft length that it had in that step: so it
-        takes no block of a KV cache of fixed size that another one needs. Drafts of the failed step are lost, and so is
-        the drafters' state of these requests: their last draft tokens were not verified.
+        """After a fault, run each request without the others, with the draft length of the failed step, so that it
+        takes no block of a fixed KV cache that another request needs. Drafts of the failed step are lost. The drafter
+        releases its state of these requests, because their last draft tokens were not verified.
 
-        budgets: of the requests that gain tokens, which are first in `seqs`."""
+        budgets: budgets of the requests that gain a token, which come first in `seqs`."""
         for seq, each in zip(seqs, [*budgets, *[Budget(0)] * (len(seqs) - len(budgets))], strict=True):
             self.drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
@@ -362,9 +371,9 @@ class Engine:
     # --- who runs, and what --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let requests join while there is room for them, for rows of their prompts in this step, and for their prompts
-        in a KV cache of fixed size. A request that can reuse a prompt that another one is reading waits for it, so that
-        n answers to a prompt read it once; later requests need not wait for this one."""
+        """Let requests join while the batch, the prompt rows of this step, and a KV cache of fixed size have room. If
+        another request is reading a prompt that this one can reuse, this one waits, so that n answers to a prompt read
+        the prompt once; later requests do not wait behind it."""
         if not self._waiting:
             return
         writes = [] if self._bounded is None else [slots(one, 1) for one in self._running]
@@ -389,18 +398,18 @@ class Engine:
             request.detached = False
             if request.chosen and self.lengths is not None:
                 self.lengths.note_join()
-            attached = self._is_attached(seq)  # a drafter without taps may draft after a pause, too
+            attached = self._is_attached(seq)  # a drafter without taps may draft after a pause
             self.prefixes.begin(seq, attached or (drafts and not request.detached), request.preempted)
             room -= seq.unread
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return (requests that gain tokens in this step, requests that read a chunk of their prompt). In each list,
-        requests with drafts come first, and requests of one kind are neighbours. Others wait for rows."""
+        """Return (requests that gain a token in this step, requests that read a chunk of their prompt). In each list,
+        requests with drafts come first, and requests of one kind are neighbours. Other requests wait for rows."""
         seqs = [seq for seq in self._running if seq.unread == 1]
         prompts: list[Sequence] = []
         room = self._prompt_room(len(seqs)) if len(seqs) < len(self._running) else 0
         for seq in self._running:
-            seq.chunk_end = None  # an interrupted step may have left one
+            seq.chunk_end = None  # an interrupted step may have set it
             if room > 0 and seq.unread > 1:
                 if seq.unread <= room:
                     seqs.append(seq)
@@ -417,13 +426,13 @@ class Engine:
         return self.prompt_rows or min(PROMPT_ROWS, max(FEW_PROMPT_ROWS, ROWS_PER_TOKEN * decoding))
 
     def _kind(self, seq: Sequence) -> tuple[bool, bool, str, bool]:
-        """Requests with fixed lengths come first: they keep the drafter when the others begin to rest."""
+        """Return a sort key. Requests with fixed lengths come first: they keep the drafter when others pause."""
         assert seq.rule is not None
         return not self._is_attached(seq), self._request(seq).chosen, seq.rule.name, seq.params.argmax_only
 
     def _is_attached(self, seq: Sequence) -> bool:
         """Return whether the drafter sees a request in this step. While drafting pauses, the drafter reads no hidden
-        states: decoding is plain, and several steps may run in one call. Hidden states cannot be read later. So a
+        states: decoding is plain, and several steps may run in one call. Hidden states cannot be read later, so a
         drafter that needs them drafts only for requests that begin after the pause."""
         request = self._request(seq)
         if request.chosen and self.lengths is not None and self.lengths.resting:
@@ -436,21 +445,21 @@ class Engine:
     def _fit_budgets(
         self, memory: Memory, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[Budget]
     ) -> list[Budget]:
-        """Return `chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft,
-        the youngest requests are preempted, and removed from the lists."""
+        """Return `chosen`, or smaller budgets, so that the step fits into the KV cache. If it does not fit without any
+        draft, the youngest requests are preempted, and removed from the lists."""
         by_id = {seq.id: each for seq, each in zip(seqs, chosen, strict=True)}
         while True:
             depths = [by_id[seq.id].depth for seq in seqs]
             lengths = fit_lengths(memory, seqs, depths, prompts, self.drafter.most_nodes)
             if lengths is None and len(self._running) == 1:
-                lengths = [0] * len(seqs)  # it fits alone (see `add`), unless others hold blocks: the target will say
+                lengths = [0] * len(seqs)  # fits (see `add`), or else the target will raise
             if lengths is not None:
                 return [replace(by_id[seq.id], depth=length) for seq, length in zip(seqs, lengths, strict=True)]
             self.preempt(seqs, prompts)
 
     def preempt(self, *lists: list[Sequence]) -> None:
-        """Take the KV of the request that joined last, and remove it from these lists. It waits before all others, and
-        is read again."""
+        """Take the KV of the request that joined last, and remove it from these lists. It will wait before all others,
+        and be read again."""
         seq = self._running[-1]
         for each in (*lists, self._running):
             if seq in each:
@@ -477,20 +486,20 @@ NO_DRAFTER = NoDrafter()
 
 
 def _decodes(seq: Sequence) -> bool:
-    """Return whether all of its prompt was read before this step."""
+    """Return whether the whole prompt of this sequence was read before this step."""
     return seq.unread == 1 and seq.kv_len > 0
 
 
 def _context(seqs: Seq[Sequence]) -> int:
-    """Tokens of a text, on average."""
+    """Return the average number of tokens of these sequences."""
     return sum(len(seq.tokens) for seq in seqs) // len(seqs)
 
 
 def _count_forced_rows(forced: Mapping[int, NamedTokens]) -> int:
-    """Rows of a step that belong to requests with forced tokens."""
+    """Count the rows of a step that belong to requests with forced tokens."""
     return sum(1 + len(chain) for chain in forced.values())
 
 
 def _prompt_rows(seqs: Seq[Sequence], prompts: Seq[Sequence]) -> int:
-    """Count the rows of a step that belong to prompts: prompts that end in it, and chunks of others."""
+    """Count the prompt rows of a step: of prompts that end in this step, and of chunks."""
     return sum(seq.end - seq.kv_len for seq in (*seqs, *prompts) if not _decodes(seq))

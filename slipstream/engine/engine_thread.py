@@ -1,11 +1,11 @@
 """`EngineThread`: one thread that steps one engine, for callers in other threads and processes.
 
-    submit(key, ask)  -> a request is prepared beside the steps, and joins between two of them
-    abort(key)        -> it is gone after the current step
-    deliver(report)   <- once a step, what all requests gained
+        submit(key, spec)  -> a request is prepared while steps run, and joins between two steps
+        abort(key)         -> the request is gone after the current step
+        deliver(report)    <- once a step, the new tokens of all requests
 
-Preparing a request may take long, because a grammar is compiled: threads of its own do it, one request with a grammar
-and one without at a time.
+Preparing a request may take long, because a grammar is compiled. So other threads prepare: one for requests with a
+grammar and one for requests without.
 """
 
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger("slipstream")
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `Engine.add` takes."""
+    """The arguments of `Engine.add`."""
 
     seq: Sequence
     rule: Rule | None = None
@@ -38,7 +38,7 @@ class Prepared:
 
 @dataclass(eq=False)
 class _Live:
-    """A request that the engine has. sent: how many of its output tokens were delivered."""
+    """A request in the engine. sent: number of its output tokens that were delivered."""
 
     key: int
     seq: Sequence
@@ -47,31 +47,30 @@ class _Live:
 
 
 Command = Callable[[], list[Update]]
-"""Called in the engine's thread, between two steps; returns the updates of requests that were refused."""
+"""Called in the engine's thread between two steps; returns updates for requests that were refused."""
 
 
 class EngineThread:
-    """prepare   makes a request of the engine; raises what is wrong with it.
-    deliver  is called in the engine's thread, once a step. It must not wait for long: nobody decodes meanwhile.
-    """
+    """prepare: makes the engine's request from a `RequestSpec`; raises the error of an invalid one.
+    deliver: called in the engine's thread, once a step. It must return soon, because decoding waits for it."""
 
     def __init__(self, engine: Engine, prepare: Callable[[RequestSpec], Prepared], deliver: Callable[[Report], None]):
         self.engine = engine
         self.dead: Exception | None = None
-        """Why no request can be decoded any more; None while it works."""
+        """Error for which no request can be decoded any more; None while the engine works."""
         self._prepare, self._deliver = prepare, deliver
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._wanted: set[int] = set()  # submitted, and neither aborted nor ended
         self._live: dict[int, _Live] = {}  # by the id of the sequence
-        self._guard = threading.Lock()  # of `dead` and `_wanted`
-        # Compiling a form may take seconds, in which others are prepared.
+        self._guard = threading.Lock()  # protects `dead` and `_wanted`
+        # Compiling a grammar may take seconds; the second thread prepares other requests meanwhile.
         self._preparers = [ThreadPoolExecutor(1, thread_name_prefix="slipstream-prepare") for _ in range(2)]
         self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
         self._thread.start()
 
     def submit(self, key: int, spec: RequestSpec) -> None:
-        """Queue a request under a key that no other has. Raises EngineError if the engine is dead; any other fault of
-        the request is delivered."""
+        """Queue a request under a key that no other request has. Raises EngineError if the engine is dead; any other
+        error of the request is delivered."""
         with self._guard:
             if self.dead is not None:
                 raise self.dead
@@ -79,7 +78,7 @@ class EngineThread:
             self._preparers[spec.params.structured is not None].submit(self._make, key, spec)
 
     def abort(self, key: int) -> None:
-        """Forget a request; no update of it is delivered after the current step. Unknown keys are ignored."""
+        """Forget a request; after the current step no update for it is delivered. Unknown keys are ignored."""
         with self._guard:
             self._wanted.discard(key)
         self._commands.put(partial(self._drop, key))
@@ -130,7 +129,7 @@ class EngineThread:
             )
 
     def _take_commands(self) -> list[Command | None]:
-        """The commands that have arrived; waits for one if there is nothing to step."""
+        """Return the commands that have arrived; waits for one if no request is unfinished."""
         taken = [] if self.engine.unfinished else [self._commands.get()]
         while not self._commands.empty():
             taken.append(self._commands.get())
@@ -141,7 +140,7 @@ class EngineThread:
             return []
         try:
             self.engine.add(request.seq, request.rule, request.draft_tokens)
-        except SlipstreamError as fault:  # the KV cache is too small for it
+        except SlipstreamError as fault:  # the KV cache is too small for the request
             return self._refuse(key, fault)
         self._live[request.seq.id] = _Live(key, request.seq)
         return []
@@ -209,21 +208,21 @@ class EngineThread:
         for live in self._live.values():
             try:
                 self.engine.abort(live.seq)
-            except Exception:  # it is broken already, and this is to free what it can
+            except Exception:  # the engine is broken; free the other requests
                 log.exception("a request could not be freed")
         self._live.clear()
         self._deliver(Report([Update(key, error=fault) for key in left], self.stats(), fault))
 
 
 def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:
-    """Return the tokens in a block of the KV cache, and its blocks; for a cache that grows, the blocks that `max_batch`
-    requests of the full context need. None where each sequence has a cache of its own."""
+    """Return the tokens in a block of the KV cache, and its number of blocks; for a cache that grows, the blocks that
+    `max_batch` requests of the full context need. None if each sequence has its own cache."""
     memory = target.capabilities.memory
     return None if memory is None else (memory.block, memory.capacity or max_batch * -(-target.context // memory.block))
 
 
 def _deliverable(fault: Exception) -> Exception:
-    """One of our errors, which can be pickled."""
+    """Return the fault as one of our errors, which can be pickled."""
     if isinstance(fault, SlipstreamError):
         return fault
     return TargetError(f"the request failed ({type(fault).__name__}: {fault})")

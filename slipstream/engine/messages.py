@@ -1,5 +1,5 @@
-"""Messages to and from an engine thread: plain values, which may cross a pipe between two processes.
-`Streams` hands them to the coroutines of one event loop that wait for them."""
+"""Messages to and from an engine thread: plain values, which may cross a pipe between two processes. `Streams` passes
+them on to the coroutines of one event loop."""
 
 import asyncio
 import itertools
@@ -14,11 +14,11 @@ from slipstream.errors import ReaderError
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """A request.
+    """A request to an engine thread.
 
     ids     the prompt, checked.
     params  checked and resolved (see `RequestChecks`).
-    rule    name of the rule that verifies it; None: the model's default.
+    rule    name of the rule of verification; None: the model's default.
     prediction  tokens that the output is expected to hold (see `Sequence`).
     """
 
@@ -32,14 +32,14 @@ class RequestSpec:
 class Update:
     """The tokens that one step added to a request.
 
-    key         of the request, as it was given to `EngineThread.submit`.
-    ids         new output tokens; drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one
+    key         key of the request, as it was given to `EngineThread.submit`.
+    ids         new output tokens. drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one
                 entry for each.
     finish      "stop" or "length" in the last update, else None; `stop_cause` and `stats` come with it.
-    error       the error that ended the request; then there is nothing else.
-    started     when its first step began, in seconds of `time.monotonic`; ended: when this one ended.
-    cached      prompt tokens whose KV an earlier request had computed.
-    given       whether the ids are a text that was given to be scored (`Structured.tokens`), not output.
+    error       the error that ended the request; the other fields are then empty.
+    started     when the request's first step began, in seconds of `time.monotonic`; ended: when this step ended.
+    cached      number of prompt tokens whose KV an earlier request had computed.
+    given       whether the ids are a given text to be scored (`Structured.tokens`), not output.
     """
 
     key: int
@@ -61,10 +61,10 @@ class Update:
 class EngineStats:
     """Counts of an engine.
 
-    running, waiting  requests.
-    kv_usage          share of the KV cache that requests hold, 0 to 1. Of a cache that grows: of the most that
+    running, waiting  number of requests.
+    kv_usage          share of the KV cache that requests hold, 0 to 1. A cache that grows counts as large as
                       `max_batch` requests of the full context need.
-    steps, preemptions, errors  of the engine. prefix_queries, prefix_hits: see `SharedPrefixes`.
+    steps, preemptions, errors  counts of the engine. prefix_queries, prefix_hits: see `SharedPrefixes`.
     """
 
     running: int = 0
@@ -79,7 +79,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One message a step. dead: why the engine has stopped for good, or None."""
+    """The engine thread's message after a step. dead: why the engine has stopped for good, or None."""
 
     updates: list[Update]
     stats: EngineStats
@@ -87,13 +87,13 @@ class Report:
 
 
 MOST_UNREAD = 4096
-"""Updates of one request that wait for their reader. A reader that is slower loses the request."""
+"""Largest number of updates of a request that wait for their reader; with more, the request is aborted."""
 
 
 class Streams:
-    """submit, abort: as in `EngineThread`; called in the event loop.
+    """Passes reports on to the coroutines that wait for them. submit, abort: as in `EngineThread`.
 
-    heard  called in the event loop with each report, after it was handed out.
+    heard  called in the event loop with each report, after its updates were passed on.
     """
 
     def __init__(self, submit: Callable[[int, RequestSpec], None], abort: Callable[[int], None]):
@@ -113,11 +113,11 @@ class Streams:
         if self._loop is None:
             self._take(report)
         else:
-            with suppress(RuntimeError):  # the loop was closed, so nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so no coroutine waits
                 self._loop.call_soon_threadsafe(self._take, report)
 
     async def follow(self, spec: RequestSpec) -> AsyncGenerator[Update, None]:
-        """The updates of a request, to the last one. Closing the iterator aborts it. Raises what ended the request."""
+        """Yield the updates of a request. Closing the iterator aborts the request. Raises the error that ended it."""
         self._loop = asyncio.get_running_loop()
         if self.dead is not None:
             raise self.dead
@@ -137,7 +137,7 @@ class Streams:
                 self._abort(key)
 
     def end_all(self, fault: Exception) -> None:
-        """Abort every request; its reader gets the error."""
+        """Abort every request; each reader gets the error."""
         for key in list(self._unread):
             self._lose(key, fault)
 
@@ -159,7 +159,7 @@ class Streams:
             else:
                 unread.put_nowait(update)
         if self.dead is not None:
-            for key, unread in list(self._unread.items()):  # not known to the engine yet
+            for key, unread in list(self._unread.items()):  # requests that the engine does not know yet
                 unread.put_nowait(Update(key, error=self.dead))
         self.heard(report)
 

@@ -1,5 +1,5 @@
-"""`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs. Does not import
-torch: the process that answers HTTP checks requests, too."""
+"""`RequestChecks`: checks prompts and parameters of requests against one model before anything runs. Does not import
+torch, because the process that answers HTTP checks requests, too."""
 
 import inspect
 import sys
@@ -19,7 +19,7 @@ from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_
 from slipstream.tokens.tokenizer import Tokenizer
 
 MOST_PREDICTED = 1 << 19
-"""Characters of a prediction at a server: what a suffix tree remembers of a request (131,072 tokens) is rarely more."""
+"""Most characters of a prediction at a server; they are rarely more tokens than a suffix tree remembers (131,072)."""
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
@@ -28,28 +28,28 @@ T = TypeVar("T")
 
 
 class RequestChecks:
-    """Raises ParameterError or PromptError for what the model cannot do. It needs no weights.
+    """Checks requests without weights. Raises ParameterError or PromptError for a request that the model cannot serve.
 
     tokenizer   None: prompts are token ids.
     vocab_size  width V of the target's logits.
-    context     most tokens that a sequence may hold.
-    encoder     of an encoder-decoder, to which prompts are sources.
+    context     largest number of tokens in a sequence.
+    encoder     the encoder of an encoder-decoder, whose prompts are sources.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, context: int, encoder: Encoder | None = None):
         self.tokenizer, self.vocab_size, self.context, self.encoder = tokenizer, vocab_size, context, encoder
 
     def prompt(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt: at least one, none outside the vocabulary, fewer than the context holds."""
+        """Return the token ids of a prompt: at least one, none outside the vocabulary, fewer than the context holds."""
         ids = self._prompt_ids(prompt)
         if len(ids) > self.longest and self.encoder is not None:
             raise PromptError(
-                f"the source has {len(ids)} tokens, the context of the target's encoder holds {self.longest}",
+                f"the source has {len(ids)} tokens, but the context of the target's encoder holds {self.longest}",
                 fix=f"shorten it to {self.longest} tokens",
             )
         if len(ids) > self.longest:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, the target's context holds {self.context}",
+                f"the prompt has {len(ids)} tokens, but the target's context holds {self.context}",
                 why="at least one position must be left for the answer",
                 fix=f"shorten it to {self.longest} tokens",
             )
@@ -60,7 +60,7 @@ class RequestChecks:
             if self.tokenizer is None:
                 raise PromptError(
                     "a text prompt needs a tokenizer",
-                    why="the target brings none",
+                    why="the target has none",
                     fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
                 )
             ids = self._encode("the prompt", prompt) if prompt else []
@@ -75,15 +75,15 @@ class RequestChecks:
         return self.context - 1 if self.encoder is None else self.encoder.context
 
     def before(self, prompt: Seq[int]) -> Seq[int]:
-        """The tokens that an output follows."""
+        """Return the tokens that come directly before the output in the target's sequence."""
         return prompt if self.encoder is None else self.encoder.start
 
     def room(self, prompt: int) -> int:
-        """Return the most output tokens after a prompt of `prompt` tokens."""
+        """Return the largest number of output tokens after a prompt of `prompt` tokens."""
         return self.context - (prompt if self.encoder is None else len(self.encoder.start))
 
     def prediction(self, text: Prompt, name: str = "prediction") -> list[int]:
-        """The token ids of what an output is expected to be; it may be longer than the context."""
+        """Return the token ids of a predicted output. It may be longer than the context."""
         if not isinstance(text, str):
             return self._within(_token_ids(text), name)
         if self.tokenizer is None:
@@ -91,7 +91,7 @@ class RequestChecks:
         return self._encode(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
-        """Apply the chat template to a conversation. names: other variables that it reads, such as `tools`."""
+        """Apply the chat template to a conversation. names: other variables of the template, such as `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         turns = _turns(messages)
@@ -105,12 +105,12 @@ class RequestChecks:
             raise PromptError(
                 "the model's chat template refuses this conversation",
                 why=str(fault),
-                fix="use the roles and contents that it knows",
+                fix="use the roles and contents that the template knows",
             ) from fault
         return text
 
     def chat_ids(self, text: str) -> list[int]:
-        return self._encode("the conversation", text, add_special_tokens=False)  # the template writes them itself
+        return self._encode("the conversation", text, add_special_tokens=False)  # it has special tokens
 
     def _encode(self, name: str, text: str, add_special_tokens: bool = True) -> list[int]:
         check_text(name, text, PromptError)
@@ -121,11 +121,11 @@ class RequestChecks:
     def _within(self, ids: list[int], name: str) -> list[int]:
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
-            raise PromptError(f"the {name} holds id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+            raise PromptError(f"the {name} holds id {outside}, but the vocabulary is 0..{self.vocab_size - 1}")
         return ids
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """The same, with bad words that were given as text encoded."""
+        """Return the checked parameters; bad words that are text become token ids."""
         if not isinstance(params, SamplingParams):
             raise not_params(params)
         if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
@@ -145,7 +145,7 @@ class RequestChecks:
         """Raise ParameterError for ids that the target does not have. Needs no tokenizer."""
         self._check_ids(params.token_ids)
         if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.vocab_size} ids")
+            raise ParameterError(f"logprobs is {params.logprobs}, but the vocabulary has {self.vocab_size} ids")
 
     def beams(self, params: BeamParams) -> BeamParams:
         if not isinstance(params, BeamParams):
@@ -156,12 +156,12 @@ class RequestChecks:
     def _check_ids(self, ids: Seq[int]) -> None:
         outside = next((token for token in ids if token >= self.vocab_size), None)
         if outside is not None:
-            raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+            raise ParameterError(f"a parameter names id {outside}, but the vocabulary is 0..{self.vocab_size - 1}")
 
 
 def read_prediction(field: object) -> str:
-    """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}; "" for
-    None. Raises PromptError for any other value."""
+    """Return the text of OpenAI's field `prediction`, {"type": "content", "content": a text, or a list of text parts};
+    "" if the field is None. Raises PromptError for any other value."""
     if field is None:
         return ""
     content = field.get("content") if isinstance(field, Mapping) and field.get("type") == "content" else None
@@ -173,16 +173,16 @@ def read_prediction(field: object) -> str:
         raise PromptError(f"prediction is {field!r:.60}", fix=f"write {accepted}")
     text = "".join(map(str, texts))
     if len(text) > MOST_PREDICTED:
-        raise PromptError(f"prediction has {len(text):,} characters, at most {MOST_PREDICTED:,} are copied from")
+        raise PromptError(f"prediction has {len(text):,} characters, but at most {MOST_PREDICTED:,} are allowed")
     return text
 
 
 def _turns(messages: object) -> list[Message]:
-    """The messages of a conversation. Raises PromptError for what is none."""
+    """Return the messages of a conversation. Raises PromptError if `messages` is not a conversation."""
     fix = 'write [{"role": "user", "content": "..."}, ...]'
     turns = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (bytes, Mapping)) else []
     if not turns:
-        raise PromptError(f"the conversation is {messages!r:.60}, must be a list of messages", fix=fix)
+        raise PromptError(f"the conversation is {messages!r:.60}, not a list of messages", fix=fix)
     for i, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
             raise PromptError(f"message {i} of the conversation is {turn!r:.60}", fix=fix)
@@ -192,7 +192,7 @@ def _turns(messages: object) -> list[Message]:
 
 
 def takes_params(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a method refuse arguments that other programs have, with what to write instead."""
+    """Make a method refuse unknown arguments; for the names of other programs, the error says what to write instead."""
     known = inspect.signature(method).parameters
 
     @wraps(method)
@@ -218,12 +218,12 @@ def not_params(given: object, wanted: str = "SamplingParams") -> ParameterError:
 
 
 def _token_ids(prompt: object) -> list[int]:
-    """The ids in a prompt that is not text. Raises PromptError for anything else."""
+    """Return the ids of a prompt that is not text. Raises PromptError for anything but integers."""
     if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
-        torch = sys.modules.get("torch")  # who has a tensor has imported it
+        torch = sys.modules.get("torch")  # imported if the prompt is a tensor
         arrays = np.ndarray if torch is None else (np.ndarray, torch.Tensor)
         given = prompt.tolist() if isinstance(prompt, arrays) else list(prompt)
-        if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
+        if all(type(each) is int for each in given):  # fast path: the check below takes microseconds per token
             return given
         wrong = (each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex))
         if (first := next(wrong, wrong)) is wrong:

@@ -9,28 +9,28 @@ from slipstream.errors import TargetError
 
 
 def check_fits(seq: Sequence, memory: Memory | None) -> None:
-    """Raise TargetError if a request may grow beyond the whole KV cache. memory: None if it grows with the requests."""
+    """Raise TargetError if a request may outgrow the whole KV cache. memory: None if the cache grows with requests."""
     if memory is None or memory.capacity is None:
         return
     slots = memory.capacity * memory.block
     if seq.limit > slots:
         raise TargetError(
-            f"a request may grow to {seq.limit} tokens, the KV cache holds {slots}",
+            f"a request may grow to {seq.limit} tokens, but the KV cache holds {slots}",
             why="its size was fixed when the model was loaded",
             fix=f"ask for at most {max(0, slots - seq.prompt)} tokens, or make the cache larger",
         )
 
 
 def check_source(seq: Sequence, target: Target) -> None:
-    """Raise TargetError if a request has a source and its target no encoder, or the other way round."""
+    """Raise TargetError if a request has a source but its target has no encoder, or the other way round."""
     encoder = target.capabilities.encoder
     if bool(source_of(seq)) != (encoder is not None):
         raise TargetError(
-            "a request without a source came to an encoder-decoder"
+            "a request without a source cannot run on an encoder-decoder"
             if encoder
-            else "a request with a source came to a target without an encoder",
+            else "a request with a source cannot run on a target without an encoder",
             why="an encoder-decoder answers a source, a decoder continues a prompt",
-            fix="make sequences by LLM.sequence or core.target.start_sequence",
+            fix="make sequences with LLM.sequence or core.target.start_sequence",
         )
 
 
@@ -41,12 +41,12 @@ def fit_lengths(
     prompts: Seq[Sequence],
     most_nodes: Callable[[int], int],
 ) -> list[int] | None:
-    """Return the wanted draft lengths, or shorter ones, so that a step fits into the KV cache; None if it does not
-    fit without any draft.
+    """Return the wanted draft lengths, or shorter ones, so that a step fits into the KV cache; None if the step does
+    not fit even without drafts.
 
     prompts     sequences that read a chunk of their prompt in the same step.
-    most_nodes  most draft tokens that a sequence can have at a length. The size of a tree may depend on tokens that
-                were drawn. To leave out nodes for that would bias the output, so room for the largest is reserved.
+    most_nodes  largest number of draft tokens of a sequence at a draft length. The size of a tree may depend on drawn
+                tokens. Cutting a tree would bias the output, so room for the largest is reserved.
     """
     most = max(wanted, default=0)
     for limit in (most, most // 2, 0):
@@ -63,7 +63,7 @@ def slots(seq: Sequence, drafted: int) -> tuple[int, int, int]:
 
 
 class SharedPrefixes:
-    """memory: the KV cache; None where nothing is shared. drafter: of the engine.
+    """memory: the KV cache; None if nothing is shared. drafter: the engine's drafter.
 
     queries  prompt tokens that were looked up; hits: prompt tokens that were found.
     """
@@ -73,10 +73,10 @@ class SharedPrefixes:
         self.queries = self.hits = 0
 
     def begin(self, seq: Sequence, drafts: bool, again: bool) -> None:
-        """Take over the KV of an earlier text with the same beginning; the last token is always read.
+        """Give a request the KV of an earlier text with the same beginning; the last token is always read.
 
-        drafts: whether the drafter drafts for the request, and has to begin there, too.
-        again: the request ran before and was preempted. What it finds is what it left itself, and is not counted.
+        drafts  whether the drafter drafts for the request, so that its state must begin at the same token.
+        again   whether the request was preempted. It then finds its own KV, which does not count as a hit.
         """
         if self._memory is None:
             return
@@ -90,14 +90,14 @@ class SharedPrefixes:
             self.hits += seq.kv_len
 
     def keep(self, seq: Sequence) -> None:
-        """Leave what was computed for a request to later ones."""
+        """Keep the KV that was computed for a request, for later requests."""
         if self._memory is not None and seq.finish != "error":
             self._memory.keep(seq.id, seq.tokens[: seq.kv_len])
             self._drafter.keep(seq)
 
     def is_being_read(self, seq: Sequence, drafts: bool, reading: Iterable[Sequence]) -> bool:
-        """Return whether one of these requests is reading the next block of this prompt that is not kept yet. Blocks
-        are kept when a request has read all of its prompt."""
+        """Return whether one of the requests `reading` is reading the first block of this prompt that is not in the
+        cache yet. Blocks are kept when a request has read its whole prompt."""
         if self._memory is None or (drafts and self._drafter.reads_all):
             return False
         block = self._memory.block

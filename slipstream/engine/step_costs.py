@@ -1,4 +1,4 @@
-"""`StepCosts` keeps the seconds of forwards, drafting and plain steps, and derives the price of rows from them."""
+"""`StepCosts` learns the seconds of forward passes, drafting and plain steps, and derives the price of rows."""
 
 import math
 from collections.abc import Callable
@@ -11,56 +11,58 @@ from slipstream.engine.step_history import SHORTEST, LevelCosts, Mean, StepTimes
 from slipstream.engine.timed_step import Step
 
 DRAW_COST = 0.05
-"""Assumed `Budget.draw_cost`: that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits."""
+"""Assumed `Budget.draw_cost`. An EAGLE-3 head for SmolLM2 has 0.03 in 16 bits and 0.06 in 4 bits."""
 SAME = 1 / 8
-"""Forwards with prompts whose numbers of rows differ by less than this share are one number among the times."""
+"""Forward passes with prompts are timed together if their numbers of rows differ by less than this share."""
 MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
-"""Rows of a request whose costs are told apart, where they were timed; any further one costs their mean. Bounds of the
-cost, because times may be those of a bad moment."""
+"""Number of a request's rows that get a cost of their own, if they were timed; any further row costs their mean. Bounds
+of the cost, because the times may come from a moment in which the machine was slow."""
 
 
 class StepCosts:
-    """Keeps what an engine's steps cost.
+    """Learns what an engine's steps cost.
 
-    price  costs of rows and of drawing, as `set_price` left them.
-    relative_cost  see `Capabilities`: the shape of the costs of rows that were not timed.
+    price  costs of rows and of drawing, set by `set_price`.
+    relative_cost  estimates costs of numbers of rows that were not timed (see `Capabilities`).
     """
 
     def __init__(self, relative_cost: Callable[[int], float] | None = None) -> None:
         self.price = Budget(0, (ROW_COST,), DRAW_COST)
         self.forward = StepTimes(relative_cost)  # by rows
-        self.drafting: dict[int, LevelCosts] = {}  # by requests that draft: by levels
+        self.drafting: dict[int, LevelCosts] = {}  # number of drafting requests -> costs by levels
         self._with_prompts = Mean(64)  # the share of steps that read prompts
-        self._reading = Mean(16)  # cost for the drafter of reading a row of a prompt
+        self._reading = Mean(16)  # drafter's cost of reading one prompt row
 
     def add(self, step: Step, drafter_reads: bool) -> None:
-        """Learn from the forward of a step, and from the prompts that it read. drafter_reads: whether the drafter read
-        them, too."""
+        """Learn from the forward pass of a step, and from the prompts that it read. drafter_reads: whether the drafter
+        also read the prompts."""
         self._with_prompts.add(float(step.prompt_rows > 0))
         rows, drafts = _rows(step), any(step.lengths)
-        seconds = step.rest if drafts or step.prompt_rows else step.rest + step.draft
-        self.forward.add(rows, seconds / step.repeats)
+        self.forward.add(rows, step.rest / step.repeats)
         if step.read and drafter_reads and not drafts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 
-    def of_drafting(self, step: Step) -> float:
-        """Return the cost of drafting in the last step, without that of reading prompts."""
-        return max(0.0, step.draft / self.forward.moment - step.read * self._reading.value)
+    def of_drafting(self, step: Step) -> tuple[float, float]:
+        """Return the cost of drafting in the last step, and the cost of the drafter's other work since the previous
+        step that was learned from, such as reading prompts."""
+        seconds, aside = step.draft / self.forward.moment, step.aside / self.forward.moment
+        draft = max(0.0, seconds - step.read * self._reading.value) if any(step.lengths) else 0.0
+        return draft, aside + seconds - draft
 
     def add_drafting(self, requests: int, levels: int, cost: float) -> float:
-        """Add the cost of drafting this number of levels. Return the usual one."""
+        """Add the cost of drafting this number of levels. Return the usual cost of this number."""
         table = self.drafting.setdefault(requests, LevelCosts())
         table.add(levels, cost)
         return table.of(levels)
 
     def levels(self, requests: int) -> LevelCosts:
-        """Return the costs of drafting of the nearest number of requests that was timed."""
+        """Return the costs of drafting for the timed number of requests that is nearest to `requests`."""
         return self.drafting[min(self.drafting, key=lambda known: abs(known - requests))]
 
     def shares(self, requests: int, prompt_rows: int) -> tuple[float, float]:
-        """Divide a step over the pending tokens of these requests and these rows of prompts: (seconds for its
-        prompts, seconds for the tokens). If every step reads prompts, their share is the time of a step with the
-        prompts alone. If few do, it is what they add to a step without them."""
+        """Split the seconds of a step with these prompt rows and the pending tokens of these requests: (seconds for
+        prompts, seconds for tokens). If every step reads prompts, their share is the time of a step with prompts alone.
+        If few steps do, it is the time by which prompts lengthen a step."""
         if not prompt_rows:
             return 0.0, self.forward.at(requests)
         prompts, tokens, together = map(self.forward.at, (prompt_rows, requests, requests + prompt_rows))
@@ -69,8 +71,9 @@ class StepCosts:
         return share, together - share
 
     def set_price(self, requests: int, gain: float) -> None:
-        """Set the price to the tokens that decoding of these requests gains at its present speed in the time in which
-        each gets draft token 1, 2, .. verified, and a further one drawn. gain: of drafts over plain decoding."""
+        """Set the price of a row: its time, in tokens that all these requests would decode in that time at their
+        present speed. Sets the price for draft token 1, 2, .. of each request, and for drawing one more. gain: gain of
+        drafts over plain decoding."""
         if self.forward.numbers < 2:
             return
         timed = min(MORE_ROWS, max(1, (self.forward.most - requests) // requests))
@@ -79,13 +82,13 @@ class StepCosts:
         each = np.append((np.diff(times) + usual) / 2, usual)  # differences of medians are noisy
         speed, draw = max(1.0, gain) / max(SHORTEST, self.forward.at(requests)), self.price.draw_cost
         levels = self.levels(requests)
-        if len(levels.known()) > 2 and levels.most > 1:  # 0, and two that were drawn
+        if len(levels.known()) > 2 and levels.most > 1:  # 0 levels, and two other numbers
             draw = min(DEAREST, speed * (levels.at(levels.most) - levels.at(1)) / (levels.most - 1))
         self.price = Budget(0, tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist()), draw)
 
 
 def _rows(step: Step) -> int:
-    """Return the rows of a forward; forwards with prompts whose numbers differ little are one number."""
+    """Return the rows of a forward pass, rounded if it reads prompts (see `SAME`)."""
     rows = len(step.ids) + sum(step.nodes) + step.prompt_rows
     grain = max(1, int(SAME * 2 ** int(math.log2(rows)))) if step.prompt_rows else 1
     return round(rows / grain) * grain

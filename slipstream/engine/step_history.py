@@ -1,4 +1,4 @@
-"""Records past steps: costs by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
+"""Records past steps: costs by number of rows or levels, means (`Mean`), and acceptance by position (`Survival`)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,32 +9,32 @@ from collections.abc import Callable, Sequence as Seq
 import numpy as np
 
 SHORTEST = 1e-9
-"""Seconds that a step takes at least, whatever estimates and the clock say."""
+"""Least seconds of a step, whatever estimates and the clock say."""
 
 SPREAD = 0.1
-"""Usual error of the logarithm of a time. Doubts are variances in units of its square."""
+"""Usual error of the logarithm of a time. Doubts are variances in units of this error's square."""
 OUTLIER = 3.0
-"""An error of more standard deviations than this counts as this many: another process had the processor."""
+"""A larger error counts as this many standard deviations: another process had the processor."""
 CALM, FORGETS = 0.05, 1 / 1024
-"""Growth of doubts with every step: of how slow a calm machine is at the moment, and of the cost of a number."""
+"""Growth of doubts with every step: of the machine's slowness factor while it is calm, and of the cost of a number."""
 UNKNOWN, TIMED, SURE = 25.0, 0.6, 0.4
-"""Doubt of a number before its first step, and the greatest one of a number that counts as timed
-(see `CostLine`), and as compared with the last step."""
+"""Doubt of a number before its first step; greatest doubt of a number that counts as timed (see `CostLine`); and
+greatest doubt, relative to the last step, in `is_timed`."""
 FEW = 3
-"""Samples from which on a number of levels counts as timed."""
+"""Number of samples from which a number of levels counts as timed."""
 EXPECTED = (*range(1, 33), 40, 48, 64, 96, 128)
-"""Numbers whose costs follow from the expected shape of costs, where they were not timed."""
+"""Numbers whose costs are estimated from the expected shape of costs, if they were not timed."""
 APART = 1e-9
-"""Least difference of the expected costs of two numbers, by which they are told apart."""
+"""Added to the expected cost for each further row, so that no two numbers have the same expected cost."""
 
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
-"""Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
+"""Share that the record of a request, and the record of all requests, keep at each drafting step."""
 WEIGHT = 8.0
-"""Draft tokens of other requests that count in the record of each."""
+"""Weight of the rates of all requests in the estimate for one request, in draft tokens."""
 
 
 class Mean:
-    """Averages about the `last` samples; 0 before the first."""
+    """Averages about the `last` samples; 0 before the first sample."""
 
     def __init__(self, last: int) -> None:
         self.value, self._count, self._last = 0.0, 0, last
@@ -45,8 +45,8 @@ class Mean:
 
 
 class CostLine(ABC):
-    """Estimates a cost by a number (of rows, of levels) from those that are known. shape: number -> its expected cost,
-    in any unit; None: nothing is expected."""
+    """Estimates a cost by a number (of rows, of levels) from the known numbers. shape: number -> expected cost in any
+    unit; None: nothing is expected."""
 
     def __init__(self, shape: Callable[[int], float] | None = None) -> None:
         self._shape = shape
@@ -54,25 +54,25 @@ class CostLine(ABC):
 
     @abstractmethod
     def known(self) -> dict[int, tuple[float, float]]:
-        """Return the known numbers: cost, and doubt."""
+        """Return the known numbers, each with its cost and doubt."""
 
     @property
     def most(self) -> int:
-        """The greatest number that `estimate` knows; there must be one."""
+        """The greatest number on the line; at least one number must be known."""
         return (self._line or self._draw_line())[0][-1]
 
     def estimate(self, numbers: np.ndarray) -> np.ndarray:
-        """Costs of these numbers: between timed ones on a line that does not fall; beyond them with half the slope of
-        all of them, so that what looks nearly as good is tried, and then known; below them half of the least cost, and
-        a share of the other half. A number of which little is known, or long ago, counts as not timed: a moment in
-        which others had the processor would rule it out for good."""
+        """Estimate the costs of these numbers. Between timed numbers: on a line that never falls. Beyond them: with
+        half the mean slope, so that numbers that look nearly as good are tried, and then timed. Below them: half of the
+        least cost, and a share of the other half. A number whose cost is doubtful or old counts as not timed: otherwise
+        one moment in which others had the processor would rule the number out for good."""
         xs, ys, slope = self._line = self._line or self._draw_line()
         inside = np.interp(numbers, xs, ys)
         beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
         return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
 
     def at(self, n: int) -> float:
-        """`estimate` of one number, in a tenth of the time."""
+        """Estimate the cost of one number, as `estimate`, in a tenth of the time."""
         xs, ys, slope = self._line = self._line or self._draw_line()
         i = bisect_right(xs, n) - 1
         if i < 0:
@@ -81,11 +81,11 @@ class CostLine(ABC):
         return ys[i] + rise * (n - xs[i])
 
     def _draw_line(self) -> tuple[list[int], list[float], float]:
-        """(numbers, costs, cost of each further number), for `estimate`."""
+        """Return (numbers, costs, cost of each further number), for `estimate`."""
         known = self.known()
         least = max(TIMED, min(doubt for _, doubt in known.values()))
         xs = sorted(n for n, (_, doubt) in known.items() if doubt <= least or n == min(known))
-        pools: list[list[float]] = []  # mean, weight, numbers: neighbours that would fall are joined
+        pools: list[list[float]] = []  # (mean, weight, count): neighbours with falling costs are joined
         for n in xs:
             cost, doubt = known[n]
             pools.append([cost, 1 / max(doubt, FORGETS), 1])
@@ -102,8 +102,8 @@ class CostLine(ABC):
 
     @staticmethod
     def _add_expected(shape: Callable[[int], float], xs: list[int], ys: list[float]) -> tuple[list[int], list[float]]:
-        """Add numbers that were not timed. Between timed ones, costs rise as they are expected to; outside of them, the
-        nearest one tells how much dearer than expected everything is."""
+        """Add numbers that were not timed. Between timed numbers, costs rise as the shape does. Outside them, the
+        nearest timed number gives the ratio of real to expected costs."""
         numbers = sorted({*xs, *EXPECTED})
         expected = {n: shape(n) + APART * n for n in numbers}
         inside = np.interp(list(expected.values()), [expected[n] for n in xs], ys).tolist()
@@ -115,21 +115,20 @@ class CostLine(ABC):
 
 
 class StepTimes(CostLine):
-    """Learns what steps cost by their number of rows, on a machine that others use, too.
+    """Learns what steps cost by their number of rows, on a machine that other programs use, too.
 
-    A time is a cost times how slow the machine is at this moment: texts grow, and other programs take the processor,
-    which slows all steps by about the same factor. So only steps that lie next to each other are compared. A Kalman
-    filter does it: its state holds the logarithms of the moment's factor, which may change with each step, and of the
-    cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step.
-    """
+    A measured time is a cost times a factor: how slow the machine is at this moment, because texts grow and other
+    programs take the processor. The factor is about the same for all numbers of rows, so only neighbouring steps are
+    compared. This is a Kalman filter: its state holds the logarithms of the moment's factor, which may change with each
+    step, and of the cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step."""
 
     def __init__(self, shape: Callable[[int], float] | None = None) -> None:
         super().__init__(shape)
-        self._places: dict[int, int] = {}  # of each number in the state; 0 is the moment's factor
+        self._places: dict[int, int] = {}  # number -> its index in the state; index 0 is the factor
         self._logs, self._doubts = np.zeros(1), np.zeros((1, 1))
-        self.steps = 0  # how many were added
-        self._unrest = Mean(64)  # growth of the doubt of the moment's factor, as it follows from past errors
-        self._last, self._waited = 0, 0  # place of the last step, and steps since then
+        self.steps = 0  # number of added steps
+        self._unrest = Mean(64)  # growth of the factor's doubt, from past errors
+        self._last, self._waited = 0, 0  # index of the last step's number; steps since then
 
     @property
     def numbers(self) -> int:
@@ -137,7 +136,7 @@ class StepTimes(CostLine):
 
     @property
     def moment(self) -> float:
-        """How many times as long as their cost steps take at the moment."""
+        """The moment's factor: measured time of a step over its cost."""
         return math.exp(self._logs[0])
 
     def known(self) -> dict[int, tuple[float, float]]:
@@ -168,25 +167,25 @@ class StepTimes(CostLine):
         doubts -= shared[:, None] * (shared / max(variance, (error / OUTLIER) ** 2))
 
     def of(self, n: int) -> float:
-        """Return the cost of a number as it was timed, in a tenth of the time of `at`; estimate one that was not."""
+        """Return the cost of a number if it was timed, in a tenth of the time of `at`; otherwise estimate it."""
         return math.exp(self._logs[self._places[n]]) if n in self._places else self.at(n)
 
     def is_timed(self, n: int) -> bool:
-        """Return whether the cost of a number is known, compared with the last step's."""
+        """Return whether the cost of a number is known well relative to the cost of the last step's number."""
         return n in self._places and self.known()[n][1] <= SURE
 
     def wait(self, steps: int) -> None:
-        """So many steps were not timed."""
+        """Count steps that were not timed, by which doubts grow."""
         self._waited += steps
 
 
 class LevelCosts(CostLine):
-    """Keeps what drafting costs by its number of levels: the median of the last few steps of each."""
+    """Learns what drafting costs by its number of levels: the median of the last few steps of each number."""
 
     def __init__(self) -> None:
         super().__init__()
         self._costs = {0: deque([0.0])}
-        self._steps, self._last = 0, {0: 0}  # steps so far, and the last one of each number
+        self._steps, self._last = 0, {0: 0}  # steps so far; number -> its last step
 
     def known(self) -> dict[int, tuple[float, float]]:
         age = {n: FORGETS * (self._steps - last) for n, last in self._last.items()}
@@ -198,29 +197,29 @@ class LevelCosts(CostLine):
         self._last[n], self._line = self._steps, None
 
     def of(self, n: int) -> float:
-        """Return the cost of a number that was timed."""
-        some = self._costs[n]  # of two, the greater may be that of a moment in which others had the processor
+        """Return the cost of a number of levels that was timed."""
+        some = self._costs[n]  # of two, the greater may have been slowed by others
         return sorted(some)[len(some) // 2] if len(some) >= FEW else min(some)
 
 
 class Survival:
-    """How likely draft token 1, 2, .. of each request is accepted, given that all before it are: estimated from its own
-    record, with `WEIGHT` draft tokens at the rates of all requests added to it, which start at `prior`. The records of
-    all requests are rows of one array: a step updates them together.
+    """Estimates how likely draft tokens 1, 2, .. of each request are accepted, given that all before are. The estimate
+    is the request's own record plus `WEIGHT` draft tokens at the rates of all requests, which start at `prior`. The
+    records of all requests are rows of one array, so that a step updates them together.
 
-    most  deepest draft token.
+    most  largest depth of a draft token.
     """
 
     def __init__(self, most: int, prior: float):
         self._depths, self._prior = np.arange(most), prior
-        self._rows: dict[int, int] = {}  # of each request
+        self._rows: dict[int, int] = {}  # request id -> its row
         self._free: list[int] = []
         self._record, self._everyone = np.zeros((4, 2, most)), np.zeros((2, most))  # compared, accepted
         self._width = np.ones(4)
 
     def learn(self, ids: Seq[int], lengths: np.ndarray, nodes: np.ndarray, accepted: np.ndarray) -> None:
-        """Of each request: the length that it was given, its draft tokens, and how many were accepted. A draft that
-        ends before its length, because nothing was found, counts as rejected there."""
+        """Record for each request the length that it was given, its draft tokens (nodes), and how many were accepted. A
+        draft that ends before its length, because nothing was found, counts as rejected there."""
         rows = [self._row(seq_id) for seq_id in ids]
         new = self._depths < np.array((np.minimum(lengths, accepted + 1), accepted)).T[..., None]  # [R, 2, most]
         self._record[rows] = self._record[rows] * FADE + new
@@ -228,11 +227,11 @@ class Survival:
         self._everyone = self._everyone * FADE_ALL ** len(rows) + new.sum(0)
 
     def fade(self) -> None:
-        """Let the records of all requests count half from now on."""
+        """Halve the weight of all requests' own records."""
         self._record /= 2
 
     def of(self, ids: Seq[int]) -> np.ndarray:
-        """[R, most]: probability that each request accepts its first 1, 2, .. draft tokens."""
+        """Return [R, most]: the probability that each request accepts its first 1, 2, .. draft tokens."""
         rows = [self._row(seq_id) for seq_id in ids]
         compared, accepted = self._everyone
         rate = (accepted.sum() + WEIGHT * self._prior) / (compared.sum() + WEIGHT)
@@ -241,7 +240,8 @@ class Survival:
         return ((accepted + WEIGHT * usual) / (compared + WEIGHT)).cumprod(1)
 
     def width(self, ids: Seq[int]) -> float:
-        """Verified draft tokens per token of the length, on average: more than 1 for trees, less for lookups."""
+        """Return verified draft tokens per token of the draft length, on average: above 1 for trees, below for
+        lookups."""
         return float(self._width[[self._row(seq_id) for seq_id in ids]].mean())
 
     def forget(self, seq_id: int) -> None:

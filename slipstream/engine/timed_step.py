@@ -1,4 +1,4 @@
-"""`Step` describes a finished step, for draft lengths to learn from. `TimedStep` measures one."""
+"""`Step` describes a finished step, from which draft lengths learn. `TimedStep` measures one."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,11 +11,13 @@ from slipstream.core.sequence import Sequence
 @dataclass
 class Step:
     """Describes a finished step. `lengths`, `nodes` and `accepted` have an entry for each request: the length that it
-    was given, its draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of all else.
-    repeats: plain steps in this call. catching_up: whether a drafter read text that it had not followed, such as a
-    prompt: that takes the same time for drafts of any length. prompt_rows: rows of prompts in the forward, of requests
-    that are not among `ids`; read_rows: prompt rows that the drafter reads, all unless it is given. drawn: the most
-    draft tokens that a model drew for a request (see `Draft`). context: mean tokens of a text before the step."""
+    was given, its number of draft tokens, and how many were accepted. draft, rest: seconds of drafting, and of
+    everything else, the choice of lengths included. aside: seconds in which the drafter read prompts, began requests
+    and ended them, since the previous step that was learned from. repeats: number of plain steps in this call.
+    catching_up: whether a drafter read text that it had not followed, such as a prompt; this takes the same time for
+    drafts of any length. prompt_rows: prompt rows in the forward pass, of requests not in `ids`. read_rows: prompt rows
+    that the drafter reads; None: all. drawn: the largest number of draft tokens that a model drew for a request (see
+    `Draft`). context: mean tokens per text before the step."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -29,37 +31,35 @@ class Step:
     read_rows: int | None = None
     drawn: int = 0
     context: int = 0
+    aside: float = 0.0
 
     @property
     def read(self) -> int:
-        """Rows of prompts that the drafter reads."""
+        """Number of prompt rows that the drafter reads."""
         return self.prompt_rows if self.read_rows is None else self.read_rows
 
 
 class TimedStep:
-    """Measures a step, or a call of several plain steps, by the difference of the counters before and after.
+    """Measures a step, or a call of several plain steps, from the counters before and after.
 
-    seqs     requests that decode, at least one; lengths: their draft lengths.
-    sharing  requests among which the time of the step is divided: these, and those whose prompts are read.
+    seqs     requests that decode, at least one. lengths: their draft lengths.
     more     further fields of `Step`.
     """
 
-    def __init__(self, seqs: Seq[Sequence], lengths: Seq[int], sharing: int, **more: Any):
-        self._seqs, self._lengths, self._sharing, self._more = seqs, lengths, sharing, more
+    def __init__(self, seqs: Seq[Sequence], lengths: Seq[int], **more: Any):
+        self._seqs, self._lengths, self._more = seqs, lengths, more
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
-        self._seconds = dict(seqs[0].stats.seconds)
 
-    def end(self, draft: Draft | None) -> Step:
-        """Return the step, after it has run. draft: the draft that was verified; None after several plain steps."""
+    def end(self, verified: Draft | None, **seconds: Any) -> Step:
+        """Return the finished step. verified: the draft that was verified; None after several plain steps.
+        seconds: fields of `Step`."""
         nodes, accepted, gained = [], [], 0
         for seq, (proposed_before, accepted_before, tokens_before) in zip(self._seqs, self._before, strict=True):
             nodes.append(seq.stats.proposed - proposed_before)
             accepted.append(seq.stats.accepted - accepted_before)
             gained = max(gained, len(seq.tokens) - tokens_before)
-        spent = {name: self._sharing * (s - self._seconds[name]) for name, s in self._seqs[0].stats.seconds.items()}
         return Step(
             [seq.id for seq in self._seqs], self._lengths, nodes, accepted,
-            draft=spent["draft"], rest=sum(spent.values()) - spent["draft"],
-            drawn=max(draft.drawn) if draft is not None and draft.drawn else 0,
-            repeats=1 if any(self._lengths) else gained, **self._more,
+            drawn=max(verified.drawn) if verified is not None and verified.drawn else 0,
+            repeats=1 if any(self._lengths) else gained, **seconds, **self._more,
         )  # fmt: skip

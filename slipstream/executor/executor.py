@@ -1,5 +1,5 @@
-"""The contract of an executor, which owns the weights and the KV cache of one decoder: it takes a `Batch` and returns
-an `Output`. It knows nothing of drafters, sampling or rules. `make_batch` makes a batch of sequences and their drafts.
+"""The contract of an executor, which owns the weights and the KV cache of one decoder: it runs a `Batch` and returns an
+`Output`. It knows nothing of drafters, sampling or rules. `make_batch` packs sequences and their drafts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipstream.kv.kv_memory import KVMemory
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """New tokens of B sequences, packed; M tokens in all. A worked example, two sequences:
+    """New tokens of B sequences, packed; M tokens in all. A worked example with two sequences:
 
         sequence 7 has 3 tokens of KV and runs [a, b] plus a draft of two siblings x, y, children of b;
         sequence 9 is new and runs the prompt [p, q]
@@ -38,14 +38,13 @@ class Batch:
     tokens     int64 [M], on the executor's device.
     positions  M host integers, rotary / learned positions. Siblings share a position.
     splits     B+1 host integers: sequence b owns rows splits[b]:splits[b+1].
-    past       B host integers: KV slots of the sequence that are valid and visible to every new token. New token i
-               of the sequence is written to slot past + i and overwrites what was there, so passing a smaller
-               `past` rolls back.
-    trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
-               sees itself and its ancestors among the new tokens.
+    past       B host integers: KV slots of the sequence that are valid and visible to every new token. New token i of
+               the sequence is written to slot past + i and overwrites the slot, so a smaller `past` rolls back.
+    trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row sees
+               itself and its ancestors among the new tokens.
     select     host integers, rows of the batch whose logits are computed, increasing.
-    certain    B host integers: how many of the sequence's rows, from its first on, are its text and no draft, so that
-               the next pass has a `past` behind them. Empty: unknown.
+    certain    B host integers: number of leading rows of the sequence that are text and not draft, so that the next
+               pass has a `past` after them. Empty: unknown.
     """
 
     seq_ids: Seq[int]
@@ -58,8 +57,8 @@ class Batch:
     certain: Seq[int] = ()
 
     def cut(self, spans: Seq[range]) -> Batch:
-        """The rows spans[b] of each sequence, counted within it; sequences with an empty span are dropped. The rows
-        before a span must be in the cache and visible to the whole span. `select` is empty."""
+        """Return the rows spans[b] of each sequence, counted within the sequence; sequences with an empty span are
+        dropped. The rows before a span must be in the cache and visible to the whole span. `select` is empty."""
         left = [b for b, span in enumerate(spans) if span]
         rows = [self.splits[b] + i for b in left for i in spans[b]]
         splits = [0]
@@ -82,14 +81,14 @@ class Batch:
 def make_batch(
     seqs: Seq[Sequence], draft: Draft, device: torch.device, starts: Seq[int] = (), stop: int | None = None
 ) -> Batch:
-    """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last of these tokens and
-    for every node.
+    """Pack the pending tokens of each sequence, then its nodes. Logits are computed for the last pending token and
+    every node.
 
     Slots: the KV of token i of a sequence is in slot i, the KV of node j of the draft in slot len(tokens) + j. A node's
-    position is the last pending token's plus the node's depth, so siblings share one.
+    position is the last pending token's plus the node's depth, so siblings share a position.
 
-    starts  slot of the first token to run, where part of a long prompt has run already; else `seq.kv_len`.
-    stop    where a piece of a long prompt ends, before `end`.
+    starts  slot of the first token to run, if part of a long prompt has run already; by default `seq.kv_len`.
+    stop    slot at which a chunk of a long prompt ends, before `end`.
     """
     ids, tokens, positions, past = list[int](), list[int](), list[int](), list[int]()
     splits, select = [0], list[int]()
@@ -128,12 +127,11 @@ def make_batch(
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """logits [R, V] for the selected rows (float32, or float64 if the weights are); taps: tap -> [M, d]
-    (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
-    the residual stream after the last layer that ran. All are valid until the next forward.
-    `finite`: whether the executor has seen that no hidden state behind the logits is infinite or NaN.
-    `maxima`: id of the first maximum of each row of logits, if the executor has found it.
-    `experts_read`: number of experts that the pass read, all layers together; 0 if it is unknown."""
+    """logits [R, V] for the selected rows (float32, or float64 if the weights are). taps: tap -> [M, d] (tap i is the
+    residual stream after i layers, 0 the embeddings, -1 after the final norm). hidden [M, d]: the residual stream after
+    the last layer that ran. All tensors are valid until the next forward pass. finite: whether the executor knows that
+    no hidden state behind the logits is infinite or NaN. maxima: id of the first maximum of each row of logits, if the
+    executor has found it. experts_read: number of experts that the pass read, over all layers; 0 if unknown."""
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
@@ -149,13 +147,13 @@ class Executor(Protocol):
 
     device: torch.device
     kv_memory: KVMemory
-    """The blocks of its KV cache."""
+    """The blocks of the KV cache."""
     runtime: Runtime
-    """How the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `checkpoint`."""
+    """Describes how the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `checkpoint`."""
 
     @property
     def slices(self) -> bool:
-        """Return whether `forward` takes `layers`."""
+        """Return whether `forward` accepts `layers`."""
         ...
 
     @property
@@ -165,7 +163,7 @@ class Executor(Protocol):
 
     @property
     def multi_step(self) -> MultiStep[Batch] | None:
-        """Itself, if it can decode several tokens in one call; else None."""
+        """Return the executor itself if it can decode several tokens in one call; otherwise None."""
         ...
 
     @property
@@ -176,7 +174,7 @@ class Executor(Protocol):
     def forward(
         self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
-        """One pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, else from `hidden`
+        """Run one pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, otherwise from `hidden`
         [M, d], the residual stream that an earlier slice of the same batch returned. Logits are computed by the final
         norm and head after layer b-1 (early exit, LayerSkip section 4.3). With an empty `batch.select`, only KV and
         `hidden` are computed.
@@ -186,33 +184,33 @@ class Executor(Protocol):
         ...
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy KV slots `src` of a sequence to `dst`, in every layer: an accepted branch becomes contiguous.
-        `dst[i] <= src[i]`, both increasing. Raises TargetError for slots that the sequence does not hold."""
+        """Copy KV slots `src` of a sequence to `dst`, in every layer, to make an accepted branch contiguous. `dst[i] <=
+        src[i]`, both increasing. Raises TargetError for slots that the sequence does not hold."""
         ...
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        """Start sequence `child_id` with the first `length` KV slots of `parent_id`, as if it had run the same tokens.
-        Both share memory until one of them writes to it. Raises TargetError if the parent does not hold these slots, or
-        if the child already holds any."""
+        """Start sequence `child_id` with the first `length` KV slots of `parent_id`, as if the child had run the same
+        tokens. Both share memory until one of them writes. Raises TargetError if the parent does not hold these slots,
+        or if the child already holds any."""
         ...
 
     def release(self, seq_id: int) -> None:
-        """Free the KV of a sequence, except what it shares with others. Unknown ids are ignored."""
+        """Free the KV of a sequence, except blocks that it shares with others. Unknown ids are ignored."""
         ...
 
     def kv(self, seq_id: int, length: int) -> Tensor:
-        """Return a copy of the first `length` slots, [L, 2, Hk, length, D], or [numbers, length] where layers differ in
+        """Return a copy of the first `length` slots, [L, 2, Hk, length, D], or [numbers, length] if layers differ in
         shape (for tests and tools). Raises TargetError for slots that the sequence does not hold."""
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes held: {"weights": ..., "kv": ...}."""
+        """Return the bytes held: {"weights": ..., "kv": ...}."""
         ...
 
 
 def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
-    """Raise TargetError unless all of `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
-    this themselves: on CUDA one id outside stops the process. There the check waits for the ids."""
+    """Raise TargetError unless all `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
+    this: on CUDA one invalid id ends the process. On CUDA this check waits for the ids."""
     if len(ids) and bool(((ids < 0) | (ids >= count)).any()):
         raise make_unknown_ids(f"a {what} is outside the model's embedding of {count} rows")
 
@@ -226,7 +224,7 @@ def make_unknown_ids(what: str) -> TargetError:
 
 
 def make_not_finite() -> TargetError:
-    """Make the error of a call that draws tokens from hidden states that are infinite or NaN."""
+    """Return the error for a call that would draw tokens from infinite or NaN hidden states."""
     return TargetError(
         "the hidden states of a draft are not finite",
         why="no token can be drawn from them",
@@ -237,7 +235,7 @@ def make_not_finite() -> TargetError:
 def check_slice(config: ModelShape, first: int, last: int, taps: Seq[int]) -> None:
     """Raise TargetError unless the model has layers first..last-1 and the taps are within them."""
     if not 0 <= first < last <= config.layers:
-        raise TargetError(f"layers {first}..{last - 1} were asked of a model with {config.layers}")
+        raise TargetError(f"a model with {config.layers} layers has no layers {first}..{last - 1}")
     outside = [t for t in taps if t != -1 and not first <= t <= last]
     if outside:
         raise TargetError(f"taps {outside} are outside layers {first}..{last - 1}")
@@ -246,9 +244,9 @@ def check_slice(config: ModelShape, first: int, last: int, taps: Seq[int]) -> No
 def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
     """Raise TargetError for fewer than 1 step, or for an exit that is not one of 1..layers."""
     if steps < 1:
-        raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
+        raise TargetError(f"steps is {steps}, but must be at least 1")
     if exit is not None and not 1 <= exit <= layers:
-        raise TargetError(f"an exit after {exit} layers was asked of a model with {layers}")
+        raise TargetError(f"a model with {layers} layers has no exit after {exit} layers")
 
 
 def check_finite(
@@ -257,8 +255,8 @@ def check_finite(
     draft: Draft,
     fix: str = "use dtype='float32' if the model overflows in float16, and check the weights",
 ) -> None:
-    """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need not
-    be: plain decoding might never reach it (see `core.step.decide`)."""
+    """Raise TargetError if the logits after a sequence's last pending token are not finite. Logits after a node are not
+    checked: plain decoding might never reach the node (see `core.step.decide`)."""
     # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
     # is not finite). On CUDA this check would be a second synchronisation per step.
     rows = [draft.splits[b] + b for b in range(len(seqs))]

@@ -1,8 +1,8 @@
-"""`Grammars`: turns `Structured` into the constraint of a request, by llguidance.
+"""`Grammars`: compiles structured output (`Structured`) into the constraint of a request, by llguidance.
 
-Work is limited, so that no grammar takes forever: llguidance counts what it does, and gives up when a grammar is
-compiled (ParameterError) or in the middle of a text (DeadEndError). What it does not count is refused before: see
-`check_multiples`.
+Work is limited, so that no grammar takes forever. llguidance counts its work, and gives up when a grammar is compiled
+(ParameterError) or in the middle of a text (DeadEndError). `check_multiples` refuses a grammar for work that llguidance
+does not count.
 """
 
 from __future__ import annotations
@@ -35,47 +35,48 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 LEXER_FUEL, STEP_FUEL, LEXER_STATES = 300_000, 50_000, 50_000
-"""Work of llguidance's lexer at first and on one token, and its states, of 1 to 2 kB each. Its defaults, three to five
-times as much, let a bomb compute for seconds and take half a gigabyte."""
+"""Limits of llguidance's lexer: work at first, work on one token, and number of states (1 to 2 kB each). Its defaults
+are three to five times higher, and let a malicious grammar compute for seconds and take half a gigabyte."""
 
 NOT_FORCED = '\n%llguidance {"no_forcing": true}'
-"""Where only one text can follow, llguidance allows only the tokens that the tokenizer would write it with. Here, as
-elsewhere, all that write it: which tokens are likely, the target says. `ForcedText` drafts the former."""
+"""If only one text can follow, llguidance by default allows only the tokens that the tokenizer would write it with.
+Here all tokens that write the text are allowed, and the target decides among them. `ForcedText` drafts the
+tokenizer's."""
 
 PROBED = 4
-"""A compiled grammar is followed for so many tokens, because most bombs explode there."""
+"""Number of tokens for which a new grammar is followed on trial, because most malicious grammars explode there."""
 
 KEPT = 64
-"""How many compiled grammars are kept for the next requests."""
+"""Number of compiled grammars that are kept for later requests."""
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""White space between two parts of JSON, unless the schema says otherwise. Small models write it without end: a text
-would be cut before its JSON is complete, however many tokens it may have."""
+"""Pattern of white space between two parts of JSON, unless the schema gives another. Without a limit, small models
+write white space until the text is cut, and its JSON stays incomplete."""
 
 LARGEST_MULTIPLE = 100_000
-"""Compiling `multipleOf` takes one state for each remainder: about a second here, and 15 at 700,000, where llguidance's
-fuel is not yet used up."""
+"""Compiling `multipleOf` takes one state for each remainder: about a second for this many, and 15 seconds for 700,000,
+at which llguidance's own limit is still not reached."""
 
 MOST_PARTS = 1000
-"""How many parts of a schema are compiled one by one to find the one at fault."""
+"""Number of parts of a schema that are compiled one by one to find the faulty part."""
 
 
 class Grammars:
-    """Compiles the forms of requests for the tokenizer of one target.
+    """Compiles the grammars of requests for the tokenizer of one target.
 
-    tokenizer   of transformers; None: every form is refused.
+    tokenizer   a tokenizer of transformers; None: every grammar is refused.
     vocab_size  width V of the target's logits.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int):
         self._vocab_size = vocab_size
-        self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made when first needed
+        self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made at its first use
         self._symbols = lru_cache(1)(lambda: Symbols(self._vocabulary()))
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def make_constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
-        """The constraint of one request, whose text these ids end. Raises ParameterError if the form cannot be
-        compiled, which says where."""
+        """Return the constraint of one request, whose text `stop_ids` end. Raises ParameterError, which says where, if
+        the grammar cannot be compiled."""
         if structured.tokens is not None:
             return GivenTokens(structured.tokens, self._vocab_size)
         matcher, free, spelled = self._compiled(structured)
@@ -89,13 +90,13 @@ class Grammars:
 
 
 def check_structured(structured: Structured) -> None:
-    """Raise ParameterError for a form that cannot be compiled for any tokenizer."""
+    """Raise ParameterError for a grammar that cannot be compiled for any tokenizer."""
     if structured.tokens is None:
         compile_form(Vocabulary.of_bytes(), structured)
 
 
 def compile_form(vocabulary: Vocabulary, structured: Structured) -> tuple[LLMatcher, str]:
-    """Compile a form. Returns a matcher at its beginning, and the grammar. Raises ParameterError."""
+    """Compile a grammar. Returns a matcher at its beginning, and the grammar's text. Raises ParameterError."""
 
     def make_matcher(grammar: str) -> LLMatcher:
         return _make_matcher(vocabulary.tokens, grammar)
@@ -121,7 +122,7 @@ def compile_form(vocabulary: Vocabulary, structured: Structured) -> tuple[LLMatc
             break
         probe.consume_token(int(allowed[0]))
     if not n:
-        raise _explain_refusal(structured, "no text has this form except the empty one")
+        raise _explain_refusal(structured, "it allows no text except the empty one")
     return state, grammar
 
 
@@ -132,7 +133,7 @@ def _make_matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _write_grammar(structured: Structured) -> str:
-    """The grammar in Lark. Raises ParameterError for EBNF that cannot be read."""
+    """Return the grammar in Lark. Raises ParameterError for EBNF that cannot be read."""
     from llguidance import grammar_from, regex_to_lark
 
     if structured.json_schema is not None:
@@ -142,7 +143,7 @@ def _write_grammar(structured: Structured) -> str:
     if structured.regex is not None:
         return f"start: /{regex_to_lark(structured.regex, '')}/"
     if structured.choice is not None:
-        # One terminal: as rules, at most 2000 would be followed. Lark's strings hold no DEL.
+        # One terminal: alternatives as rules would be limited to 2000. Lark's strings cannot hold DEL.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
         return f"start: TEXT\nTEXT: {texts}".replace("\x7f", "\\u007f")
     try:
@@ -152,7 +153,7 @@ def _write_grammar(structured: Structured) -> str:
 
 
 def _find_schemas(grammar: str) -> Iterator[tuple[slice, object]]:
-    """Place and value of each JSON schema in a grammar. llguidance refuses text that is not JSON."""
+    """Yield the place and value of each JSON schema in a grammar. llguidance refuses text that is not JSON."""
     end = 0
     for match in _INLINE.finditer(grammar):
         if match.start() >= end:
@@ -165,8 +166,8 @@ _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
 
 
 def _write_strict(schema: object) -> str:
-    """Write a schema for llguidance: its objects are closed, white space has a bound, and keywords that ask for nothing
-    are left out. A schema cannot ask llguidance to ignore unknown keywords."""
+    """Write a schema for llguidance: its objects are closed, white space has a limit, and keywords without effect are
+    left out. A schema cannot make llguidance ignore unknown keywords."""
 
     def enforce(part: JsonObject) -> JsonObject:
         if isinstance(part.get("x-guidance"), dict):
@@ -199,7 +200,7 @@ def _has_format(name: str) -> bool:
 
 
 def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
-    """Say what is wrong with a schema, and where; "" if it is right."""
+    """Say what is wrong with a schema, and where; "" if the schema is right."""
     from llguidance import LLMatcher
 
     def find_fault(part: object) -> str:
@@ -213,8 +214,8 @@ def _find_fault(schema: object, matcher: Callable[[str], LLMatcher]) -> str:
 
 
 def check_multiples(schema: object) -> None:
-    """Raise ParameterError if all `multipleOf` together have more remainders than `LARGEST_MULTIPLE`. Several that
-    apply to one number become one of their least common multiple, and `$ref` can join any two."""
+    """Raise ParameterError if all `multipleOf` together have more remainders than `LARGEST_MULTIPLE`. If several apply
+    to one number, their least common multiple counts, and `$ref` can make any two apply to one number."""
     multiples = [(place, value) for place, value in _find_keywords(schema, "multipleOf", "#") if _is_positive(value)]
     values = [Decimal(repr(value)) for _, value in multiples]
     digits = max((-int(value.as_tuple().exponent) for value in values), default=0)
@@ -225,7 +226,7 @@ def check_multiples(schema: object) -> None:
     if multiple > LARGEST_MULTIPLE:
         raise ParameterError(
             f"structured.json_schema has multipleOf with a least common multiple of {multiple:g} units of the last "
-            f"digit, at {', '.join(place for place, _ in multiples)}; at most {LARGEST_MULTIPLE} are compiled",
+            f"digit, at {', '.join(place for place, _ in multiples)}; at most {LARGEST_MULTIPLE} can be compiled",
             why="each remainder is a state of the automaton",
             fix="choose a smaller multipleOf, or leave it out",
         )
@@ -236,7 +237,7 @@ def _is_positive(value: object) -> bool:
 
 
 def _find_keywords(part: object, keyword: str, place: str) -> Iterator[tuple[str, object]]:
-    """Place and value of every entry of that name, also where it is no keyword: it is not worth telling apart."""
+    """Yield the place and value of every entry of that name, even if the entry is no keyword there."""
     if isinstance(part, dict) and keyword in part:
         yield place, part[keyword]
     for name, child in _list_children(part):
@@ -244,7 +245,7 @@ def _find_keywords(part: object, keyword: str, place: str) -> Iterator[tuple[str
 
 
 def _list_children(part: object) -> Iterator[tuple[str, object]]:
-    """Entries of a mapping or a list, by the names that a JSON pointer has for them (RFC 6901)."""
+    """Yield the entries of a mapping or a list, by their names in a JSON pointer (RFC 6901)."""
     if isinstance(part, dict):
         for name, child in part.items():
             yield name.replace("~", "~0").replace("/", "~1"), child
@@ -254,17 +255,17 @@ def _list_children(part: object) -> Iterator[tuple[str, object]]:
 
 
 def find_place(schema: object, message: str, fault: Callable[[object], str]) -> str:
-    """JSON pointer of the innermost part of `schema` that has the fault `message` by itself; "#" if none has, or if it
-    is not among the first `MOST_PARTS`.
+    """Return the JSON pointer of the innermost part of `schema` that has the fault `message` by itself; "#" if no part
+    has, or if the part is not among the first `MOST_PARTS`.
 
-    fault  compiles a schema; returns what is wrong with it, or "".
+    fault  function that compiles a schema and returns its fault, or "".
     """
     shared = {name: schema[name] for name in DEFINITIONS if isinstance(schema, dict) and name in schema}
     left = MOST_PARTS
 
     def search(part: object, place: str) -> str:
         nonlocal left
-        # Rather there than at a $ref.
+        # Definitions come first: a fault is reported there, not at a $ref to it.
         children = sorted(_list_children(part), key=lambda child: child[0] not in DEFINITIONS)
         for name, child in children:
             here, left = f"{place}/{name}", left - 1
@@ -286,15 +287,15 @@ def _make_limits() -> LLParserLimits:
         initial_lexer_fuel=LEXER_FUEL,
         step_lexer_fuel=STEP_FUEL,
         max_lexer_states=LEXER_STATES,
-        verbose_errors=False,  # they would show all that was generated
+        verbose_errors=False,  # verbose errors would contain the generated text
     )
 
 
 def _explain_refusal(structured: Structured, message: str) -> ParameterError:
     if structured.kind != "grammar":
-        message = PLACE.sub("", message)  # in a grammar that was made of it
+        message = PLACE.sub("", message)  # a place in a generated grammar says nothing to the user
     return ParameterError(
         f"structured.{structured.kind} cannot be compiled: {message}",
-        why="a part that is left out would change what texts are allowed",
-        fix="correct it there, or write it in a simpler way",
+        why="leaving a part out would change which texts are allowed",
+        fix="correct it there, or write a simpler one",
     )

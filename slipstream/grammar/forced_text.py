@@ -1,15 +1,15 @@
-"""`ForcedText`: the tokens that write the text which a form forces next.
+"""`ForcedText`: finds the tokens of the text that a grammar forces next.
 
 A schema forces names, quotes and brackets, but hardly ever a single token, because several tokens may write the
-beginning of the same text. So the form is followed byte by byte, as far as only one text can follow, and this text is
-split as the tokenizer splits it behind the last token. White space that may stand there or not is taken as the text had
-it before (see `Spacing`). The last token is left out where it depends on what follows:
+beginning of the same text. So the grammar is followed byte by byte while only one text can follow, and this text is
+split as the tokenizer splits it after the last token. Optional white space is chosen as earlier in the text (see
+`Spacing`). The last token is left out if it depends on the bytes that follow:
 
-    text so far            {"city": "Paris",
-    forced                  "unit": "                    then c or f
-    its tokens behind `,`  ` "`  `unit`  `":`  ` "`      the last one is the same before c and before f
+    text so far              {"city": "Paris",
+    forced                    "unit": "                    then c or f
+    its tokens after `,`    ` "`  `unit`  `":`  ` "`      the last one is the same before c and before f
 
-What is found is a draft: verification decides, so a wrong guess costs time and changes no text.
+The result is a draft: verification decides, so a wrong guess costs time and changes no text.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 AHEAD = 256
-"""Bytes after which a forced text is not followed further yet: a grammar may force an endless one."""
+"""Largest number of bytes for which a forced text is followed: a grammar may force an endless text."""
 
 REMEMBERED = 2**14
-"""Forced texts of a form whose tokens are kept."""
+"""Number of forced texts of a grammar whose tokens are cached."""
 
 USUAL = b"aA0"
-"""Bytes that stand for all that may follow, where they may: texts are split alike before most others."""
+"""Bytes that are tried for all bytes that may follow, if allowed: before most bytes, texts are split alike."""
 
 MOST_COMPARED = 4
-"""Where none of these may follow: so many bytes that may are compared."""
+"""Number of other bytes that are tried if none of `USUAL` may follow."""
 
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
 """A special token in the forced text of llguidance."""
@@ -49,9 +49,9 @@ _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]*\Z")
 
 
 class SpelledForm:
-    """A form that is followed byte by byte, shared by its requests.
+    """A grammar that is followed byte by byte, shared by its requests.
 
-    grammar  a matcher of `symbols` at the beginning of the form.
+    grammar  a matcher over `symbols` at the beginning of the grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, symbols: Symbols, grammar: LLMatcher):
@@ -63,14 +63,14 @@ class SpelledForm:
             self.tell(grammar.get_error())
 
     def tell(self, reason: str) -> None:
-        """Warn once that forced text is not drafted."""
+        """Warn once that forced text is not drafted any more."""
         if not self._is_told:
             self._is_told = True
             line = reason.strip().split("\n")[0]
-            log.warning("text that a form forces is not drafted any more: %s. The text is not affected.", line)
+            log.warning("text that a grammar forces is not drafted any more: %s. The text is not affected.", line)
 
     def read(self, forced: bytes) -> list[int]:
-        """Turn forced text of llguidance into symbols."""
+        """Turn the forced text that llguidance returns into symbols."""
         found, first, at = list[int](), self.symbols.first, 0
         for special in _SPECIAL.finditer(forced):
             found += [first + byte for byte in forced[at : special.start()]]
@@ -79,9 +79,9 @@ class SpelledForm:
         return found + [first + byte for byte in forced[at:]]
 
     def _tokens(self, last: int | None, ahead: tuple[int, ...], follow: bytes | None) -> tuple[int, ...]:
-        """Return the tokens that write the symbols `ahead` behind the token `last`.
+        """Return the tokens that write the symbols `ahead` after the token `last`.
 
-        follow  bytes that may come next, each of which stands for a text; b"": the text ends. None: not known.
+        follow  bytes that may come next, each of which stands for a text; b"": the text ends. None: unknown.
         """
         tokens, run = list[int](), bytearray()
         for symbol in ahead:
@@ -102,8 +102,9 @@ class SpelledForm:
         return (*tokens, *found)
 
     def _without_last_word(self, tokens: list[int], text: bytes) -> list[int]:
-        """Return the tokens before the first one in whose place one may stand that goes on behind the text, which ends
-        within a word."""
+        """Cut off tokens that could be longer. `text` ends within a word; if some token could begin there and reach
+        beyond the end of `text`, the model may emit this longer token instead. Returns the tokens before the first such
+        place."""
         written, cut = self._vocabulary.written, len(tokens)
         rest = text[sum(len(written[token]) for token in tokens) :]
         for n in reversed(range(len(tokens))):
@@ -115,16 +116,16 @@ class SpelledForm:
         return tokens[:cut]
 
     def _split(self, last: int | None, data: bytes, follow: bytes = b"") -> list[int]:
-        """Return the tokens of `data` that are complete where `follow` comes next."""
+        """Return the tokens of `data` that are complete if `follow` comes next."""
         written, split = self._vocabulary.written, self._vocabulary.tokens.tokenize_bytes
         before = b"" if last is None or last in self._vocabulary.special else written[last]
         tokens = split(before + data + follow)
-        if before:  # the model may have written the text before in tokens that the tokenizer would not
+        if before:  # the model may have split the text before otherwise than the tokenizer
             tokens = tokens[1:] if tokens[:1] == [last] else split(data + follow)
         complete, at = list[int](), 0
         for token in tokens:
             text = written[token] if token < len(written) else b""
-            if not text or data[at : at + len(text)] != text:  # or a token that the tokenizer writes for unknown text
+            if not text or data[at : at + len(text)] != text:  # or a token for unknown text
                 break
             complete.append(token)
             at += len(text)
@@ -132,7 +133,7 @@ class SpelledForm:
 
 
 class ForcedText:
-    """Follows one text along its form, and keeps what is forced after it."""
+    """Follows one text along its grammar, and keeps the text that is forced after it."""
 
     def __init__(self, form: SpelledForm):
         self._form = form
@@ -140,14 +141,14 @@ class ForcedText:
 
     def _begin(self) -> None:
         self._text: list[int] = []
-        self._matcher = self._form.grammar.deep_copy()  # stands behind the text and `_ahead`
+        self._matcher = self._form.grammar.deep_copy()  # has read the text and `_ahead`
         self._spacing = Spacing()
-        self._ahead: list[int] = []  # symbols
-        self._follow: bytes | None = None  # see `SpelledForm.tokens`
+        self._ahead: list[int] = []  # forced symbols
+        self._follow: bytes | None = None  # for `SpelledForm._tokens`
         self._is_lost = self._matcher.is_error()
 
     def tokens(self, text: list[int]) -> Seq[int]:
-        """Return the tokens that are forced after these tokens, which begin where the form begins."""
+        """Return the tokens that are forced after `text`, which begins where the grammar begins."""
         if text[: len(self._text)] != self._text:
             self._begin()
         for token in text[len(self._text) :]:
@@ -160,7 +161,7 @@ class ForcedText:
         return self._form.tokens(text[-1] if text else None, tuple(self._ahead), self._follow)
 
     def _read(self, symbols: Seq[int]) -> None:
-        """Go on with what one token writes."""
+        """Continue with the symbols of one token."""
         if self._is_lost:
             return
         ahead, same = self._ahead, 0
@@ -176,7 +177,7 @@ class ForcedText:
         self._spacing.read(self._form.symbols.bytes_of(symbols), learns=True)
 
     def _look_ahead(self) -> None:
-        """Follow the form as far as only one text can."""
+        """Follow the grammar while only one text can follow."""
         matcher, symbols, spacing = self._matcher, self._form.symbols, copy(self._spacing)
         self._follow, goes_on = None, True
         while goes_on and len(self._ahead) < AHEAD:
@@ -200,10 +201,10 @@ class ForcedText:
 
 def _last_word(text: bytes) -> bytes:
     """Return the letters and digits at the end of a text."""
-    return _WORD.search(text)[0]  # type: ignore[index]  # it matches the empty word, too
+    return _WORD.search(text)[0]  # type: ignore[index]  # the pattern also matches the empty word
 
 
 def _pick_bytes(following: bytes) -> bytes:
-    """Return the bytes that stand for all that may follow."""
+    """Return bytes that stand for all bytes that may follow."""
     usual = bytes(byte for byte in USUAL if byte in following)
     return usual or following[:MOST_COMPARED]

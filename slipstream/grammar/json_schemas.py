@@ -1,4 +1,4 @@
-"""Reads JSON schemas without compiling them: their parts, and the kinds that a value may have."""
+"""Reads JSON schemas without compiling them: their parts, and the types that a value may have."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -11,18 +11,18 @@ KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,), "object": (dict,),
 }  # fmt: skip
 _VALUES = {"const", "enum", "default", "examples"}
-"""Keywords that hold values and no schemas."""
+"""Keywords that hold values, not schemas."""
 _NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
-"""Keywords that hold schemas by names."""
+"""Keywords that map names to schemas."""
 _IN_PLACE = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"}
-"""Keywords that ask more of the same value."""
+"""Keywords whose schemas constrain the same value."""
 _MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"}
 """Keywords that say which further properties an object may have."""
 _MOST_REFERENCES = 20
 
 
 def rebuild(schema: object, change: Callable[[JsonObject], JsonObject | None]) -> object:
-    """Return the schema with `change` applied to each of its parts. None leaves a part, and all within it, as it is."""
+    """Return the schema with `change` applied to each part. If `change` returns None, the part is kept unchanged."""
     if isinstance(schema, list):
         return [rebuild(each, change) for each in schema]
     if not isinstance(schema, dict) or (changed := change(schema)) is None:
@@ -37,7 +37,7 @@ def rebuild(schema: object, change: Callable[[JsonObject], JsonObject | None]) -
 
 
 def add_pattern_of_names(part: JsonObject) -> JsonObject:
-    """Express `propertyNames` by other keywords, if it asks for text, a pattern, or one of several names."""
+    """Express `propertyNames` by other keywords, if it only asks for strings, a pattern, or one of several names."""
     names = {} if part.get("propertyNames") is True else part.get("propertyNames")
     if not isinstance(names, dict):
         return part
@@ -56,8 +56,8 @@ def add_pattern_of_names(part: JsonObject) -> JsonObject:
 
 
 def close_objects(schema: object) -> object:
-    """Forbid further properties in each object that names its properties and does not say whether there may be others,
-    as OpenAI's strict mode and xgrammar do. A schema that describes one object in several places stays as it is: closed
+    """Forbid further properties in each object that names its properties and says nothing about others, as OpenAI's
+    strict mode and xgrammar do. A schema that describes one object in several places is not changed, because closed
     parts would exclude each other."""
     combined = False
 
@@ -78,12 +78,12 @@ def close_objects(schema: object) -> object:
 
 
 def is_kind(value: object, kinds: Collection[str]) -> bool:
-    """Return whether a JSON value has one of these kinds. A boolean is no number."""
+    """Return whether a JSON value has one of these types. A boolean does not count as a number."""
     return any(isinstance(value, KINDS[kind]) for kind in kinds if isinstance(value, bool) == (kind == "boolean"))
 
 
 def find_kinds(schema: object, key: str | None) -> set[str]:
-    """Return the kinds that a member of an object may have. key: None for a member that the schema does not name."""
+    """Return the types that a member of an object may have. key: None for a member that the schema does not name."""
     named = follow(schema, schema)
     named = named if isinstance(named, Mapping) else {}
     properties, more = named.get("properties"), named.get("additionalProperties")
@@ -91,12 +91,12 @@ def find_kinds(schema: object, key: str | None) -> set[str]:
 
 
 def _find_kinds(part: object, root: object, known: dict[int, set[str]]) -> set[str]:
-    """Return the kinds of a part. known: kinds of parts by their `id`, so that each part is read once."""
+    """Return the types of a part. known: types of parts by `id(part)`, so that each part is read once."""
     part = follow(part, root)
     if not isinstance(part, Mapping):
         return set(KINDS)
     if id(part) not in known:
-        kinds = known[id(part)] = set(KINDS)  # of a part that refers to itself
+        kinds = known[id(part)] = set(KINDS)  # for a part that refers to itself
         if isinstance(given := part.get("type"), (str, list)):
             kinds = kinds & ({given} if isinstance(given, str) else {each for each in given if isinstance(each, str)})
         if isinstance(values := [part["const"]] if "const" in part else part.get("enum"), list):
@@ -110,7 +110,7 @@ def _find_kinds(part: object, root: object, known: dict[int, set[str]]) -> set[s
 
 
 def follow(part: object, root: object) -> object:
-    """Return the part to which the references of a part lead within the document."""
+    """Follow the references of a part within the document, and return the part at their end."""
     for _ in range(_MOST_REFERENCES):
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):

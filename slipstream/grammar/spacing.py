@@ -1,4 +1,4 @@
-"""`Spacing`: the white space that a text has where its form leaves that free."""
+"""`Spacing`: predicts white space that the grammar leaves free, from earlier white space in the text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 SPACES = b" \t\r\n"
 OPEN, CLOSE, MARKS = b"{[(", b"}])", b"{[(}]):,"
 USUAL = {ord(":"): b" ", ord(","): b" "}
-"""White space behind a mark, before the text has shown its own: as `json.dumps` writes it."""
+"""White space after a mark, before the text has shown its own habit: the white space of `json.dumps`."""
 
 
 @dataclass
 class Spacing:
-    """Reads a text and remembers the white space behind each mark of JSON (a text writes it the same way throughout).
-    A copy reads on without changing what was remembered.
+    """Reads a text and remembers the white space after each mark of JSON, because a text writes it the same way
+    throughout. A copy can read on without changing the memory.
 
-    seen   by the mark and the byte behind the white space (None: any): the white space, and the depth that it stood at.
-    last   the last byte that is no white space; gap: the white space since then.
+    seen   (mark, byte after the white space or None for any) -> the white space, and the nesting depth there.
+    last   the last byte that is no white space. gap: the white space after it.
     """
 
     seen: dict[tuple[int, int | None], tuple[bytes, int]] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Spacing:
     is_escaped: bool = False
 
     def read(self, data: bytes, learns: bool = False) -> None:
-        """Go on with these bytes. learns: whether their white space is remembered."""
+        """Read these bytes. learns: whether their white space is remembered."""
         for byte in data:
             if self.is_quoted:
                 self.is_quoted = self.is_escaped or byte != ord('"')
@@ -44,18 +44,18 @@ class Spacing:
 
     @property
     def _mark(self) -> int:
-        """The last byte, if it is a mark; all others are one."""
+        """The last byte if it is a mark; 0 stands for every other byte."""
         return self.last if self.last in MARKS else 0
 
     def expect(self, following: int | None) -> bytes:
-        """Return the white space that is still to be written before the byte `following` (None: not known)."""
+        """Return the white space that is still missing before the byte `following` (None: unknown)."""
         if self.is_quoted:
             return b""
         closes = following is not None and following in CLOSE
         depth = self.depth - closes
         keys: list[tuple[int, int | None]] = [(self._mark, following)]
         keys += [(mark, None) for mark in OPEN] if closes else [(self._mark, None)]
-        if self.last == ord(","):  # lines that were begun behind a bracket go on
+        if self.last == ord(","):  # one line per entry, as after the bracket
             keys += [(mark, None) for mark in OPEN if b"\n" in self.seen.get((mark, None), (b"", 0))[0]]
         seen = next((self.seen[key] for key in keys if key in self.seen), None)
         if seen is None and b"\n" in self.gap:

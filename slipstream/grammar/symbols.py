@@ -1,4 +1,4 @@
-"""`Symbols`: an alphabet of bytes and special tokens, in which llguidance can follow a form byte by byte."""
+"""`Symbols`: an alphabet of bytes and special tokens, in which llguidance can follow a grammar byte by byte."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from slipstream.grammar.spacing import SPACES
 from slipstream.grammar.vocabulary import Vocabulary, make_tokens
 
 SPECIAL = 0xFF
-"""Stands for a special token where bytes are read; no byte of UTF-8."""
+"""Byte that stands for a special token; it never occurs in UTF-8."""
 
 KEPT = 512
-"""Masks whose symbols are kept: the places of a form recur."""
+"""Number of masks whose symbols are cached: positions in a grammar recur."""
 
 
 class Allowed(NamedTuple):
-    """What may follow at a place.
+    """The symbols that may follow at a position.
 
-    is_allowed  of each byte. only: the only symbol, white space aside; None if there are none or several.
-    following   bytes, white space aside.
+    is_allowed  for each byte, whether it may follow.
+    only        the only allowed symbol besides white space; None if there is none, or several.
+    following   the allowed bytes besides white space.
     """
 
     is_allowed: Seq[bool]
@@ -34,7 +35,7 @@ class Allowed(NamedTuple):
 class Symbols:
     """The symbols of one vocabulary. A special token keeps its id; byte b has the id `first + b`.
 
-    tokens  of llguidance, with these symbols alone.
+    tokens  llguidance's tokenizer that has only these symbols.
     """
 
     def __init__(self, vocabulary: Vocabulary):
@@ -50,7 +51,7 @@ class Symbols:
         self._ids = np.array([*special, *range(self.first, self.first + 256)])
         self._count = len(special)
         self._is_solid = ~np.isin(self._ids - self.first, list(SPACES))
-        self._byte, self._bit = self._ids >> 3, (1 << (self._ids & 7)).astype(np.uint8)  # of each symbol in a mask
+        self._byte, self._bit = self._ids >> 3, (1 << (self._ids & 7)).astype(np.uint8)  # of each symbol, in a mask
         self.read_mask = lru_cache(KEPT)(self._read_mask)
         self.of = lru_cache(None)(self._of)
 
@@ -72,8 +73,8 @@ class Symbols:
         return Allowed(allowed[self._count :].tolist(), self._find_only(solid), following)
 
     def _find_only(self, solid: NDArray[np.int64]) -> int | None:
-        """Return the only symbol among these places; None if there are none or several. A special token is the only one
-        if the others begin to spell its name: no tokenizer does."""
+        """Return the only symbol at these indices; None if there is none, or several. A special token also counts as
+        the only symbol beside the first byte of its name, because no tokenizer spells that name in bytes."""
         if len(solid) > 2 or not len(solid):
             return None
         symbol = int(self._ids[solid[0]])
@@ -85,12 +86,12 @@ class Symbols:
         return None
 
     def spaces(self, allowed: Allowed, gap: bytes) -> list[int]:
-        """Return the symbols of white space, if it may follow; else none."""
+        """Return the symbols of white space if it may follow; otherwise []."""
         return [self.first + byte for byte in gap] if all(allowed.is_allowed[byte] for byte in gap) else []
 
 
 class _Alphabet:
-    """The tokenizer that llguidance sees: one token for each byte and each special token."""
+    """The tokenizer for llguidance: one token for each byte and each special token."""
 
     bos_token_id = None
 

@@ -1,5 +1,5 @@
-"""The constraint of one request: `TextConstraint`, a form that is walked along the output and the draft tokens below
-it, between free parts (`FreeText`); `GivenTokens`, a text that is known."""
+"""Constraints of one request: `TextConstraint` follows a grammar along the output and the draft tokens after it,
+between free parts (`FreeText`); `GivenTokens` forces a known text."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 OPENING, REASONING, SEARCHING, UNBOUND = range(4)
-"""What a free part is: perhaps the beginning of the reasoning; within it; where the form may begin; free to its end."""
+"""Stages of free text: before reasoning may begin; within reasoning; before the grammar may begin; free to the end."""
 
 SPACES = tuple(chr(code).encode() for code in range(0x3001) if chr(code).isspace())
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a text stands.
+    """The position that a text has reached.
 
-    begin  index in the output from where on all tokens belong to the form; None: in a free part.
-    lead   tokens that write what the last free token has already written of the form.
-    stage  kind of the free part; partial: its last bytes, where they may be the beginning of what ends it.
+    begin    index in the output of the first token that belongs to the grammar; None: in a free part.
+    lead     tokens of the grammar's text that the last free token has already written.
+    stage    stage of the free part.
+    partial  last bytes of the free part, if they may be the beginning of a mark that ends the part.
     """
 
     begin: int | None
@@ -41,19 +42,19 @@ class Place:
 
 
 class FreeText:
-    """Searches free text for the bytes that begin the form: `after` or a trigger, which may begin and end within
-    tokens. A token that goes on behind them is allowed if the form may begin with its rest.
+    """Searches free text for the bytes that begin the grammar: `after` or a trigger, which may begin and end within
+    tokens. A token that continues after these bytes is allowed if the grammar may begin with the rest of the token.
 
-    Special tokens write nothing, as in texts that are shown, except the ones that `after` and the trigger name.
+    Special tokens write nothing, as in text that is shown, except those that `after` and the trigger name.
 
-    grammar  a matcher at the beginning of the form.
+    grammar  a matcher at the beginning of the grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, grammar: LLMatcher, structured: Structured):
         after, trigger = structured.after, structured.trigger
         self._vocabulary, self._grammar = vocabulary, grammar
         self._first, self.repeats = trigger is not None and trigger.first, trigger is not None and trigger.repeats
-        self._included = trigger is not None  # whether the mark is part of the form
+        self._included = trigger is not None  # whether the mark is part of the grammar's text
         texts = trigger.texts if trigger is not None else [] if after is None else [after]
         self._marks = [text.encode() for text in texts]
         begin, end = (trigger and trigger.reasoning) or ("", "")
@@ -72,14 +73,14 @@ class FreeText:
             self._may_end = [token for token, written in enumerate(self._written) if any(b in written for b in last)]
 
     def advance(self, place: Place, token: int, index: int) -> Place:
-        """The place after one more token, which is at this index of the output."""
+        """Return the place after one more token, which has this index in the output."""
         if place.begin is not None:
             return place
         stage, waiting, possible = self._read(place.stage, place.partial + self._written[token])
         return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokenise(possible))
 
     def find_allowed(self, place: Place) -> NDArray[np.bool_]:
-        """Which tokens may follow in a free part: [V]."""
+        """Return which tokens may follow in a free part: [V]."""
         key = place.stage, place.partial
         if key not in self._rows:
             row, begins = np.ones(self._vocabulary.size, np.bool_), {b"": True}
@@ -92,8 +93,8 @@ class FreeText:
         return self._rows[key]
 
     def _read(self, stage: int, text: bytes) -> tuple[int, bytes, bytes | None]:
-        """Stage and held bytes after a free part that ends with `text`; and what there is of the form, if it has
-        begun."""
+        """Return stage and partial mark after a free part that ends with `text`; and the grammar's first bytes, if its
+        text has begun, or None."""
         if stage == OPENING:
             text = _strip(text)
             if _is_undecided(text, [self._opening]):
@@ -125,7 +126,7 @@ class FreeText:
     def _can_begin(self, beginning: bytes) -> bool:
         try:
             tokens = self._tokenise(beginning)
-        except UnicodeDecodeError:  # the beginning of a character, which no tokens of whole text write
+        except UnicodeDecodeError:  # ends within a UTF-8 character: no text, no tokens
             return False
         return self._grammar.deep_copy().validate_tokens(list(tokens)) == len(tokens)
 
@@ -143,7 +144,7 @@ def _is_undecided(text: bytes, marks: list[bytes]) -> bool:
 
 
 def _find_partial(text: bytes, marks: list[bytes]) -> bytes:
-    """The longest end of a text that is a beginning of a mark, and not all of it."""
+    """Return the longest end of a text that is a proper beginning of a mark."""
     longest = max(map(len, marks)) - 1
     ends = (text[at:] for at in range(max(0, len(text) - longest), len(text)))
     return next((end for end in ends if any(len(end) < len(mark) and mark.startswith(end) for mark in marks)), b"")
@@ -156,10 +157,10 @@ Tail = tuple[int, ...]
 class ConstraintState:
     """The constraint's state after an output and a tail.
 
-    place     where the text stands.
-    allowed   [V].
-    over      nothing follows: the form is complete, a stop id was emitted, or a token was not allowed.
-    complete  the text ends here although no stop id was emitted.
+    place     the position that the text has reached.
+    allowed   [V], the tokens that may follow.
+    over      whether nothing follows: the text is complete, a stop id was emitted, or a token was not allowed.
+    complete  whether the text ends here although no stop id was emitted.
     fault     why the state is unknown; then no token is allowed.
     """
 
@@ -171,10 +172,9 @@ class ConstraintState:
 
 
 class TextConstraint:
-    """See `Constraint`. A stop id may follow exactly where the text has the form.
+    """A `Constraint` by a grammar. A stop id is allowed exactly where the text so far already satisfies the grammar.
 
-    States are kept from one call to the next: a drafter asks first, then `prune`, verification and `stop`.
-    """
+    States are kept between calls: a drafter asks first, then `prune`, verification and `stop` ask again."""
 
     def __init__(
         self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, spelled: SpelledForm, stop_ids: frozenset[int]
@@ -194,9 +194,9 @@ class TextConstraint:
         fault = next((state.fault for tail, state in zip(tails, states, strict=True) if not tail), "")
         if fault:
             raise DeadEndError(
-                f"the form of a structured output cannot be followed after {len(output)} tokens: {fault}",
-                why="its text may not go on unchecked",
-                fix="simplify the form, above all repetitions within repetitions",
+                f"the grammar of a structured output cannot be followed after {len(output)} tokens: {fault}",
+                why="its text must not continue unchecked",
+                fix="simplify the grammar, above all repetitions within repetitions",
             )
         return np.stack([state.allowed for state in states])
 
@@ -211,7 +211,7 @@ class TextConstraint:
         return () if begin is None or state.over else self._forced.tokens([*state.place.lead, *output[begin:]])
 
     def _settle(self, output: Seq[int]) -> None:
-        """Let tails follow `output`. States that are still reachable are kept."""
+        """Make tails follow `output` from now on. States that are still reachable are kept."""
         old, new = self._output, list(output)
         if new == old:
             return
@@ -260,17 +260,16 @@ class TextConstraint:
 
 
 class GivenTokens:
-    """A text that is known: its tokens are emitted, and their log-probabilities found out. See `Constraint`.
+    """A `Constraint` that forces a known text: its tokens are emitted, so that their log-probabilities are computed.
 
     tokens: the whole text. vocab_size: width V of the target's logits.
 
-    Raises ParameterError for ids outside the vocabulary.
-    """
+    Raises ParameterError for ids outside the vocabulary."""
 
     def __init__(self, tokens: Seq[int], vocab_size: int):
         outside = next((token for token in tokens if token >= vocab_size), None)
         if outside is not None:
-            raise ParameterError(f"structured.tokens holds id {outside}, the vocabulary is 0..{vocab_size - 1}")
+            raise ParameterError(f"structured.tokens holds id {outside}, but the vocabulary is 0..{vocab_size - 1}")
         self._text, self._vocab_size = tuple(tokens), vocab_size
 
     def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
@@ -290,15 +289,15 @@ class GivenTokens:
 
 
 class Walk:
-    """Moves a matcher from one text to another: it rolls back to their common beginning."""
+    """Moves a matcher from one text to another by rolling back to their common beginning."""
 
     def __init__(self, grammar: LLMatcher):
-        self._grammar = grammar  # stays at the beginning
+        self._grammar = grammar  # always at its beginning
         self._matcher = grammar.deep_copy()
         self._at: list[int] = []  # tokens that the matcher has consumed
 
     def after(self, tokens: list[int]) -> tuple[bytes, bool, str]:
-        """Return the bit mask of tokens that may follow `tokens`, whether they have the form, and the error."""
+        """Return the bit mask of tokens that may follow, whether `tokens` satisfy the grammar, and the error or ""."""
         n = min(len(self._at), len(tokens))
         while self._at[:n] != tokens[:n]:
             n -= 1
@@ -317,18 +316,20 @@ class Walk:
 
 
 _REGEX = re.compile(r"regex parse error:\n    (?P<pattern>.*)\n    (?P<indent> *)\^.*\nerror: (?P<fault>.*)")
-"""The report of Rust's regex: the pattern, a mark below the part at fault, and the fault."""
+"""An error report of Rust's regex: the pattern, a mark below the faulty part, and the fault."""
 
 PLACE = re.compile(r"at \d+\(\d+\): ")
-"""Line and column in a grammar."""
+"""Line and column in a grammar, in error reports."""
 
 
 def fault_of(matcher: LLMatcher) -> str:
-    """Return the matcher's error in one line; "" if it has none. Its own report also dumps its state."""
+    """Return the matcher's error in one line; "" if it has none. llguidance's own report also dumps its state."""
     if not matcher.is_error():
         return ""
     report = matcher.get_error().strip()
     first = report.split("\n")[0]
+    if first.startswith("NoExtensionBias"):
+        return "no token writes what must come next"
     if regex := _REGEX.search(report):
         wrong = regex["pattern"][len(regex["indent"]) :]
         place = PLACE.match(first)

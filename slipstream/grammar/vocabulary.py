@@ -1,4 +1,4 @@
-"""`Vocabulary`: the tokens of a model as the bytes that they write, for llguidance."""
+"""`Vocabulary`: the bytes that each token of a model writes, for llguidance."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 END = "<|slipstream: end of text|>"
-"""llguidance needs a token that ends texts, and takes token 0 if it finds none. It gets one of its own: which tokens of
-the model end a text depends on the request."""
+"""llguidance needs a token that ends texts, and takes token 0 if it finds none. It gets this extra token, because the
+request decides which of the model's tokens end its text."""
 
 
 class Vocabulary:
     """The ids of a target's logits, and the bytes that they write.
 
-    tokens  of llguidance. size: width V of the logits; ids from `tokens.vocab_size` on are padding.
+    tokens  llguidance's tokenizer. size: width V of the logits; ids from `tokens.vocab_size` on are padding.
     """
 
     def __init__(self, tokens: LLTokenizer, size: int):
@@ -33,16 +33,14 @@ class Vocabulary:
 
     @staticmethod
     def of(tokenizer: Tokenizer | None, size: int) -> Vocabulary:
-        """From a fast tokenizer of transformers, or of a folder. Raises ParameterError for others, and if llguidance is
-        not installed."""
+        """Make the vocabulary of a fast tokenizer of transformers, or of a folder. Raises ParameterError for other
+        tokenizers, and if llguidance is not installed."""
         if tokenizer is None:
-            raise _explain_impossible(
-                "the target brings no tokenizer", "give token ids of your own in logit_bias or bad_words"
-            )
+            raise _explain_impossible("the target has no tokenizer", "give token ids in logit_bias or bad_words")
         backend = backend_of(tokenizer)
         if backend is None:
             raise _explain_impossible(
-                f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers"
+                f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast tokenizer of transformers"
             )
         from tokenizers import AddedToken, Tokenizer as Backend
 
@@ -52,19 +50,20 @@ class Vocabulary:
         copied.add_special_tokens([AddedToken(END, special=True)])
         try:
             return Vocabulary(make_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
-        except ValueError as fault:  # what bytes its tokens write is unknown
+        except ValueError as fault:  # the bytes of its tokens are unknown
             raise _explain_impossible(
                 f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes"
             ) from fault
 
     @staticmethod
     def of_bytes() -> Vocabulary:
-        """One id for each byte, of no model. Raises ParameterError if llguidance is not installed."""
+        """Make a vocabulary with one id for each byte, of no model. Raises ParameterError if llguidance is not
+        installed."""
         tokens = make_tokens("byte")
         return Vocabulary(tokens, tokens.vocab_size)
 
     def row(self, mask: bytes) -> NDArray[np.bool_]:
-        """[V] of a bit mask of llguidance, without its end-of-text tokens."""
+        """Return [V]: a bit mask of llguidance as booleans, without its end-of-text tokens."""
         row = np.zeros(self.size, np.bool_)
         known = min(self.size, 8 * len(mask))
         row[:known] = np.unpackbits(np.frombuffer(mask, np.uint8), count=known, bitorder="little")
@@ -93,7 +92,7 @@ class Vocabulary:
 
 
 def make_tokens(*given: Any, **named: Any) -> LLTokenizer:
-    """Make a tokenizer of llguidance. Raises ParameterError if it is not installed."""
+    """Make a tokenizer of llguidance. Raises ParameterError without llguidance."""
     try:
         from llguidance import LLTokenizer
     except ImportError as fault:
@@ -104,6 +103,6 @@ def make_tokens(*given: Any, **named: Any) -> LLTokenizer:
 def _explain_impossible(what: str, fix: str) -> ParameterError:
     return ParameterError(
         f"structured output is not possible here: {what}",
-        why="which tokens may follow is worked out from the bytes that each token writes",
+        why="the bytes that each token writes decide which tokens may follow",
         fix=fix,
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C during generation or training: the current step is finished, then the work ends and keeps its results.
+"""Ctrl-C during generation or training: the current step finishes, then the work ends and keeps its results.
 
 Stopping between steps leaves caches, files and the terminal in a consistent state. A second Ctrl-C stops at once.
 """
@@ -16,10 +16,10 @@ from typing import Any
 class Interrupt:
     """with Interrupt() as interrupt: ... if interrupt.asked: break
 
-    signals  what interrupts. note: written to standard error when the first comes. at_once: the first raises, too.
+    signals  signals to catch. note: written to standard error at the first signal. at_once: whether the first signal
+             raises, too.
 
-    What is raised is KeyboardInterrupt with the number of the signal.
-    """
+    Raises KeyboardInterrupt with the number of the signal."""
 
     def __init__(self, signals: Seq[int] = (signal.SIGINT,), note: str = "", at_once: bool = False) -> None:
         self.signals, self.note, self.at_once = signals, note, at_once
@@ -43,4 +43,4 @@ class Interrupt:
         if self.asked or self.at_once:
             raise KeyboardInterrupt(number)
         self.number = number
-        os.write(2, self.note.encode())  # `print` may be what was interrupted
+        os.write(2, self.note.encode())  # the signal may have interrupted `print`

@@ -15,8 +15,8 @@ GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Number of threads that can run at once: OMP_NUM_THREADS if it is set, else the number of cores (not hyperthreads)
-    that this process may use, limited by the CPU quota of its container."""
+    """Return the number of threads that can run at once: OMP_NUM_THREADS if it is set, otherwise the number of cores
+    (not hyperthreads) that this process may use, limited by the CPU quota of its container."""
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
@@ -29,7 +29,7 @@ def available_cores() -> int:
 
 
 def _cores(cpus: set[int]) -> set[str]:
-    """The physical cores of logical processors. A processor whose core is unknown counts as a core."""
+    """Return the physical cores of logical processors. A processor whose core is unknown counts as a core."""
     cores = set()
     for cpu in cpus:
         try:
@@ -40,12 +40,13 @@ def _cores(cpus: set[int]) -> set[str]:
 
 
 def container_quota(root: Path = GROUPS, file: Path = MEMBERSHIP) -> float | None:
-    """CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit."""
+    """Return the CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no
+    limit."""
     limits = []
     for folder in _folders(root, file):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = (folder / "cpu.max").read_text().split()[:2]
-            limits.append(int(quota) / int(period))  # "max" is no number
+            limits.append(int(quota) / int(period))  # "max" raises ValueError
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
         if int(quota) > 0:
@@ -54,8 +55,8 @@ def container_quota(root: Path = GROUPS, file: Path = MEMBERSHIP) -> float | Non
 
 
 def container_memory(root: Path = GROUPS, file: Path = MEMBERSHIP) -> int | None:
-    """Bytes that the control group still allows (v2 `memory.max`, v1 `memory.limit_in_bytes`); None: no limit. Pages of
-    files are not counted as used: they are given up when memory is needed."""
+    """Return the bytes that the control group still allows (v2 `memory.max`, v1 `memory.limit_in_bytes`); None: no
+    limit. Pages of files do not count as used, because the kernel drops them when memory is needed."""
     names = [(folder, "memory.max", "memory.current") for folder in _folders(root, file)]
     left = []
     for folder, limit, used in [*names, (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]:
@@ -80,15 +81,15 @@ def _folders(root: Path, file: Path) -> set[Path]:
 
 
 def give_back_freed() -> None:
-    """Give memory that was freed back to the system. glibc keeps what lies between pieces that are in use: after a
-    model of 500M parameters was packed, a fifth of its weights."""
+    """Return freed memory to the system. Otherwise glibc keeps the gaps between pieces in use: after packing a model of
+    500M parameters, a fifth of the size of its weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on a device, and in the container."""
+    """Return the bytes of memory that are free on a device, and in the container."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)

@@ -1,7 +1,7 @@
-"""Limits torch's threads beside a backend that has threads of its own. Torch's threads spin for a millisecond after
-each shared operation and take time from the backend's threads: on two cores a sampled forward of a small model took
+"""Limits torch's threads beside a backend that has its own threads. Torch's threads spin for a millisecond after each
+shared operation and take time from the backend's threads: on two cores a sampled forward pass of a small model took
 half as long again. So a target may declare fewer threads for the arithmetic of a step (`host_threads`); a model that
-computes in torch itself takes them all back while it runs (`all_threads`).
+computes in torch itself takes all of them back while it runs (`all_threads`).
 """
 
 import threading
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 import torch
 
-_outside = threading.local()  # .count: threads of torch outside `host_threads`, while inside
+_outside = threading.local()  # .count: torch's threads before `host_threads`, within it
 
 
 @contextmanager
 def host_threads(count: int | None) -> Iterator[None]:
-    """At most `count` threads for torch in this block; None changes nothing. Costs a microsecond."""
+    """Limit torch to `count` threads in this block; None changes nothing. Costs a microsecond."""
     before = torch.get_num_threads()
     if count is None or count >= before:
         yield
@@ -31,7 +31,7 @@ def host_threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def all_threads() -> Iterator[None]:
-    """Within `host_threads`: as many threads as outside of it. Elsewhere it changes nothing."""
+    """Undo `host_threads` in this block: torch gets its former number of threads. Elsewhere it changes nothing."""
     count = getattr(_outside, "count", None)
     if count is None:
         yield

@@ -1,7 +1,7 @@
 """`Turns`: a lock for objects that several Python threads use in turn, and that a fork waits for; `short_turns`.
 
-A child process has none of its parent's other threads. If one of them is in the middle of a step at the fork, its lock
-is never released in the child, and its data stays half changed there. So a fork waits until no step runs.
+A child process has none of its parent's other threads. If one of these threads is in the middle of a step at the fork,
+its lock is never released in the child, and its data stays half changed there. So a fork waits until no step runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import weakref
 
 
 def short_turns() -> None:
-    """Let a thread compute for 0.5 ms while another one waits for the interpreter. With Python's own 5 ms, each token
-    of a small request would be late while a thread reads a large one."""
+    """Let a thread compute for only 0.5 ms while another waits for the interpreter. With Python's default of 5 ms, each
+    token of a small request would be late while another thread reads a large request."""
     sys.setswitchinterval(5e-4)
 
 
@@ -36,7 +36,7 @@ class Turns:
         self._lock.release()
 
 
-_taken: list[Turns] = []  # by the thread that forks
+_taken: list[Turns] = []  # locks taken by the thread that forks
 
 
 def _before_fork() -> None:

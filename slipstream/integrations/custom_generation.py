@@ -3,9 +3,8 @@
 >>> fast = slipstream.custom_generate(draft="path/to/draft")
 >>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
 
-transformers prepares the call as always (its configuration, logits processors, stopping criteria), and leaves the loop
-to us. Its logits processors are read as `SamplingParams`. The result has the types of `generate`. Unsupported arguments
-are refused by name.
+transformers prepares the call as always (configuration, logits processors, stopping criteria), and leaves the loop to
+us. The logits processors become `SamplingParams`; the result is like `generate`'s. Errors name unsupported arguments.
 """
 
 from __future__ import annotations
@@ -47,34 +46,33 @@ if TYPE_CHECKING:
 _log = logging.getLogger("slipstream")
 
 _READ = {"attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep", "num_logits_to_keep"}
-"""Arguments that transformers hands over and that say nothing new: prompts are read from ids and mask. So does an empty
-cache, which transformers has under several names; its class says what it is."""
+"""Arguments from transformers that add no information: prompts are read from ids and mask. An empty cache adds none
+either; its argument has several names, so it is recognised by its class."""
 
 _NOT_OFFERED = {
     "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "prompt_lookup_num_tokens": None,
     "output_attentions": False, "output_hidden_states": False, "output_scores": False, "output_logits": False,
     "token_healing": False,
 }  # fmt: skip
-"""Fields of the generation configuration, and their values with which they do nothing."""
+"""Unsupported fields of the generation configuration, each with its neutral value."""
 
 _FILTERS = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k", "TopPLogitsWarper": "top_p",
             "MinPLogitsWarper": "min_p"}  # fmt: skip
-"""Logits processors of transformers -> their attribute, which is our sampling parameter."""
+"""Logits processors of transformers -> the attribute that is our sampling parameter of the same name."""
 
 
 class custom_generate:
-    """What `model.generate(..., custom_generate=...)` takes. Keep it: models are prepared once for each.
+    """The argument of `model.generate(..., custom_generate=...)`. Keep the object: it prepares each model only once.
 
-    draft, draft_tokens, rule, draft_options  as in `LLM`. What "auto" learns in a call is used in the next ones; with a
-              number, `torch.manual_seed` repeats a sampled text under every rule.
-    executor  "transformers" runs the model itself, whose weights may change between calls. "auto" copies the weights
-              of an architecture that our own decoder runs, which is faster on a CPU.
-    streamer  of transformers (`put` and `end`), for one text at a time: transformers does not hand its own over.
+    draft, draft_tokens, rule, draft_options  as in `LLM`. "auto" keeps what it learned for later calls; with a number,
+    `torch.manual_seed` repeats a sampled text under every rule.
+    executor  "transformers" runs the model itself, whose weights may change between calls. "auto" copies the weights of
+              an architecture that our own decoder runs, which is faster on a CPU.
+    streamer  a streamer of transformers (`put` and `end`), for one text at a time: `generate` does not pass on its own.
 
-    stats     of each text of the last call.
+    stats     statistics of each text of the last call.
 
-    Raises ParameterError for unknown names and options.
-    """
+    Raises ParameterError for unknown names and options."""
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class custom_generate:
         self.executor, self.streamer = executor, streamer
         self.stats: list[SpecStats] = []
         self._prepared: tuple[PreTrainedModel, tuple[torch.device, torch.dtype], Target] | None = None
-        """A model, where and how it is, and the target around it."""
+        """(model, its device and dtype, the target around it); None before the first call."""
         self._draft_model: Target | None = None
 
     @torch.no_grad()
@@ -103,9 +101,10 @@ class custom_generate:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Called by transformers. Returns ids [B, L], or `GenerateDecoderOnlyOutput` if `return_dict_in_generate`.
+        """Generate; called by transformers. Returns ids [B, L], or `GenerateDecoderOnlyOutput` if
+        `return_dict_in_generate`.
 
-        Raises ParameterError, which names the argument, for what it cannot honour, and the errors of `LLM`."""
+        Raises ParameterError, which names the argument, for unsupported arguments, and the errors of `LLM`."""
         _refuse(model, input_ids, generation_config, model_kwargs, self.streamer)
         prompts = read_prompts(input_ids, model_kwargs.get("attention_mask"))
         target = self._prepare_target(model)
@@ -114,7 +113,7 @@ class custom_generate:
         params = SamplingParams(
             max_tokens=max(1, room),
             ignore_eos=True,
-            stop_token_ids=[token for token in eos or () if 0 <= token < target.vocab_size],  # -1 never comes
+            stop_token_ids=[token for token in eos or () if 0 <= token < target.vocab_size],  # -1: no token
             **read_sampling(logits_processor, generation_config.do_sample, input_ids.shape[1], target.vocab_size),
         )
         llm = LLM(
@@ -127,16 +126,16 @@ class custom_generate:
         )
         if isinstance(llm.lengths, DraftLengths):
             self.draft_tokens = llm.lengths
-        seeds = torch.randint(2**62, (len(prompts),)).tolist()  # so that torch.manual_seed decides
+        seeds = torch.randint(2**62, (len(prompts),)).tolist()  # depends on torch.manual_seed
         seqs = [llm.sequence(ids, replace(params, seed=seed)) for ids, seed in zip(prompts, seeds, strict=True)]
         outputs = self._decode(llm, seqs, input_ids, criteria, together=eos is None)
         if any(seq.finish == "length" and len(seq.output) < room for seq in seqs):
-            _log.warning("a text is cut at the context of %d tokens, where transformers goes on", target.context)
+            _log.warning("a text ends at the context of %d tokens; transformers would continue", target.context)
         self.stats = [seq.stats for seq in seqs]
         return _make_result(input_ids, outputs, generation_config)
 
     def _prepare_target(self, model: PreTrainedModel) -> Target:
-        """Return the target around a model; it is rebuilt when the model has been moved."""
+        """Return the target around a model; it is rebuilt after the model was moved to another device or dtype."""
         first = next(model.parameters())
         state = (first.device, first.dtype)
         if self._prepared is None or self._prepared[0] is not model or self._prepared[1] != state:
@@ -161,12 +160,12 @@ class custom_generate:
     def _decode(
         self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[StoppingCriteria], together: bool
     ) -> list[list[int]]:
-        """The output of each text, up to where a stopping criterion holds, or `together` up to where one has held for
-        every text: without end tokens, transformers goes on with all of them."""
+        """Return the output of each text, up to the token at which a stopping criterion holds; `together`: up to the
+        token at which one has held for every text, because without end tokens transformers continues all texts."""
         engine = Engine(llm.target, llm.drafter, llm.rule, llm.lengths, len(seqs), prompt_rows=MOST_ROWS)
         shown = [0] * len(seqs)
-        lengths: dict[int, int] = {}  # which text -> its tokens when a criterion held first
-        cut: dict[int, int] = {}  # which text -> its tokens that count
+        lengths: dict[int, int] = {}  # index of text -> its length when a criterion first held
+        cut: dict[int, int] = {}  # index of text -> its final length
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
         with closing(engine.decode(seqs)) as steps:  # a streamer may raise
@@ -195,24 +194,24 @@ def _refuse(
     given: Mapping[str, object],
     streamer: BaseStreamer | None,
 ) -> None:
-    """Raise ParameterError for what transformers asks and we do not do."""
+    """Raise ParameterError for arguments that `custom_generate` does not support."""
     from transformers import Cache
 
     if model.config.is_encoder_decoder:
         raise _explain_refusal(
             f"a {type(model).__name__}",
-            "transformers has encoded the source already, and does not hand over its tokens, which drafters read",
+            "transformers has encoded the source already, and does not pass on its tokens, which drafters need",
             "LLM(model, draft=...).generate(sources)",
         )
     if _find_streamer() is not None:
         raise _explain_refusal(
-            "streamer", "transformers does not hand its streamer over", "write custom_generate(..., streamer=streamer)"
+            "streamer", "transformers does not pass on its streamer", "write custom_generate(..., streamer=streamer)"
         )
     for name, nothing in _NOT_OFFERED.items():
         value = getattr(config, name, nothing)
         if value not in (nothing, None):
             raise _explain_refusal(
-                f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate"
+                f"{name}={value!r}", "speculative decoding does not support it", "leave it out, or custom_generate"
             )
     for name, value in given.items():
         if isinstance(value, Cache):
@@ -223,18 +222,18 @@ def _refuse(
             raise _explain_refusal(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
     if streamer is not None and len(input_ids) > 1:
         raise _explain_refusal(
-            f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time"
+            f"a streamer for {len(input_ids)} texts", "streamers take one text", "stream one text at a time"
         )
     if not input_ids.shape[1]:
         raise _explain_refusal("an empty prompt", "there is nothing to continue", "give at least one token")
 
 
 def _explain_refusal(what: str, why: str, fix: str) -> ParameterError:
-    return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
+    return ParameterError(f"{what} is not supported by custom_generate", why=why, fix=fix)
 
 
 def _count_cached(cache: Cache) -> int:
-    """Tokens in a cache of transformers. Of a recurrent one only this is known: 0 if it has no state, else 1."""
+    """Return the tokens in a cache of transformers. For a recurrent cache, only 0 (no state) or 1 is known."""
     try:
         return int(cache.get_seq_length())
     except ValueError:
@@ -242,7 +241,7 @@ def _count_cached(cache: Cache) -> int:
 
 
 def _find_streamer() -> object:
-    """The streamer that `generate` was given. It is not handed over, so it would be ignored in silence."""
+    """Return the streamer given to `generate`, from its frame. It is not passed on, so it would be ignored silently."""
     frame: Any = sys._getframe(1)
     for _ in range(6):  # this module and torch's decorator are in between
         if frame is None:
@@ -254,7 +253,7 @@ def _find_streamer() -> object:
 
 
 def read_prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """The prompts without their padding on the left. Raises ParameterError for other masks."""
+    """Return the prompts without their padding on the left. Raises ParameterError for other masks."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]
     prompts = []
@@ -271,7 +270,7 @@ def read_prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def _split_criteria(given: Seq[StoppingCriteria]) -> tuple[list[StoppingCriteria], list[int] | None]:
-    """(criteria to ask after each token, ids that end a text or None); the length is known from the configuration."""
+    """Return (criteria to check after each token, ids that end a text or None). The length limit is not among them."""
     from transformers import MaxLengthCriteria
     from transformers.generation import EosTokenCriteria
 
@@ -286,10 +285,10 @@ def _split_criteria(given: Seq[StoppingCriteria]) -> tuple[list[StoppingCriteria
 
 
 def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: int) -> JsonObject:
-    """Sampling parameters that do what transformers' logits processors do. sampled: whether tokens are drawn; read: ids
-    of the prompt, padding included. The repetition penalty counts the tokens of the text, without padding.
+    """Return sampling parameters with the effect of transformers' logits processors. sampled: whether tokens are drawn;
+    read: number of prompt ids, including padding. The repetition penalty counts the text's tokens, without padding.
 
-    Raises ParameterError, which names it, for a processor that does what no parameter does."""
+    Raises ParameterError, which names the processor, for a processor that no parameter can express."""
     fields: JsonObject = {"temperature": float(sampled), "repetition_penalty": 1.0}
     biases: dict[int, float] = {}
     for one in processors:
@@ -309,9 +308,9 @@ def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: in
             biases |= {token: -100.0 for token in one.suppress_tokens.tolist() if 0 <= token < vocab_size}
         elif name == "SequenceBiasLogitsProcessor" and all(len(ids) == 1 for ids in one.sequence_bias):
             biases = {ids[0]: bias for ids, bias in one.sequence_bias.items()} | biases
-        elif name != "LogitNormalization":  # which changes no distribution
+        elif name != "LogitNormalization":  # it changes no distribution
             what = f"the logits processor {type(one).__name__}"
-            why = "none of our sampling parameters does the same"
+            why = "none of our sampling parameters has the same effect"
             raise _explain_refusal(what, why, "leave it out, or generate without custom_generate")
     return fields | {"logit_bias": biases or None}
 

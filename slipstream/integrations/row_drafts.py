@@ -1,14 +1,13 @@
-"""Lookup drafts for another engine, which shows its batch as rows of tokens in each step.
+"""Lookup drafts for another engine, whose batch is given as rows of tokens in each step.
 
-The engine verifies; this only drafts. A row is recognised by the id of its request, wherever it stands in the batch.
-Its `Sequence` grows by the tokens that the engine reports, so a drafter reads each token once. Drafts hold no
-probabilities (point masses), so the engine's output distribution does not depend on them.
+The engine verifies; this module only drafts. A row is recognised by its request id, wherever it is in the batch. Its
+`Sequence` grows by the tokens that the engine reports, so a drafter reads each token once. Drafts have no probabilities
+(point masses), so the engine's output distribution does not depend on them.
 
-A draft ends where its tokens are not worth their rows (see `drafters.lookups`); they are compared with the text whether
-they were verified or not. A row costs what the times of recent steps say, in tokens that the batch gains in that time.
-A step's time is that from the end of one call to the begin of the next, if a request is in both: else the engine may
-have been idle. Several ranks that must draft alike cannot use times; there the drafter's option `row_cost`
-holds.
+A draft ends where its tokens are not worth their rows (see `drafters.lookups`). Drafts are compared with the text even
+if they were not verified. The cost of a row comes from the times of recent steps, in tokens that the batch gains in
+that time. The time of a step is from the end of one call to the begin of the next, if a request is in both; otherwise
+the engine may have been idle. Several ranks, which must draft alike, use the drafter's option `row_cost`.
 """
 
 import time
@@ -25,21 +24,21 @@ from slipstream.core.target import TargetOut
 from slipstream.engine.step_history import SHORTEST, Mean, StepTimes
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
-"""Another engine shows none; lookups read none."""
+"""The logits of another engine's step: it shows none, and lookups read none."""
 FIRST = 2
-"""Longest drafts until a row has a cost, where lengths depend on times."""
+"""Longest draft before the cost of a row is known, if lengths depend on times."""
 DEAREST = 0.9
-"""A draft token that is accepted with this probability is verified at any cost: times may be those of a bad moment."""
+"""Upper bound of a row's cost, because the times may come from a moment in which the machine was slow."""
 KNOWN = 6
-"""Steps that are timed before a row has a cost."""
+"""Number of timed steps from which the cost of a row is known."""
 FORGET, CHEAPEST = 63 / 64, 1e-3
-"""A cost that is not measured again falls by this factor in each step, so that drafts are tried again, and measured."""
+"""Factor by which an old cost falls in each step, so that drafts are tried again; and its lower bound."""
 
 
 @dataclass(frozen=True)
 class RowRequest:
-    """Describes a request when it first appears. prompt: number of its prompt tokens; limit: most tokens that it may
-    hold in the end; prediction: tokens that its output is expected to hold."""
+    """Describes a request when it first appears. prompt: number of its prompt tokens. limit: largest number of tokens
+    that it may have at the end. prediction: tokens that its output is expected to contain."""
 
     prompt: int
     limit: int
@@ -48,13 +47,13 @@ class RowRequest:
 
 @dataclass(frozen=True)
 class Row:
-    """A request in a step that has just ended.
+    """A request in the step that has just ended.
 
-    length   its tokens, the new ones included.
-    tokens   from one position to another, as a list.
-    gained   tokens of this step; 0 while its prompt is read.
-    drafted  its draft tokens that were verified in this step. rows: its rows of the forward.
-    request  describes it; called once.
+    length   number of its tokens, including new tokens.
+    tokens   function that returns its tokens from one position to another, as a list.
+    gained   number of tokens from this step; 0 while its prompt is read.
+    drafted  number of its draft tokens that were verified in this step. rows: number of its rows in the forward pass.
+    request  function that describes the request; called once.
     """
 
     id: str
@@ -71,26 +70,26 @@ class RowDrafts:
 
     drafter  a lookup, or a stack of lookups.
     most     longest draft.
-    context  most tokens that the engine's model can hold.
-    timed    whether lengths depend on times.
+    context  largest number of tokens in the context of the engine's model.
+    timed    whether draft lengths depend on times.
     """
 
     def __init__(self, drafter: Drafter, most: int, context: int, timed: bool = True,
                  clock: Callable[[], float] = time.perf_counter):  # fmt: skip
         self.drafter, self.most, self.context, self.timed, self.clock = drafter, most, context, timed, clock
         self._seqs: dict[str, Sequence] = {}
-        self._asked: set[str] = set()  # requests that the drafter was asked for in the last call
+        self._asked: set[str] = set()  # requests that could draft in the last call
         self._forward, self._seconds, self._gained, self._ended = StepTimes(), Mean(16), Mean(16), 0.0
         self._cost = 0.0
-        self._last: set[str] = set()  # requests of the last call
+        self._last: set[str] = set()  # all requests of the last call
 
     def __len__(self) -> int:
-        """Requests that are remembered."""
+        """Number of requests with a state."""
         return len(self._seqs)
 
     def propose(self, rows: Seq[Row], alive: Collection[str]) -> list[list[int]]:
-        """Draft tokens for each row, none for prompts that are still being read. alive: ids of all requests that have
-        not ended; the state of others is freed."""
+        """Return draft tokens for each row, none for prompts that are still being read. alive: ids of all requests that
+        have not ended; the state of other requests is freed."""
         begin = self.clock()
         seqs = [self._grow(row) for row in rows]
         self._learn(rows, seqs, begin)
@@ -122,7 +121,8 @@ class RowDrafts:
         return self._cost
 
     def _grow(self, row: Row) -> Sequence:
-        """Return the sequence of a row, with its new tokens. If the text did not grow, the engine has restarted it."""
+        """Return the sequence of a row, with its new tokens. If the text did not grow, the engine has restarted the
+        request."""
         seq = self._seqs.get(row.id)
         if seq is not None and len(seq.tokens) > row.length - row.gained:
             self._free(row.id)
@@ -139,7 +139,7 @@ class RowDrafts:
         return seq
 
     def _learn(self, rows: Seq[Row], seqs: Seq[Sequence], begin: float) -> None:
-        """Compare what was proposed with what followed, and note what the step took."""
+        """Let the drafter compare its drafts with the text, and record the time of the step."""
         shown = [i for i, row in enumerate(rows) if row.gained and row.id in self._asked]
         if shown:
             runs = [seqs[i].tokens[-rows[i].gained :] for i in shown]
@@ -156,6 +156,6 @@ class RowDrafts:
 
     def _free(self, key: str) -> None:
         seq = self._seqs.pop(key)
-        seq.finish = "stop"  # a drafter that remembers finished requests keeps its output
+        seq.finish = "stop"  # so that a drafter can remember the output
         self._asked.discard(key)
         self.drafter.release(seq.id)

@@ -1,8 +1,8 @@
 """Slipstream's lookup drafters inside vLLM, by its `custom_class` method: see docs/vllm.md for settings and requests.
 
-Only vLLM's environment needs Slipstream. vLLM hands a proposer no request ids and no prompt lengths, so
-`propose_draft_token_ids` of its runner is wrapped to see them. A fault in a drafter costs the drafts of a step, never a
-request: it is logged once, and after several of them decoding is plain.
+Slipstream is needed only in vLLM's environment. vLLM passes a proposer no request ids and no prompt lengths, so its
+runner's `propose_draft_token_ids` is wrapped to see them. A fault in a drafter costs the drafts of a step, never a
+request: the fault is logged once, and after several faults decoding is plain.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 VERSIONS = "0.29 to 0.33"
-"""Versions of vLLM that hand a proposer the same."""
+"""Versions of vLLM with the same interface for proposers."""
 LENGTHS = ("learned", "full")
 MOST_FAULTS = 8
-"""Steps that lost their drafts to a fault, after which none is drafted any more: each reads all texts anew."""
+"""Number of steps with a fault after which drafting stops, because after each fault all texts are read again."""
 PREDICTION = "prediction"
 
 Member = tuple[str, Mapping[str, object]]
@@ -41,7 +41,7 @@ Member = tuple[str, Mapping[str, object]]
 def make_lookup(
     vocab_size: int, drafter: str | Seq[str | Member] = "suffix", options: Mapping[str, object] | None = None
 ) -> Drafter:
-    """The lookup, or the stack of lookups, of these settings. Raises ParameterError for what cannot run in vLLM."""
+    """Make the lookup, or stack of lookups, of these settings. Raises ParameterError for other drafters."""
     members = drafter.split(",") if isinstance(drafter, str) else list(drafter)
     pairs = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in members]
     lookups = [name for name, spec in DRAFTERS.items() if spec.lookup]
@@ -49,7 +49,7 @@ def make_lookup(
         if name not in lookups:
             raise ParameterError(
                 f"drafter {name!r} does not run inside vLLM",
-                why="vLLM hands its proposers tokens, no hidden states and no logits",
+                why="vLLM passes proposers tokens, but no hidden states and no logits",
                 fix=f"choose {', '.join(lookups)}, or vLLM's own methods for draft models and heads"
                 if name in DRAFTERS else did_you_mean(name, lookups),
             )  # fmt: skip
@@ -62,7 +62,7 @@ def make_lookup(
 
 
 class Proposer:
-    """The object that vLLM creates: see the module. Raises ParameterError for settings that do not exist."""
+    """The object that vLLM creates to draft: see the module. Raises ParameterError for unknown settings."""
 
     def __init__(self, vllm_config: VllmConfig):
         from vllm import __version__
@@ -97,7 +97,7 @@ class Proposer:
                        "learned" if timed else "full")  # fmt: skip
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """vLLM calls it; a lookup has no weights."""
+        """Does nothing: vLLM calls it, but a lookup has no weights."""
 
     def see(self, runner: GPUModelRunner, scheduled: SchedulerOutput) -> None:
         """Note the runner of this step and its `SchedulerOutput`."""
@@ -110,8 +110,8 @@ class Proposer:
         token_ids_cpu: np.ndarray,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Draft tokens for each row of the batch, none for a prompt that is still being read. token_ids_cpu [rows,
-        context]: row i holds `num_tokens_no_spec[i]` tokens."""
+        """Return draft tokens for each row of the batch, none for a prompt that is still being read. token_ids_cpu
+        [rows, context]: row i holds `num_tokens_no_spec[i]` tokens."""
         if self._failed >= MOST_FAULTS:
             return [[] for _ in sampled_token_ids]
         try:
@@ -149,7 +149,7 @@ class Proposer:
         return RowRequest(prompt, most, self._read_prediction((params.extra_args or {}).get(PREDICTION)))
 
     def _read_prediction(self, given: Any) -> Seq[int]:
-        """Token ids of a prediction, which is a text or a list of ids; one that is neither is ignored."""
+        """Return the token ids of a prediction, which is a text or a list of ids; another value is logged."""
         if given is None:
             return ()
         try:
@@ -165,11 +165,11 @@ class Proposer:
             return ()
 
     def _report(self, fault: Exception) -> None:
-        """Log a fault, the first of its kind only."""
+        """Log a fault if it is the first of its kind."""
         kind = f"{type(fault).__name__}: {fault}"
         if kind not in self._faults and len(self._faults) < 8:
             self._faults.add(kind)
-            self._log.error("a fault in a Slipstream drafter; decoding goes on without this draft", exc_info=fault)
+            self._log.error("a fault in a Slipstream drafter; decoding continues without this draft", exc_info=fault)
 
 
 def _read_tokens(row: np.ndarray, begin: int, end: int) -> list[int]:
@@ -178,8 +178,8 @@ def _read_tokens(row: np.ndarray, begin: int, end: int) -> list[int]:
 
 
 def _watch_runners() -> None:
-    """Make vLLM's runners show their proposer each step before it drafts. Raises ParameterError where this vLLM has no
-    such runner."""
+    """Make vLLM's runners show each step to their proposer before it drafts. Raises ParameterError if this version of
+    vLLM has no such runner."""
     try:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -206,10 +206,10 @@ def _watch_runners() -> None:
 
 
 def _mend_sampling_on_cpus() -> None:
-    """Replace two functions that fail in vLLM's CPU build, with its own n-grams, too. A step in which no row has drafts
-    ends the engine where top_k is given: the greatest of no numbers is an error. And the temperature, top_k and top_p
-    of a request never reach its rows: in 0.32 and 0.33 `_expand_kernel_impl` writes into the copy that `_ensure_int64`
-    makes of any tensor that is not int64, and the rows keep what their memory held before (issue 55005 of vLLM)."""
+    """Replace two functions that fail in vLLM's CPU build, even with vLLM's own n-grams. First, if top_k is given, a
+    step in which no row has drafts ends the engine: the maximum of no numbers is an error. Second, the temperature,
+    top_k and top_p of a request never reach its rows: in 0.32 and 0.33 `_expand_kernel_impl` writes into the copy that
+    `_ensure_int64` makes of any tensor that is not int64, and the rows keep old memory (issue 55005 of vLLM)."""
     from vllm.v1.sample import rejection_sampler
 
     filtered, spread = rejection_sampler.apply_top_k_top_p, rejection_sampler.expand_batch_to_tokens
@@ -231,18 +231,18 @@ def _mend_sampling_on_cpus() -> None:
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: vLLM's server reads `prediction` in completions and chats."""
+    """Entry point `vllm.general_plugins`: lets vLLM's server read `prediction` in completions and chats."""
     try:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-    except ImportError:  # another version: predictions are given by vllm_xargs
+    except ImportError:  # another version: users give predictions by vllm_xargs
         return
     for kind in (ChatCompletionRequest, CompletionRequest):
         _read_predictions(kind)
 
 
 def _read_predictions(kind: Any) -> None:
-    """Have requests of this kind hand their field `prediction` on among vLLM's extra arguments."""
+    """Make requests of this kind pass their field `prediction` on among vLLM's extra arguments."""
     plain = kind.to_sampling_params
     if hasattr(plain, "__wrapped__"):
         return
@@ -252,7 +252,7 @@ def _read_predictions(kind: Any) -> None:
         try:
             text = read_prediction((self.model_extra or {}).get(PREDICTION))
         except PromptError as fault:
-            raise ValueError(str(fault)) from fault  # which vLLM answers with 400
+            raise ValueError(str(fault)) from fault  # vLLM answers with status 400
         if text:
             self.vllm_xargs = {PREDICTION: text, **(self.vllm_xargs or {})}
         return plain(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The KV cache of a model or head: calls by sequence (`PagedCache`), and what an engine may ask of it (`KVMemory`)."""
+"""The KV cache of a model or head: calls by sequence (`PagedCache`), and the interface for an engine (`KVMemory`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import AbstractContextManager
@@ -15,20 +15,20 @@ from slipstream.kv.blocks import BlockPool, BlockStore
 
 
 class Snapshots(Protocol):
-    """Keeps the states of recurrent layers after some blocks, by the blocks' keys. A text can begin only where a state
-    is kept."""
+    """Keeps states of recurrent layers after some blocks, by the blocks' keys. A text can begin only at a block after
+    which a state is kept."""
 
     def longest(self, keys: list[bytes]) -> int:
-        """Of how many of these blocks of a text, from the first on, there is one."""
+        """Return the length, in blocks, of the longest beginning of a text after which a state is kept."""
         ...
 
     def missing(self, seq_ids: Iterable[int]) -> int:
-        """How many of these sequences would have no room for their states."""
+        """Return how many of these sequences would have no room for their states."""
         ...
 
     def begin(self, seq_id: int, key: bytes | None, parted: int) -> None:
-        """Begin a sequence with the states after a block, if any. parted: how many of its tokens an earlier text has,
-        too; later texts may part there as well, so its states after them are worth keeping."""
+        """Begin a sequence with the states after a block, if any. parted: number of its leading tokens that an earlier
+        text also has; later texts may diverge there, too, so the states after these tokens are worth keeping."""
         ...
 
     def keep(self, seq_id: int, keys: list[bytes]) -> None:
@@ -41,30 +41,29 @@ class Snapshots(Protocol):
 
 
 MOST_BLOCKS = 2048
-"""Most blocks that are kept in a pool that grows (65,536 tokens)."""
+"""Largest number of blocks that are kept in a pool that grows (65,536 tokens)."""
 
 
 class KVMemory:
     """Tells an engine whether a step fits into a KV cache, and keeps full blocks of earlier texts for later ones.
 
     pool   the blocks of one model or head.
-    lock   held while they are changed.
-    ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
-           token i + 1, too.
-    states of recurrent layers; None: the model has none.
-    block  tokens in a block. capacity: blocks in all; None: as many as the machine's memory holds.
+    lock   held while the blocks are changed.
+    ahead  number of tokens after a block on which its content depends: 0 for a decoder; 1 for an EAGLE head, whose row
+           i also reads token i + 1.
+    states  snapshots of recurrent layers; None: the model has none.
+    block  tokens in a block. capacity: number of blocks; None: as many as fit into memory.
 
-    Key and value of a token depend on the tokens up to it, so texts with the same beginning have the same first blocks.
-    Each full block has a key, a hash of its own tokens and of the key of the block before it (a hash chain). A new text
-    that begins like an earlier one takes over the blocks of the common beginning, and reads only the rest.
+    Key and value of a token depend only on the tokens up to it, so texts with the same beginning have the same first
+    blocks. Each full block has a key: a hash of its own tokens and of the key of the block before it (a hash chain). A
+    new text that begins like an earlier text takes over the blocks of the common beginning, and reads only the rest.
 
-        text of 70 tokens, blocks of 32      keep: blocks 0 and 1 by their keys; the third is not full
-        text of 90, the first 64 the same    match: 64 tokens
+            text of 70 tokens, blocks of 32      keep: blocks 0 and 1 by their keys; the third is not full
+            text of 90, the first 64 the same    match: 64 tokens
 
-    Keeping a block counts as one more holder of it. A block that nobody else holds is dropped when the pool needs room:
-    the one that was used longest ago first, and the end of a text before its beginning. The hash is a cryptographic
-    one, so that no text can be made that is taken for another.
-    """
+    Keeping counts as one holder of a block. A block without another holder is dropped when the pool needs room: the
+    least recently used first, and the end of a text before its beginning. The hash is cryptographic, so nobody can make
+    a text that is taken for another."""
 
     def __init__(
         self,
@@ -76,13 +75,13 @@ class KVMemory:
         self._pool, self._lock, self._ahead, self._states = pool, lock, ahead, states
         self.block, self.capacity = pool.block, pool.capacity
         self._most = MOST_BLOCKS if pool.capacity is None else pool.capacity
-        self._kept: dict[bytes, int] = {}  # blocks by key; used longest ago first
+        self._kept: dict[bytes, int] = {}  # key -> block; least recently used first
         pool.reclaim = self._reclaim
 
     @property
     def usage(self) -> Usage:
         with self._lock():
-            # From the tables, which are few: an engine asks after each step, and thousands of blocks may be kept.
+            # Counted from tables, which are few: this runs after each step, and thousands of blocks may be kept.
             used = len({block for table in self._pool.tables.values() for block in table})
             return Usage(self._pool.capacity, used, self._pool.allocated - used)
 
@@ -91,7 +90,7 @@ class KVMemory:
         return self.capacity is not None or self._states is not None
 
     def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """See `core.target.Memory`."""
+        """Return the missing blocks as `core.target.Memory.count_missing`."""
         writes = list(writes)
         with self._lock():
             stateless = 0 if self._states is None else self._states.missing(seq_id for seq_id, _, _ in writes)
@@ -101,17 +100,17 @@ class KVMemory:
             return max(stateless, 0 if short <= 0 else short - len(self._list_unused(short)))
 
     def match(self, tokens: Seq[int]) -> int:
-        """How many leading tokens are in kept blocks."""
+        """Return how many leading tokens are in kept blocks."""
         with self._lock():
             return len(self._with_states(self._match(tokens))) * self.block
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
-        """Begin a sequence with the kept blocks of at most its first `most` tokens; returns of how many. Raises
-        TargetError for a sequence that is there already."""
+        """Begin a sequence with kept blocks of at most its first `most` tokens; returns their number of tokens. Raises
+        TargetError for a sequence that exists already."""
         with self._lock():
             matched = self._match(tokens)[: most // self.block]
             if self._states is not None and self._states.missing([seq_id]):
-                return 0  # its first pass says so
+                return 0  # the sequence's first pass will raise
             keys = self._with_states(matched)
             if keys:
                 self._pool.adopt(seq_id, [self._kept[key] for key in keys])
@@ -120,7 +119,7 @@ class KVMemory:
             return len(keys) * self.block
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
-        """Keep the full blocks of a sequence for later texts. tokens: those whose keys and values are complete.
+        """Keep the full blocks of a sequence for later texts. tokens: the tokens whose keys and values are complete.
         Sequences without KV are ignored."""
         with self._lock():
             if seq_id not in self._pool.tables:
@@ -136,34 +135,34 @@ class KVMemory:
             self._reclaim(len(self._kept) - self._most)
 
     def _match(self, tokens: Seq[int]) -> list[bytes]:
-        """The keys of the blocks of the longest known beginning of a text, to be adopted at once
-        (`BlockPool.adopt`)."""
+        """Return the keys of the blocks of the longest known beginning of a text. They must be adopted at once
+        (`BlockPool.adopt`), before blocks are dropped."""
         keys = list(takewhile(self._kept.__contains__, self._keys(tokens)))
         self._touch(keys)
         return keys
 
     def _with_states(self, keys: list[bytes]) -> list[bytes]:
-        """The blocks that a text can begin with."""
+        """Return the leading blocks that a text can begin with."""
         return keys if self._states is None else keys[: self._states.longest(keys)]
 
     def _list_unused(self, most: int) -> list[bytes]:
-        """Keys of up to `most` blocks that are only kept, in the order in which they are dropped."""
+        """Return keys of up to `most` blocks that no sequence holds, in the order in which they are dropped."""
         return list(islice((key for key, block in self._kept.items() if self._pool.count(block) == 1), most))
 
     def _reclaim(self, count: int) -> None:
-        """Drop `count` blocks that are only kept, or all of these."""
+        """Drop `count` kept blocks that no sequence holds, or all of them if there are fewer."""
         for key in self._list_unused(max(0, count)):
             self._pool.drop([self._kept.pop(key)])
             if self._states is not None:
                 self._states.drop(key)
 
     def _touch(self, keys: Seq[bytes]) -> None:
-        """Note that these blocks of one text were used: the first block is the last to be dropped."""
+        """Mark these blocks of one text as recently used; its first block will be dropped last."""
         for key in reversed(keys):
             self._kept[key] = self._kept.pop(key)
 
     def _keys(self, tokens: Seq[int]) -> Iterator[bytes]:
-        """The key of each full block, as far as the tokens that it depends on are known."""
+        """Yield the key of each full block whose content depends on known tokens only."""
         packed, key, start = np.asarray(tokens, np.int64), b"", 0
         for end in range(self.block + self._ahead, len(tokens) + 1, self.block):
             key = blake2b(key + packed[start:end].tobytes(), digest_size=16).digest()
@@ -177,12 +176,12 @@ S = TypeVar("S", bound=BlockStore)
 class PagedCache(Generic[S]):
     """The KV cache of an executor or a head. Only one Python thread at a time runs a call.
 
-    blocks     where keys and values are.
+    blocks     the store of keys and values.
     lock       the lock that a call holds.
-    kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
+    kv_blocks  maximum number of KV blocks for all sequences together; None: as many as fit into memory.
     spread     see `BlockPool`.
-    ahead      tokens after a slot that its content depends on (see `KVMemory`).
-    states     what recurrent layers keep beside the blocks.
+    ahead      number of tokens after a slot on which its content depends (see `KVMemory`).
+    states     snapshots of recurrent layers.
     """
 
     def __init__(

@@ -107,11 +107,12 @@ def line_of(event: Event) -> str:
 async def follow(place: Endpoint, window: float, c: float, limit: float) -> AsyncIterator[Event]:
     """Yield the events of a server, each with the time "at". window: seconds of each judgement; limit: seconds after
     which to stop; 0: never. Raises ServedError if there are no counters at the beginning."""
-    watched, began = PayWatch(c), time.monotonic()
+    watched, began, is_server = PayWatch(c), time.monotonic(), False
     async with TrafficClient(place, place.timeout) as client:
         while True:
             sample = await client.counters()
-            if sample is None and watched.state is None:
+            is_server = is_server or sample is not None
+            if not is_server:
                 what = f"{place.base_url} reports no counters of {', '.join(SERVERS.values())}"
                 raise ServedError(what, fix="give the URL of a server, and start it with its metrics")
             if (event := watched.add(sample)) is not None:

@@ -1,7 +1,7 @@
 """`Decoder`: a Llama-, Mistral-, Qwen- or GPT-2-like checkpoint as a `Target`.
 
-It turns sequences and drafts into packed batches, passes them to an executor, and tells the executor which
-KV to keep. The executor does the arithmetic, the step decides.
+It turns sequences and drafts into packed batches, passes them to an executor, and tells the executor which KV to keep.
+The executor does the arithmetic; `core.step` decides what is accepted.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from slipstream.targets.target_costs import ExpertReads
 class Decoder:
     """A `Target` around one executor.
 
-    chunk    most prompt tokens in one forward; longer prompts are prefilled in chunks, which bounds the memory of
-             activations.
-    weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
+    chunk    largest number of prompt tokens in one forward pass; longer prompts are prefilled in chunks, which bounds
+             the memory of activations.
+    weights  the source of the executor's weights, by canonical name; each access reads it again. Draft heads borrow the
              embedding and the output head. None: `head_host` provides both.
     checkpoint   folder of the checkpoint, None for a model from memory.
 
-    exits    its first layers alone (see `core.target.EarlyExit`).
+    exits    runs the first layers alone (see `core.target.EarlyExit`).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Decoder:
         head_host: HeadHost | None = None,
     ):
         if chunk < 1:
-            raise ParameterError(f"chunk is {chunk}, must be at least 1", fix="choose chunk >= 1")
+            raise ParameterError(f"chunk is {chunk}, but must be at least 1", fix="choose chunk >= 1")
         self.executor, self.config, self.chunk = executor, executor.config, chunk
         self.weights, self.checkpoint = weights, checkpoint
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
@@ -69,7 +69,7 @@ class Decoder:
         self.capabilities = self.declare()
 
     def declare(self) -> Capabilities:
-        """Return what the executor lets it do."""
+        """Return the capabilities that the executor allows."""
         executor, config = self.executor, self.config
         return Capabilities(
             eos_ids=frozenset(config.eos_ids),
@@ -115,8 +115,7 @@ class Decoder:
         **settings: object,
     ) -> Decoder:
         """Load a folder or hub id. executor, dtype, device, settings: fields of `LoadSettings`. progress: called with
-        (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be
-        honoured."""
+        (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for unsupported settings."""
         given = {"executor": executor, "dtype": dtype, "device": device, **settings}
         described = DescribedDecoder.of(Checkpoint.open(checkpoint), LoadSettings.of(given, "Decoder.load"))
         check_memory(described)
@@ -124,7 +123,7 @@ class Decoder:
 
     @staticmethod
     def of_module(model: nn.Module, settings: LoadSettings, chunk: int = 512) -> Decoder:
-        """The decoder of a transformers model in memory, on its device and in its dtype unless another is given."""
+        """Make the decoder of a transformers model in memory, on its device, in its dtype unless another is given."""
         parameter, config = next(model.parameters()), DecoderConfig.of_module(model)
         settings = resolve(replace(settings, dtype=settings.dtype or parameter.dtype, device=parameter.device))
         chosen, refusals = choose(config, settings)
@@ -133,8 +132,8 @@ class Decoder:
         return Decoder(chosen.executor(weights.config, weights, settings), chunk, weights)
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
-        """Run pending tokens and nodes (see `Target.run`). Rows that were run through the first layers already (see
-        `EarlyExit`) continue where they stopped."""
+        """Run pending tokens and nodes (see `Target.run`). Rows that have passed the first layers already (see
+        `EarlyExit`) continue with the next layer."""
         for seq in seqs:
             if seq.end - seq.kv_len > self.chunk:
                 return self._run_long(seqs, draft, tuple(taps))
@@ -156,8 +155,8 @@ class Decoder:
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
-            if nodes and nodes[-1] != len(nodes) - 1:  # not the first nodes in their order
-                base = seq.end  # slot of node 0: after the run every token before it has its KV
+            if nodes and nodes[-1] != len(nodes) - 1:  # otherwise the path is the first nodes, in order
+                base = seq.end  # slot of node 0: every token before it has KV
                 moved = next(i for i, node in enumerate(nodes) if node != i)
                 src = [base + node for node in nodes[moved:]]
                 self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
@@ -198,8 +197,8 @@ class Decoder:
     def _check_positions(self, positions: Seq[int]) -> None:
         if max(positions) >= self.context:
             raise TargetError(
-                f"position {max(positions)} was asked for, the model has {self.context} learned positions",
-                why="there is no embedding beyond them",
+                f"position {max(positions)} is too large: the model has {self.context} learned positions",
+                why="later positions have no embedding",
                 fix="shorten the prompt or max_tokens",
             )
 
@@ -207,18 +206,24 @@ class Decoder:
 class DecoderSteps:
     """Decodes several tokens of a decoder's sequences in one call: see `MultiStep`.
 
-    calls  what the executor declares. exits: of the decoder; rows of a call with `exit` are kept for the run that
-           verifies them.
-    """
+    calls  the executor's `MultiStep`. exits: the decoder's early exits, which keep the rows of a call with `exit` for
+           the pass that verifies them."""
 
     def __init__(self, calls: MultiStep[Batch], exits: EarlyExits, device: torch.device):
-        self.steps_per_call, self._calls, self._exits, self._device = calls.steps_per_call, calls, exits, device
+        self.steps_per_call, self.has_states = calls.steps_per_call, calls.has_states
+        self._calls, self._exits, self._device = calls, exits, device
 
     def decode_steps(
-        self, seqs: Seq[Sequence], /, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self,
+        seqs: Seq[Sequence],
+        /,
+        steps: int,
+        sampling: StepSampling = ARGMAX,
+        exit: int | None = None,
+        taps: Seq[int] = (),
     ) -> DecodedSteps:
         batch = make_batch(seqs, Draft.empty(len(seqs)), self._device)
-        decoded = self._calls.decode_steps(batch, steps, sampling, exit)
+        decoded = self._calls.decode_steps(batch, steps, sampling, exit, taps)
         if exit is not None:
             self._exits.keep(seqs, batch, decoded, exit)
         elif self._exits.rows:
@@ -228,14 +233,14 @@ class DecoderSteps:
 
 @dataclass(frozen=True)
 class DescribedDecoder(Described):
-    """A checkpoint that our own decoder runs."""
+    """A checkpoint that our own decoder runs, before its weights are read."""
 
     config: DecoderConfig = field(kw_only=True)
 
     @staticmethod
     def of(checkpoint: Checkpoint, settings: LoadSettings) -> DescribedDecoder:
-        """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
-        backend does not; ParameterError where weights would be quantised twice."""
+        """Describe a checkpoint. Raises UnsupportedModelError for an architecture that this decoder or the requested
+        backend does not run; ParameterError if weights would be quantised twice."""
         if stored_as(checkpoint) is not None:
             settings.refuse(
                 ("quantize",),
@@ -261,7 +266,7 @@ class DescribedDecoder(Described):
 
     @property
     def weight_bytes(self) -> int:
-        """The native executor keeps 16-bit weights as they are stored."""
+        """Bytes of the weights in memory, about. The native executor keeps 16-bit weights as they are stored."""
         quantised = self.settings.weight_format
         whole = self._bytes_of(self.config, sum((self.stored or {}).values()))
         if quantised is None:
@@ -270,7 +275,7 @@ class DescribedDecoder(Described):
         return whole + round(self.config.vocab_size * self.config.hidden_size * head)
 
     def _bytes_of(self, config: DecoderConfig, stored: int) -> int:
-        """Bytes in memory of weights that take `stored` bytes in the files; 0: that is not known."""
+        """Return the bytes in memory of weights that take `stored` bytes in the files; 0: unknown size in the files."""
         quantised = self.settings.weight_format
         if quantised is not None:
             return round(config.parameters * quantised.bytes_per_weight)
@@ -317,16 +322,16 @@ def check_is_chain(draft: Draft) -> None:
     """Raise TargetError for a draft with siblings, in targets that run chains only."""
     if not draft.is_chain:
         raise TargetError(
-            "a draft with siblings was given to a model that runs chains only",
+            "this model runs chains only, but the draft has siblings",
             fix="use a drafter through LLM or Engine, which cut trees to chains",
         )
 
 
 def check_fork(parent_id: int, child_id: int, length: int, computed: int | None, begun: bool) -> None:
-    """Raise TargetError where the parent is unknown (None) or has computed too little, or the child has begun."""
+    """Raise TargetError if the parent is unknown (None) or has computed too little, or if the child has begun."""
     if computed is None or length > computed or begun:
         raise TargetError(
             f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
-            why=f"that one holds {computed or 0}, and a sequence begins once",
+            why=f"the parent holds {computed or 0}, and a sequence begins only once",
             fix="fork between two runs, with another id",
         )

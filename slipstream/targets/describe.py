@@ -1,4 +1,4 @@
-"""`describe`: how a model will be run, before its weights are read; and `as_target`, which also loads it."""
+"""`describe` says how a model will be run, before its weights are read; `as_target` also loads it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Model = CheckpointName | torch.nn.Module | Target
 """A folder, a hub id, a GGUF file or "embedded"; a loaded transformers model; a loaded target."""
 
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
-"""What a device map may say instead of a device."""
+"""Values of a device map besides devices."""
 
 
 def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> Described:
-    """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
+    """Describe a folder, a hub id, a GGUF file or "embedded" without its weights; for a hub id, downloads small files.
 
-    Our own decoder runs GGUF files, and of other checkpoints what it can; transformers runs the rest. Raises the family
-    of LoadError, and ParameterError for a draft head and for a setting that cannot be honoured."""
+    Our own decoder runs GGUF files, and the checkpoints that it knows; transformers runs the rest. Raises the family of
+    LoadError, and ParameterError for a draft head and for a setting that is not supported."""
     opened = Checkpoint.open(checkpoint, settings.role)
     if kind := recognise(opened):
         fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {opened}"
@@ -45,11 +45,11 @@ def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> D
         raise ParameterError(f"{str(opened)!r} is a draft head ({kind}), not {model}", fix=fix)
     if opened.is_gguf:
         if settings.role == "draft" and settings.executor == TRANSFORMERS:
-            settings = replace(settings, executor=AUTO)  # it was chosen for the target
+            settings = replace(settings, executor=AUTO)  # the executor was chosen for the target
         settings.refuse(
             ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
             "given with a GGUF file",
-            "adapters are merged into checkpoints, and transformers runs those",
+            "only a checkpoint can be merged with an adapter, or run by transformers",
             "leave it out, or give the folder of the checkpoint that the file was made of",
         )
         return DescribedDecoder.of(opened, settings)
@@ -72,8 +72,8 @@ def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> D
 
 
 def as_target(model: Model, progress: Progress | None = None, **settings: Unpack[LoadKeywords]) -> Target:
-    """A `Target` out of what `describe` takes, a loaded transformers model, or a `Target` itself. A warning says so
-    where transformers runs what our own decoder does not.
+    """Make a `Target` from an argument of `describe`, a loaded transformers model, or a `Target` itself. Logs a warning
+    if transformers runs a model that our own decoder does not run.
 
     settings  fields of `LoadSettings`. progress: as in `Described.load`. Raises ParameterError for other objects, and
               for settings that are given with a `Target`: it is loaded already, and would ignore them.
@@ -82,13 +82,13 @@ def as_target(model: Model, progress: Progress | None = None, **settings: Unpack
 
 
 def adopt(model: object, settings: LoadSettings, progress: Progress | None = None) -> Target:
-    """See `as_target`."""
+    """Make a target as `as_target`, from settings that are read already."""
     if isinstance(model, Target):
         settings.refuse(
             tuple(settings.given),
             "given with a loaded target",
-            "these settings take effect when a target is loaded; this one would ignore them",
-            "give the path of the checkpoint, or load the target with them: Decoder.load(path, ...)",
+            "the target is loaded already, and would ignore the setting",
+            "give the path of the checkpoint, or load the target with it: Decoder.load(path, ...)",
         )
         return model
     if isinstance(model, CheckpointName):
@@ -96,16 +96,16 @@ def adopt(model: object, settings: LoadSettings, progress: Progress | None = Non
         check_memory(described)
         return described.load(progress)
     module = model if isinstance(model, torch.nn.Module) else None
-    if module is None or not hasattr(module, "config"):  # wrappers of models have one, too
+    if module is None or not hasattr(module, "config"):  # wrappers of models also have a config
         raise ParameterError(
-            f"{model!r:.80} is no model",
+            f"{model!r:.80} is not a model",
             fix="give a folder, a hub id, a GGUF file, 'embedded', a loaded transformers model or a Target",
         )
     return _of_module(module, settings)
 
 
 def _check_places(device_map: DeviceMap) -> None:
-    """Raise ParameterError for a device that is not there; transformers would fail while it loads."""
+    """Raise ParameterError for a device that does not exist; transformers would fail only while it loads."""
     for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if isinstance(place, int) and torch.accelerator.is_available():
             continue  # the number of an accelerator of any kind
@@ -119,19 +119,19 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
     settings.refuse(
         ("lora", "device_map"),
         "given with a loaded model",
-        "its weights stay as they are, and where they are",
+        "a loaded model keeps its weights and its device",
         "give its folder, or merge by peft (merge_and_unload), or load it by from_pretrained(..., device_map=...)",
     )
     places = {str(weight.device) for weight in module.parameters()}
-    if len(places) > 1 or "meta" in places:  # "meta": offloaded, and read when it is used
+    if len(places) > 1 or "meta" in places:  # "meta": offloaded weights
         if settings.device is not None:
             raise ParameterError(
-                f"device is {str(settings.device)!r}, the loaded model is spread over several", fix="leave it out"
+                f"device is {str(settings.device)!r}, but the loaded model is spread over several", fix="leave it out"
             )
         if settings.executor not in (AUTO, TRANSFORMERS):
             raise ParameterError(
-                f"executor is {settings.executor!r}, the loaded model is spread over several devices",
-                why="our own decoder runs on one",
+                f"executor is {settings.executor!r}, but the loaded model is spread over several devices",
+                why="our own decoder runs on one device",
                 fix="leave it out: transformers runs it",
             )
         why = "the model is spread over several devices"
@@ -140,13 +140,13 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
         wanted = here if settings.device is None else torch.device(settings.device)
         if wanted.type != here.type or wanted.index not in (None, here.index):
             raise ParameterError(
-                f"device is {str(wanted)!r}, the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
+                f"device is {str(wanted)!r}, but the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
             )
         if settings.executor == TRANSFORMERS:
             return around(cast("PreTrainedModel", module), settings)
         try:
             return Decoder.of_module(module, settings)
-        except LoadError as fault:  # another architecture, or modules that a tool has put into one of these
+        except LoadError as fault:  # another architecture, or changed modules
             if settings.executor != AUTO:
                 raise
             why = fault.what

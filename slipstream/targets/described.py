@@ -1,5 +1,5 @@
-"""`Described`: a model in files, before its weights are read, and how it will be run. `MemoryPlan`: what it will take
-with its draft and a KV cache. `targets.describe` chooses which runner describes a model."""
+"""`Described`: how a model in files will be run, before its weights are read. `MemoryPlan`: the memory for the model
+with its draft and a KV cache. `targets.describe` chooses the runner whose subclass describes a model."""
 
 import math
 import re
@@ -29,20 +29,20 @@ from slipstream.templates.sizes import size
 from slipstream.tokens.token_map import TokenMap, token_map
 
 HeadFiles = tuple[str, Checkpoint, str | None]
-"""A draft head: its drafter, its checkpoint, and `quantize` of the drafter."""
+"""A draft head: the name of its drafter, its checkpoint, and the drafter's option `quantize`."""
 
 _UNREAD = re.compile(r".*(inv_freq|\.scale)$|verifier_|confidence_head|(d2t|t2d|token_map)$")
-"""Tensors of heads that are not read, or that are small."""
+"""Names of tensors in heads that are not read, or that are small."""
 
 
 @dataclass(frozen=True)
 class Described(ABC):
-    """A model in files, before its weights are read, and how it will be run. Each runner has a subclass.
+    """How a model in files will be run, before its weights are read. Each runner has a subclass.
 
     checkpoint  the described checkpoint.
-    settings  resolved: device and dtype are PyTorch objects.
+    settings  resolved settings: device and dtype are PyTorch objects.
     runner    name of a backend of our own decoder, or "transformers".
-    refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
+    refusals  runner that "auto" prefers -> why this runner does not run the model. "decoder": our own decoder.
     """
 
     checkpoint: Checkpoint
@@ -52,12 +52,12 @@ class Described(ABC):
 
     @cached_property
     def config(self) -> ModelShape:
-        """Its sizes; every runner says them. Raises UnsupportedModelError for a model whose own code does."""
-        raise NotImplementedError  # not abstract: a field of a dataclass would not count as its implementation
+        """The model's sizes, for every runner. Raises UnsupportedModelError if only the model's own code tells them."""
+        raise NotImplementedError  # not abstract: subclasses may implement it as a dataclass field
 
     @property
     def token_map(self) -> TokenMap | None:
-        """None if it has no tokenizer. Raises LoadError."""
+        """The map from ids to tokens; None if the checkpoint has no tokenizer. Raises LoadError."""
         return token_map(self.checkpoint)
 
     @property
@@ -74,12 +74,12 @@ class Described(ABC):
     @property
     @abstractmethod
     def kind(self) -> Kind:
-        """How it takes part: trees, draft heads, early exit, batches (see `DrafterSpec.refusal`)."""
+        """What this target can do: trees, draft heads, early exit, batches. `DrafterSpec.refusal` reads it."""
 
     @property
     @abstractmethod
     def weight_bytes(self) -> int:
-        """Bytes of its weights in memory, about."""
+        """Approximate bytes of the weights in memory."""
 
     @property
     def kv_bytes(self) -> int:
@@ -88,28 +88,28 @@ class Described(ABC):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the states of one sequence in recurrent layers that our own kernels run."""
+        """Bytes of one sequence's states in recurrent layers that our own kernels run."""
         return 0
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a text when it decodes."""
+        """Ids that end a text."""
         return self.config.eos_ids
 
     @cached_property
     def mtp_layers(self) -> int:
-        """How many MTP layers its checkpoint brings that can draft beside it."""
+        """Number of MTP layers in the checkpoint that can draft for this target."""
         return count_mtp_layers(self.checkpoint, native=self.runner == "native")
 
     @property
     def mtp_bytes(self) -> tuple[int, int]:
-        """(bytes of the weights, bytes of the KV cache of one token) of its MTP layers, by their share of layers."""
+        """(bytes of the MTP layers' weights, bytes of their KV cache of one token), by their share of layers."""
         share = self.mtp_layers / self.config.layers
         return round(share * self.weight_bytes), round(share * self.kv_bytes)
 
     @property
     def stored_as(self) -> str | None:
-        """The format of its weights in memory, if they are quantised, as in `Runtime.quantize`."""
+        """The format of the weights in memory if they are quantised, as in `Runtime.quantize`; otherwise None."""
         return None
 
     def usual_kv_tokens(self, requests: int) -> int | None:
@@ -118,19 +118,19 @@ class Described(ABC):
 
     @abstractmethod
     def load(self, progress: Progress | None = None) -> Target:
-        """The model in memory. progress: called with (bytes read, bytes in all). Raises the family of LoadError, and
-        ParameterError for a setting that cannot be honoured."""
+        """Load the model. progress: called with (bytes read, bytes in all). Raises the family of LoadError, and
+        ParameterError for a setting that is not supported."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """Estimates the bytes of a target, its draft and a KV cache of a fixed size, without loading weights.
 
-    weights    of the target. draft: weights of the draft model or head; 0 without one.
-    per_token  KV cache of one token, with the draft's.
-    kv_tokens  tokens for which the KV cache has room, all requests together.
-    available  memory that is free now, on the device of the target.
-    per_sequence  states of recurrent layers of one sequence, with the draft model's. sequences: how many run at once.
+    weights    bytes of the target's weights. draft: bytes of the draft model's or head's weights; 0 without a draft.
+    per_token  bytes of the KV cache of one token, with the draft's.
+    kv_tokens  number of tokens in the KV cache, all requests together.
+    available  bytes of memory that are free now, on the device of the target.
+    per_sequence  bytes of one sequence's recurrent states, with the draft model's. sequences: how many run at once.
     """
 
     weights: int
@@ -151,12 +151,12 @@ class MemoryPlan:
 
     @property
     def snapshots(self) -> int:
-        """Most bytes of the states that are kept for later texts: no more than their KV cache."""
+        """Largest number of bytes of recurrent states that are kept for later texts: no more than the KV cache has."""
         return min(self.kv, SNAPSHOTS * self.per_sequence)
 
     @property
     def headroom(self) -> int:
-        """Bytes that stay free; negative: it does not fit."""
+        """Bytes that stay free; negative if the model does not fit."""
         return self.available - self.weights - self.draft - self.kv - self.states - self.snapshots
 
     @property
@@ -167,7 +167,7 @@ class MemoryPlan:
         return max(0, int(room / max(1, self.per_token)) // BLOCK * BLOCK)
 
     def check(self) -> None:
-        """Raise LoadError if it does not fit."""
+        """Raise LoadError if the model does not fit into memory."""
         if self.headroom < 0:
             most, cache = self.most_tokens, f"a KV cache for {self.kv_tokens} tokens"
             many = "a sequence" if self.sequences == 1 else f"{self.sequences} sequences"
@@ -191,9 +191,9 @@ def plan(
     weights: bool = False,
     sequences: int = 1,
 ) -> MemoryPlan:
-    """models: the draft models; heads: draft heads; mtp: whether the target's MTP layers draft. weights: whether those
-    on the hub are downloaded, whose files say how large they are. sequences: how many run at once. Raises what reading
-    their facts raises."""
+    """Make the memory plan. models: draft models; heads: draft heads; mtp: whether the target's MTP layers draft.
+    weights: whether to download weights from the hub, because only the files tell their size. sequences: how many run
+    at once. Raises the errors of reading these files."""
     for each in (target, *models) if weights else ():
         each.checkpoint.download()
     beside = [target.mtp_bytes] if mtp else []
@@ -206,8 +206,8 @@ def plan(
 
 
 def _of_head(target: Described, kind: str, checkpoint: Checkpoint, quantize: str | None) -> tuple[int, int]:
-    """(bytes of weights, bytes of the KV cache of one token) of a draft head, the copies of the target's tables that it
-    reads among them; nothing of one that cannot be read: loading it says why."""
+    """Return (bytes of weights, bytes of the KV cache of one token) of a draft head, including copies that it reads of
+    the target's tables; (0, 0) if the head cannot be read: loading will raise the error."""
     try:
         checkpoint.download()
         config, tensors = checkpoint.config, checkpoint.tensors
@@ -237,10 +237,9 @@ def _of_head(target: Described, kind: str, checkpoint: Checkpoint, quantize: str
 def check_memory(
     target: Described | None, kv_tokens: int | None = None, models: Seq[Described] = (), *more: Any
 ) -> None:
-    """Raise LoadError if a model and what is loaded with it do not fit; arguments as of `plan`; target: None: it is in
-    memory. Weights on the hub are downloaded before. Of other runners than our own decoder, nothing is foretold but of
-    a cache of a size that was asked for; nor of several devices: a plan knows one.
-    """
+    """Raise LoadError if a model and its drafts do not fit into memory. Arguments as in `plan`; target None: it is in
+    memory. Downloads weights from the hub. For runners other than our own decoder, only a KV cache of a given size is
+    checked. With several devices nothing is checked, because a plan knows only one."""
     if target is None:
         for model in models:
             check_memory(model)

@@ -1,8 +1,8 @@
-"""`EarlyExits` runs the first layers of a decoder, and keeps the hidden states of these rows for a later pass.
+"""`EarlyExits` runs the first layers of a decoder, and keeps the hidden states of their rows for a later pass.
 
-LayerSkip drafts with the target's own first E layers, and the keys and values that these layers computed for the draft
-tokens are the target's: verification runs the other layers only (Elhoushi et al. 2404.16710, section 4.3). The hidden
-states after E layers are kept here for each sequence, and found again by the tokens of the next pass:
+LayerSkip drafts with the target's own first E layers. The keys and values that these layers computed for draft tokens
+are the target's, so verification runs only the other layers (Elhoushi et al. 2404.16710, section 4.3). The hidden
+states after E layers are kept here for each sequence, and looked up by the tokens of the next pass:
 
     first layers, from slot 7 on  [t, a, b]        t is pending, a and b are draft tokens; hidden [3, d]
     next pass, from slot 7 on     [t, a, b, c]     3 rows known: layers 0..E run for c alone, layers E..L for all 4
@@ -10,7 +10,7 @@ states after E layers are kept here for each sequence, and found again by the to
                                   [t] at slot 9    none known: another draft was verified in between
 
 So a draft that was shortened, discarded or merged with others costs speed and nothing else. Kept rows are used once:
-after the next pass over a sequence its slots hold what that pass wrote.
+the next pass over a sequence overwrites its slots.
 """
 
 from collections.abc import Sequence as Seq
@@ -28,7 +28,7 @@ from slipstream.executor.executor import Batch, Executor, Output, check_finite, 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRows:
-    """Tokens from slot `past` on for which layers 0..exit-1 were run; hidden [n, d], the residual stream after them."""
+    """Tokens from slot `past` on that have passed layers 0..exit-1; hidden [n, d]: their residual stream."""
 
     past: int
     tokens: list[int]
@@ -37,9 +37,9 @@ class EarlyRows:
 
 
 class EarlyExits:
-    """Runs the first layers on `executor`, and later passes from there: see `core.target.EarlyExit`.
+    """Runs the first layers on `executor`, and later passes from the next layer on: see `core.target.EarlyExit`.
 
-    rows  by sequence. While there are none, a decoder does not ask.
+    rows  kept rows by sequence id. A decoder uses this object only if there are any.
     """
 
     def __init__(self, executor: Executor):
@@ -56,7 +56,7 @@ class EarlyExits:
         return TargetOut(out.logits, out.taps, batch.splits)
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """Run all rows that are not kept already. The logits are valid until the next run."""
+        """Run all rows that are not kept already through the first layers. The logits are valid until the next run."""
         rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
         known = [self._count_known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
         tokens, positions, splits = list[int](), list[int](), [0]
@@ -83,14 +83,14 @@ class EarlyExits:
         return out.logits
 
     def _count_known(self, seq: Sequence, text: list[int], exit: int) -> int:
-        """How many leading rows need not be run; the last row always runs, for its logits."""
+        """Return how many leading rows need not run; the last row always runs, for its logits."""
         early = self.rows.get(seq.id)
         if early is None or early.exit != exit or early.past != seq.kv_len:
             return 0
         return count_common(early.tokens, text[:-1])
 
     def keep(self, seqs: Seq[Sequence], batch: Batch, decoded: DecodedSteps, exit: int) -> None:
-        """Keep the rows of a `decode_steps` call with `exit`: the pending tokens and every new one."""
+        """Keep the rows of a `decode_steps` call with `exit`: the pending tokens and every new token."""
         assert decoded.hidden is not None
         assert decoded.later is not None
         tokens = decoded.tokens.T.tolist()  # [B][K]
@@ -104,7 +104,8 @@ class EarlyExits:
             self.rows.pop(seq_id, None)
 
     def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
-        """The whole model on `batch`, the rows of `seqs` and `draft`; leading rows skip the layers that they passed."""
+        """Run the whole model on `batch`, the rows of `seqs` and `draft`. Leading rows skip layers that they have
+        passed."""
         kept = [self.rows.pop(seq.id, None) for seq in seqs]
         exit = next((early.exit for early in kept if early is not None), 0)
         if not exit or any(-1 < tap < exit for tap in taps):  # hidden states below the exit were not kept
@@ -122,7 +123,7 @@ class EarlyExits:
         if len(rest.tokens):
             fresh = self.executor.forward(rest, (), (0, exit)).hidden
         parts: list[Tensor] = []
-        row = 0  # of `fresh`
+        row = 0  # index in `fresh`
         for b, (early, n) in enumerate(zip(kept, counts, strict=True)):
             if early is not None and n:
                 parts.append(early.hidden[:n])
@@ -135,8 +136,8 @@ class EarlyExits:
 
 
 def _count_matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
-    """How many leading rows of sequence `b` are kept: the same tokens in the same slots, forming a chain that all later
-    rows see."""
+    """Return how many leading rows of sequence `b` are kept: the same tokens in the same slots, forming a chain that
+    all later rows see."""
     if early.past != batch.past[b]:
         return 0
     n = count_common(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])

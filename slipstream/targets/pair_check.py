@@ -1,7 +1,7 @@
 """Checks whether a target and a draft model are compatible.
 
-Draft tokens are passed as ids, so both models must map each id to the same token. The number of rows of the output
-heads may differ: vocabularies are padded to round numbers (Qwen2.5: 151936 and 152064 rows for the same tokens). An
+Draft tokens are passed as ids, so both models must map each id to the same token. The output heads may have different
+numbers of rows: vocabularies are padded to round numbers (Qwen2.5: 151936 and 152064 rows for the same tokens). An
 incompatible pair still decodes correctly, because the target verifies ids, but hardly any draft token is accepted.
 """
 
@@ -37,7 +37,7 @@ class PairReport:
     """The result of `check_pair`.
 
     common    number of ids that both models have.
-    ordinary, special  common ids that map to different tokens; special: in both models special tokens.
+    ordinary, special  common ids that map to different tokens; special: ids that both models have as special tokens.
     """
 
     target: Described
@@ -57,7 +57,7 @@ class PairReport:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """The first five, of ordinary tokens if any of them differ."""
+        """The first five differences; of ordinary tokens if any of them differ."""
         return (self.ordinary or self.special)[:SHOWN]
 
     @property
@@ -71,7 +71,7 @@ class PairReport:
 
     @cached_property
     def fault(self) -> PairError | None:
-        """Why the pair is incompatible: a model of another kind, or other tokens; None if it is compatible."""
+        """The error that makes the pair incompatible: a model of another kind, or other tokens; None if compatible."""
         target, draft = self.target, self.draft
         fault = kind_fault(target.config.source_context is not None, draft.config.source_context is not None)
         if fault is not None:
@@ -82,7 +82,7 @@ class PairReport:
                 f"{names} do not share a vocabulary: {len(self.ordinary)} of {self.common} common ids map to different "
                 f"tokens, the first (id: target / draft): {'; '.join(map(str, self.differences))}"
             )
-        for whole, other in ((target, draft), (draft, target)):  # a token without a row in the other head
+        for whole, other in ((target, draft), (draft, target)):  # a token may have no row in the other head
             width = other.config.vocab_size
             if whole.token_map and not other.token_map and max(whole.token_map.tokens, default=0) >= width:
                 return _other_tokens(
@@ -93,13 +93,13 @@ class PairReport:
         return width_fault(target.config.vocab_size, draft.config.vocab_size) if neither else None
 
     def require(self) -> None:
-        """Raise PairError unless both are of one kind and map the same ids to the same tokens."""
+        """Raise PairError unless both models are of one kind and map the same ids to the same tokens."""
         if self.fault is not None:
             raise self.fault
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Differences with which the pair works all the same, one sentence each."""
+        """Harmless differences of the pair, one sentence each."""
         notes, target, draft = list[str](), self.target.config, self.draft.config
         if not self.compared:
             lacking = [name for name in ("target", "draft") if getattr(self, name).token_map is None]
@@ -122,9 +122,9 @@ class PairReport:
     def cost_ratio(self) -> float:
         """c: bytes that a draft step reads divided by bytes that a target step reads, both in the same dtype.
 
-        Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models cost more
-        than that. It is also the acceptance rate above which some draft length saves time (Leviathan et al. 2211.17192,
-        corollary 3.9): if it is above 1, no draft length does."""
+        Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; the cost of small models
+        is higher than that. The ratio is also the acceptance rate above which some draft length saves time (Leviathan
+        et al. 2211.17192, corollary 3.9). Above 1, no draft length does."""
         return self.draft.config.step_parameters / self.target.config.step_parameters
 
     def as_dict(self) -> JsonObject:
@@ -141,11 +141,10 @@ class PairReport:
 
 
 def check_pair(target: CheckpointName | Described, draft: CheckpointName | Described) -> PairReport:
-    """Check whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or results of `describe`.
-    Weights are not loaded.
+    """Check whether two checkpoints (folders, hub ids, GGUF files, "embedded", or results of `describe`) are
+    compatible. Weights are not loaded.
 
-    Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no model in files.
-    """
+    Raises LoadError or a subclass if one of them cannot be read, ParameterError for a model in memory."""
     a, b = _describe(target, "target"), _describe(draft, "draft")
     if a.token_map is None or b.token_map is None:
         return PairReport(a, b, 0, (), ())
@@ -164,7 +163,7 @@ def _describe(model: CheckpointName | Described, role: str) -> Described:
     raise ParameterError(
         f"the {role} is a {type(model).__name__}",
         why="tokens are compared, and a model in memory has no tokenizer",
-        fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
+        fix="give the folder, hub id or GGUF file that the model was loaded from, or 'embedded'",
     )
 
 
@@ -172,18 +171,18 @@ _KIND = {True: "an encoder-decoder", False: "a decoder"}
 
 
 def kind_fault(target: bool, draft: bool) -> PairError | None:
-    """Return the error for a pair of which only one is an encoder-decoder; None if both or none is."""
+    """Return the error for a pair in which only one model is an encoder-decoder; otherwise None."""
     if target == draft:
         return None
     return PairError(
-        f"the target is {_KIND[target]}, the draft model is {_KIND[draft]}",
+        f"the target is {_KIND[target]}, but the draft model is {_KIND[draft]}",
         why="a decoder continues a prompt, an encoder-decoder answers a source: they read different inputs",
-        fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
+        fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs no draft model",
     )
 
 
 def width_fault(target: int, draft: int) -> PairError | None:
-    """Return the error for models of which only the numbers of ids are known, if these differ by more than padding."""
+    """Return the error for models without token maps whose numbers of ids differ by more than padding, or None."""
     if not differ(target, draft):
         return None
     return _other_tokens(

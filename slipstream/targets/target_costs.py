@@ -1,5 +1,5 @@
-"""Measure costs on this machine: of a target, of drafting for it, and of its early exits, which cost less than the
-whole model and agree with it now and then."""
+"""Measures costs on this machine: of a target, of drafting for it, and of its early exits, whose predictions sometimes
+agree with the whole model."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ from slipstream.theory.cost_curve import CostCurve
 
 ROWS = (1, 2, 4, 8, 16, 32)
 PRIOR_ROWS, KEPT = 16.0, 0.98
-"""Weight of the prior of `ExpertReads`, in rows, and what is left of older passes after each."""
+"""Weight of the prior of `ExpertReads`, in rows; and the weight that older passes keep after each pass."""
 
 
 class ExpertReads:
-    """Estimates the cost of a pass over n rows of a mixture, in units of a pass over one row, by the weights it reads.
+    """Estimates the cost of a pass over n rows of a mixture of experts, in passes over one row.
 
-    A pass reads the union of the experts that its rows choose. If rows chose independently, n rows would choose
-    E * (1 - (1 - k / E)^n) of E experts. Rows of a text choose alike, so that n counts as 1 + `apart` * (n - 1) rows.
-    `apart` is 1 at first, and is learned from the number of experts that passes read. E > k.
-    """
+    A pass reads the union of the experts that its rows choose. If rows chose independently, n rows would choose E * (1
+    - (1 - k / E)^n) of E experts, k per row. Rows of a text choose similar experts, so n rows count as 1 + `apart` * (n
+    - 1). `apart` starts at 1, and is learned from the number of experts that passes read. Requires E > k."""
 
     def __init__(self, always: float, each: float, layers: int, experts: tuple[int, int]):
-        """always, each: numbers of weights outside of experts, and of an expert of all layers. layers: with experts."""
+        """always, each: number of weights outside of experts, and of an expert in all layers. layers: with experts."""
         self._always, self._each, self._layers, (self._picked, self._count) = always, each, layers, experts
         self._rows = self._apart = PRIOR_ROWS
 
     @staticmethod
     def of(config: ModelShape) -> ExpertReads | None:
-        """None where every pass reads the same weights, or where layers with experts are unknown."""
+        """Return None if every pass reads the same weights, or if it is unknown which layers have experts."""
         experts = config.experts
         if experts is None or experts.per_token >= experts.count or not any(experts.layers):
             return None
@@ -58,7 +57,7 @@ class ExpertReads:
         return (self._always + self._each * union) / (self._always + self._each * self._picked)
 
     def learn(self, rows: int, experts_read: int) -> None:
-        """Learn from a pass. experts_read: all layers together. Longer passes are prompts, which read nearly all."""
+        """Learn from a pass. experts_read: sum over all layers. Longer passes, of prompts, read nearly all."""
         if not 1 < rows <= ROWS[-1]:
             return
         union = min(experts_read / self._layers, self._count - 0.5)
@@ -70,19 +69,19 @@ class ExpertReads:
 def measure_costs(
     target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats: int = 7, plain: bool = False
 ) -> CostCurve:
-    """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens; row counts are
-    interleaved.
+    """Measure the median seconds of one forward pass over `rows` rows of a sequence that holds `past` tokens; row
+    counts are interleaved.
 
-    A runtime may prepare its kernels again whenever the number of rows changes. In plain decoding it never changes, so
-    one row is timed after one row. With speculation it changes now and then, so more rows are timed after one row, too.
+    A runtime may prepare its kernels again whenever the number of rows changes. In plain decoding the number never
+    changes, so one row is timed after one row. With speculation it changes sometimes; larger numbers are also timed
+    after one row.
 
-    Takes 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. It uses a sequence of its own
-    and releases it; running sequences are not touched. Row counts that the target's context cannot hold are left out.
+    Takes 2 * len(rows) * (repeats + 1) forward passes, a fifth of a second for a small model. It creates and releases
+    its own sequence; running sequences are not touched. Row counts that the target's context cannot hold are left out.
 
     rows   increasing, beginning with 1. Raises ParameterError otherwise.
     plain  True: one row costs as much as a step of plain decoding, of which several may run in one call (see
-           `core.plain`). False: as much as a single step without a draft.
-    """
+           `core.plain`). False: one row costs as much as a single step without a draft."""
     if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
         raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
     check_integer("past", past, 1)
@@ -90,7 +89,7 @@ def measure_costs(
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]
     past = max(1, min(past, target.context - max(rows)))
     with release_after(target, neutral_text(target, past + 1)) as seq:
-        pending = seq.tokens.pop()  # read with each pass: recurrent layers do not go back into a prompt
+        pending = seq.tokens.pop()  # read in each pass: recurrent layers cannot roll back a prompt
         target.run([seq], Draft.empty(1, target.device))
         target.commit([seq], [[]])
         seq.kv_len = past
@@ -108,13 +107,12 @@ def measure_costs(
 def measure_draft_costs(
     target: Target, drafter: Drafter, lengths: Seq[int], past: int = 64, repeats: int = 5
 ) -> CostCurve:
-    """Median seconds of drafting in a greedy step with n draft tokens, after another step of that length. Includes
-    proposing and observing, and verification in excess of a plain decode step. `rows` of the curve are draft tokens, or
-    levels of trees. lengths: increasing, beginning with 1; lengths beyond the target's context are left out.
+    """Measure the median seconds of drafting in a greedy step with n draft tokens, after another step of that length.
+    Includes proposing and observing, and the time of verification above a plain decode step. `rows` of the curve are
+    draft tokens, or levels of trees. lengths: increasing, from 1; lengths beyond the target's context are left out.
 
     Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) steps (fewer if the target's context is too short)
-    and releases it; running sequences are not affected.
-    """
+    and releases the text; running sequences are not affected."""
     lengths = list(lengths)
     while len(lengths) > 1 and 2 * _pass_tokens(lengths) + 3 > target.context:
         lengths.pop()
@@ -125,7 +123,7 @@ def measure_draft_costs(
     times: dict[int, list[float]] = {n: [] for n in lengths}
 
     def time_step(draft_tokens: int) -> dict[str, float]:
-        """Seconds of a step by phase."""
+        """Return the seconds of a step by phase."""
         before = dict(seq.stats.seconds)
         step([seq], target, drafter, RULES["rejection"], draft_tokens)
         return {phase: seconds - before[phase] for phase, seconds in seq.stats.seconds.items()}
@@ -148,12 +146,12 @@ def measure_draft_costs(
 
 
 def _pass_tokens(lengths: Seq[int]) -> int:
-    """Most tokens that a pass over these lengths adds: two steps of each, and two plain ones."""
+    """Return the largest number of tokens that a pass over these lengths adds: two steps of each, two plain ones."""
     return 2 * (sum(lengths) + len(lengths) + 1)
 
 
 def neutral_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:
-    """Make a meaningless text of `length` tokens; with a source as long if the target has an encoder."""
+    """Make a meaningless text of `length` tokens; with a source of equal length if the target has an encoder."""
     ids, encoder = [i % target.vocab_size for i in range(length)], target.capabilities.encoder
     params = params or SamplingParams()
     if encoder is None:
@@ -162,11 +160,11 @@ def neutral_text(target: Target, length: int, params: SamplingParams | None = No
 
 
 def _plain(target: Target, seq: Sequence) -> float:
-    """Seconds of a step of plain decoding; nothing is committed."""
+    """Return the seconds of a step of plain decoding; nothing is committed."""
     multi_step = target.capabilities.multi_step
     steps = 1 if multi_step is None else min(multi_step.steps_per_call, target.context - len(seq.tokens))
     runtime = target.capabilities.runtime
-    if runtime is not None and runtime.rollback is not None:  # the next pass begins where this one does
+    if runtime is not None and runtime.rollback is not None:  # the next pass rolls back to the same token
         steps = min(steps, runtime.rollback)
     if multi_step is None or steps < 2:
         return _forward(target, seq, 1)
@@ -177,7 +175,7 @@ def _plain(target: Target, seq: Sequence) -> float:
 
 
 def _forward(target: Target, seq: Sequence, rows: int) -> float:
-    """Seconds of a forward over `rows` rows; no draft token is committed."""
+    """Return the seconds of a forward pass over `rows` rows; no draft token is committed."""
     draft = Draft.chains([[i % target.vocab_size for i in range(rows - 1)]], device=target.device)
     began = perf_counter()
     with host_threads(target.capabilities.torch_threads):
@@ -194,10 +192,10 @@ STARTS, TOKENS, REPEATS = 4, 32, 9
 
 @dataclass(frozen=True)
 class Exit:
-    """layers     how many layers run before the exit.
-    agreement  share of positions of a greedy text at which its argmax is the whole model's: alpha.
-    cost       of one draft token in units of one decode step: drafting it through this exit, plus one more row in the
-               later layers to verify it. The c of the closed forms.
+    """layers     number of layers that run before the exit.
+    agreement  share of positions of a greedy text at which the exit's argmax is the whole model's: alpha.
+    cost       cost of one draft token in decode steps: drafting it through this exit, plus one more row in the later
+               layers to verify it. The c of the closed forms.
     """
 
     layers: int
@@ -211,21 +209,20 @@ class Exit:
 
     @property
     def speedup(self) -> float:
-        """Expected at that length (Leviathan et al. 2211.17192, theorem 3.8). The formula counts a whole pass for
-        verification. Here the first layers run once for each draft token, the last one included, so their weights are
-        read as often as in a separate pass: rows are saved, not weight reads."""
+        """Expected speed-up at the draft length `gamma` (Leviathan et al. 2211.17192, theorem 3.8). The formula counts
+        a whole pass for verification. Here the first layers run once for each draft token, including the last, so their
+        weights are read as often as in a separate pass: rows are saved, not weight reads."""
         return speedup(self.agreement, self.gamma, self.cost)
 
 
 def measure_exits(target: Target, text: Seq[int] | None = None) -> list[Exit]:
-    """Every exit of `target`, 1..layers-1.
+    """Measure every exit of `target`, 1..layers-1.
 
-    text  token ids to measure agreement on, at least 2; None: greedy texts of the target after a few single tokens.
+    text  token ids to measure agreement on, at least 2; None: greedy texts that the target writes after single tokens.
 
     Takes a few dozen steps and one pass per layer; running sequences are not touched. Costs are interpolated linearly
-    between one layer and all, and are at least the share of the layers: timed alone, a layer may stay in the
-    processor's cache; in decoding it is evicted between steps. Raises what running the target raises.
-    """
+    between one layer and all, but are at least the share of the layers: a layer that is timed alone may stay in the
+    processor's cache, from which decoding evicts it between steps. Raises the errors of running the target."""
     exits = require(target.capabilities.early_exit, target, EARLY_EXIT, "measure_exits")
     texts = [list(text)[: target.capabilities.max_pending]] if text is not None else _greedy_texts(target)
     layers = exits.layers
@@ -265,8 +262,8 @@ def _greedy_texts(target: Target) -> list[list[int]]:
 
 
 def _seconds(target: Target, exits: EarlyExit) -> tuple[float, float, float]:
-    """Minimum seconds of one token through the first layer and through all, and of each further row; interleaved. The
-    minimum of several repetitions is least affected by other load on the machine."""
+    """Return the minimum seconds of one token through the first layer and through all layers, and of each further row;
+    interleaved. The minimum of several repetitions is least affected by other load on the machine."""
     seq, more = Sequence([0]), 4
     one, several = Draft.empty(1, target.device), Draft.chains([[0] * more], device=target.device)
     kinds: list[tuple[tuple[int, int] | None, Draft]] = [((0, 1), one), (None, one), (None, several)]

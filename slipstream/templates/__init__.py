@@ -1,4 +1,4 @@
-"""Texts that are printed or written as they stand, and pages of Jinja that are filled with values."""
+"""Templates: texts that are printed or written unchanged, and Jinja pages that are filled with values."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ FOLDER = Path(__file__).parent
 
 
 def fill(template: str, **values: object) -> str:
-    """The page of that file name. Values are escaped in HTML; one that a page names and is not given is an error."""
+    """Render the template file `template` with these values, escaped in HTML. A missing value is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     pages = Environment(

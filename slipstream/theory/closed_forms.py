@@ -3,13 +3,13 @@
     alpha   acceptance rate: probability that a draft token is accepted, E[sum min(p, q)]
     gamma   draft length: draft tokens a step
     c       cost coefficient: time of one draft step over time of one target step
-    tau     tokens a step, the bonus token included
+        tau     tokens a step, including the bonus token
 
 Functions of alpha assume that every draft token is accepted with the same probability, independently of the others.
 Measured acceptance falls with depth, so measured speed-ups are lower. Functions of rates by position do not need this
 assumption. Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, Sun et al. 2403.10444.
 
-`predict` is for measured rates, costs and overheads.
+`predict` takes measured rates, costs and overheads.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -22,16 +22,16 @@ from slipstream.theory.cost_curve import CostCurve
 
 
 def expect_tokens(alpha: float, gamma: int) -> float:
-    """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
+    """Return tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
 
 
 def step_cost(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float:
-    """Time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
+    """Return the time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
 
-    costs  time of the target by rows: batch (gamma + 1) of them in a speculative step, `batch` in a decode step. None:
-           verification costs no more than a decode step, as L assumes.
-    host   fixed work that a speculative step has and a decode step has not, in decode steps.
+    costs  time of the target by rows: batch * (gamma + 1) rows in a speculative step, `batch` rows in a decode step.
+           None: verification costs no more than a decode step, as L assumes.
+    host   fixed work of a speculative step that a decode step does not have, in decode steps.
     """
     verification = 1 if costs is None else costs(batch * (gamma + 1)) / costs(batch)
     return gamma * c + verification + (host if gamma else 0)
@@ -40,16 +40,16 @@ def step_cost(gamma: int, c: float, costs: CostCurve | None = None, batch: int =
 def speedup(
     alpha: float, gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
 ) -> float:
-    """Expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` it is L's
-    tau / (gamma c + 1), where verifying gamma draft tokens costs what decoding one costs (L, theorem 3.8)."""
+    """Return the expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` this is L's tau /
+    (gamma c + 1), which assumes that verification costs no more than a decode step (L, theorem 3.8)."""
     return expect_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
 
 
 def best_gamma(
     alpha: float, c: float, longest: int = 256, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
 ) -> int:
-    """The draft length of the greatest expected speed-up, at most `longest`; 0 if no draft pays; the shortest among
-    equals. All lengths are tried: a measured cost curve has steps, and after a step the speed-up may rise again.
+    """Return the draft length with the greatest expected speed-up, at most `longest`; 0 if no draft pays; the shortest
+    among equals. All lengths are tried: a measured cost curve has steps, and after a step the speed-up may rise again.
     """
     return best_length(geometric_rates(alpha, longest), c, costs, batch, host)
 
@@ -57,7 +57,7 @@ def best_gamma(
 def best_length(
     position_rates: Seq[float], c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
 ) -> int:
-    """`best_gamma` from rates by position: how many of these positions to draft."""
+    """Return the best draft length as `best_gamma`, from rates by position."""
     best, most, tokens = 0, 1.0, 1.0
     for gamma, rate in enumerate(position_rates, start=1):
         tokens += rate
@@ -68,11 +68,10 @@ def best_length(
 
 
 def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float | None:
-    """The smallest acceptance rate at which drafts of length gamma are no slower than plain decoding; None if none is.
+    """Return the smallest acceptance rate at which drafts of length gamma are no slower than plain decoding, or None.
 
-    With free verification and one draft token a step it is c (L, corollary 3.9). Raises ParameterError unless
-    gamma >= 1 and the costs are numbers >= 0.
-    """
+    With free verification and one draft token a step, this rate is c (L, corollary 3.9). Raises ParameterError unless
+    gamma >= 1 and the costs are numbers >= 0."""
     check_integer("gamma", gamma, 1)
     for name, value in (("c", c), ("host", host)):
         check_number(name, value, 0.0, float("inf"))
@@ -81,7 +80,7 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """The smallest number from `low` to `high` that is enough, if all above it are; `high` if none is."""
+    """Return the smallest number from `low` to `high` with `enough`, if it holds for all above; else `high`."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -89,15 +88,15 @@ def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.
 
 
 def geometric_rates(alpha: float, gamma: int) -> list[float]:
-    """Share of the steps that accept the draft token at position 1, ..., gamma, if each is accepted with probability
-    alpha."""
+    """Return the share of steps that accept the draft token at position 1, ..., gamma, if each draft token is accepted
+    with probability alpha."""
     return [alpha**j for j in range(1, gamma + 1)]
 
 
 def check_rates(rates: Seq[float]) -> None:
     """Raise ParameterError unless these can be rates by position: one or more in [0, 1] that never rise."""
     if not rates:
-        raise ParameterError("no rates by position were given", fix="give one for each position, e.g. 0.73, 0.52, 0.35")
+        raise ParameterError("no rates by position are given", fix="give one for each position, e.g. 0.73, 0.52, 0.35")
     for j, rate in enumerate(rates, start=1):
         check_number(f"the rate at position {j}", rate, 0.0, 1.0)
         if j > 1 and rate > rates[j - 2]:
@@ -109,8 +108,8 @@ def check_rates(rates: Seq[float]) -> None:
 
 
 def expect_length(position_rates: Seq[float]) -> float:
-    """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact for rates of any
-    origin if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
+    """Return tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact for any
+    rates if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
     return 1 + sum(position_rates)
 
 
@@ -118,10 +117,10 @@ def expect_length(position_rates: Seq[float]) -> float:
 class Prediction(Strict):
     """The expectation that `predict` computes for one text (or, without a length, for one step in the long run).
 
-    tau      tokens a step, the bonus token included, the prefill step left out.
-    steps   steps after the prefill step.
-    seconds  of the speculative text, in its parts: prefill, draft, target, host.
-    plain_seconds  of the same text in plain decoding, prefill included.
+    tau      tokens a step, including the bonus token, without the prefill step.
+    steps    number of steps after the prefill step.
+    seconds  seconds of the speculative text, in parts: prefill, draft, target, host.
+    plain_seconds  seconds of the same text in plain decoding, including prefill.
     """
 
     tau: float
@@ -153,27 +152,26 @@ def predict(
     """Predict the time of a text from measured rates and costs, with chains of len(position_rates) draft tokens a step.
 
     position_rates  as `SpecStats.position_rates`: of the steps that draft at depth j or deeper, the share that accept
-                    draft token j. For a shorter draft of the same drafter, give the first ones.
+                    draft token j. For shorter drafts of the same drafter, give only the first rates.
     costs           seconds of the target by rows (`measure_costs`).
-    draft_seconds   of drafting and observing, a step.
+    draft_seconds   seconds of drafting and observing, per step.
     drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
                     every step drafts to full depth. n-gram drafters often draft nothing.
     step_host, plain_host   seconds of a speculative step, and of a plain step, without draft and target.
     prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
-                             which plain decoding pays too, and the drafter's.
+    which plain decoding also pays, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
 
-    Exact if acceptance in a step is independent of earlier steps and of the draft length: the last n tokens are
-    expected to take one step, cut to a depth of n - 1, plus the time of the tokens that remain. Raises
-    ParameterError for rates or shares that cannot have been measured, and for less than one token.
-    """
+    Exact if acceptance in a step is independent of earlier steps and of the draft length. The last n tokens are
+    expected to take one step, cut to a depth of n - 1, plus the time of the tokens that remain. Raises ParameterError
+    for rates or shares that cannot have been measured, and for less than one token."""
     for j, rate in enumerate(position_rates, start=1):
         check_number(f"the rate at position {j}", rate, 0.0, 1.0)
     if drafted is not None:
         check_rates(drafted)
         if len(drafted) != len(position_rates):
             raise ParameterError(
-                f"{len(position_rates)} rates by position and {len(drafted)} shares of steps were given"
+                f"{len(position_rates)} rates by position but {len(drafted)} shares of steps are given"
             )
     if tokens is not None:
         check_integer("tokens", tokens, 1)
@@ -182,7 +180,7 @@ def predict(
     plain = costs(1) + plain_host
 
     def verification(room: int) -> float:
-        """Seconds of the target in a step that may draft `room` deep."""
+        """Return the target's seconds in a step that may draft `room` deep."""
         return sum((here - below) * costs(min(depth, room) + 1) for depth, (here, below) in enumerate(pairwise(deep)))
 
     longest = len(position_rates)

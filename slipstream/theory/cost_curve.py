@@ -1,5 +1,5 @@
-"""Time of one target forward by the number of rows that it verifies. Decoding is memory-bound while few rows share one
-read of the weights, so the curve is flat at first and rises where arithmetic takes over: a property of the machine.
+"""The time of one target forward pass by the number of rows that it verifies. Decoding is memory-bound while few rows
+share one read of the weights, so the curve is flat at first and rises when arithmetic dominates.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from slipstream.errors import ParameterError
 
 @dataclass(frozen=True)
 class CostCurve(Strict):
-    """seconds[i] is the time of a forward over rows[i] rows (draft tokens plus one for each sequence); linear between
-    the points, and beyond the last with the slope of the last segment.
+    """seconds[i] is the time of a forward pass over rows[i] rows (draft tokens plus one for each sequence); linear
+    between the points, and beyond the last with the slope of the last segment.
 
     rows  increasing, beginning with 1.
     """
@@ -33,11 +33,11 @@ class CostCurve(Strict):
 
     @staticmethod
     def flat(row_cost: float) -> CostCurve:
-        """One row costs 1, each further row `row_cost`."""
+        """Return the curve in which one row costs 1, and each further row `row_cost`."""
         return CostCurve((1, 2), (1.0, 1.0 + row_cost))
 
     def __call__(self, rows: float) -> float:
-        """Seconds of a forward over `rows` rows; fewer than one count as one."""
+        """Return the seconds of a forward pass over `rows` rows; fewer than one count as one."""
         if len(self.rows) == 1:
             return self.seconds[0]
         rows = max(rows, 1)
@@ -48,8 +48,8 @@ class CostCurve(Strict):
 
     @staticmethod
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
-        """The nearest curve to the measured points on which more rows never cost less: decreasing points, an effect of
-        noise, are replaced by their mean (isotonic regression by pooling adjacent violators)."""
+        """Return the nearest curve to the measured points on which more rows never cost less. Falling points, an effect
+        of noise, are replaced by their mean (isotonic regression by pooling adjacent violators)."""
         pools: list[tuple[float, int]] = []  # (mean, number of points), increasing
         for s in seconds:
             mean, count = s, 1

@@ -1,5 +1,5 @@
 """Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it: tokens a step over
-the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification added). It describes long
+the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification added). It holds for long
 texts; `closed_forms.predict` also counts prefill and the shorter drafts at the end.
 """
 
@@ -15,21 +15,21 @@ from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
 
 ASSUMED_ACCEPTANCE = 0.7
-"""Acceptance rate where no source gives one. Always shown as assumed."""
+"""Acceptance rate if no source gives one. It is always shown as assumed."""
 
 LONGEST_DRAFT = 16
-"""Longest draft that is considered unless another limit is given."""
+"""Longest draft that is considered, unless another limit is given."""
 
 WEIGHTS_READ = "memory-bound: costs by the bytes of weights read"
 
 
 @dataclass(frozen=True)
 class Rates(Strict):
-    """How many draft tokens are accepted.
+    """Acceptance of draft tokens.
 
-    by_position  share of the steps that accept the draft token at position 1, 2, ...; drafts are no longer than that.
-    origin       who says so: "published", "assumed", "given".
-    alpha        the one acceptance rate that `by_position` follows from, if it does: every draft token is accepted with
+    by_position  share of the steps that accept the draft token at position 1, 2, ..., up to the longest draft.
+    origin       source of the rates: "published", "assumed", "given".
+    alpha        the one acceptance rate from which `by_position` follows, or None: every draft token is accepted with
                  this probability, independently of the others.
     """
 
@@ -42,7 +42,7 @@ class Rates(Strict):
 
     @staticmethod
     def constant(alpha: float, origin: str = "given", longest: int = LONGEST_DRAFT) -> Rates:
-        """One acceptance rate in [0, 1] for every draft token. Raises ParameterError."""
+        """Make rates from one acceptance rate in [0, 1] for every draft token. Raises ParameterError."""
         check_number("acceptance", alpha, 0.0, 1.0)
         return Rates(tuple(closed_forms.geometric_rates(alpha, longest)), origin, alpha)
 
@@ -61,9 +61,9 @@ class ForecastCosts(Strict):
     """Costs of a speculative step. The unit is one decode step of the same batch without speculation.
 
     c       cost of a draft token.
-    target  seconds of the target's forward by rows; None: verifying draft tokens costs no more than one decode step.
-    batch   sequences a step.
-    host    further fixed cost of a speculative step.
+    target  seconds of the target's forward pass by rows; None: verifying draft tokens costs no more than a decode step.
+    batch   number of sequences in a step.
+    host    fixed additional cost of a speculative step.
     basis   where the costs come from, in a phrase.
     """
 
@@ -74,7 +74,7 @@ class ForecastCosts(Strict):
     basis: str = "costs as given"
 
     def verify(self, draft_tokens: int) -> float:
-        """Return the cost of the target's forward that verifies `draft_tokens` for each sequence."""
+        """Return the cost of the target's forward pass that verifies `draft_tokens` for each sequence."""
         return closed_forms.step_cost(draft_tokens, 0.0, self.target, self.batch)
 
     def step(self, draft_tokens: int) -> float:
@@ -97,7 +97,7 @@ class Forecast(Strict):
     """The expected gain of speculation in long texts.
 
     draft_tokens  draft length; 0 if no length is faster than plain decoding.
-    chosen        whether it is the best of all lengths, or was asked for.
+    chosen        whether the length is the best of all lengths; False if it was given.
     """
 
     rates: Rates
@@ -107,23 +107,23 @@ class Forecast(Strict):
 
     @property
     def tau(self) -> float:
-        """Tokens a step, the bonus token included."""
+        """Tokens a step, including the bonus token."""
         return closed_forms.expect_length(list(self.rates.by_position)[: self.draft_tokens])
 
     @property
     def step_cost(self) -> float:
-        """Return the cost of a speculative step in decode steps."""
+        """The cost of a speculative step, in decode steps."""
         return self.costs.step(self.draft_tokens)
 
     @property
     def speedup(self) -> float:
-        """Over plain decoding; 1 if `draft_tokens` is 0."""
+        """Speed-up over plain decoding; 1 if `draft_tokens` is 0."""
         return self.tau / self.step_cost
 
     @property
     def break_even(self) -> float | None:
-        """Smallest acceptance rate at which this length is no slower than plain decoding; where the length was chosen,
-        at which some length is. None if there is none."""
+        """Smallest acceptance rate at which this length or, if the length was chosen, some length is no slower than
+        plain decoding; None if there is none."""
         costs = self.costs
         lengths = range(1, len(self.rates.by_position) + 1) if self.chosen else [self.draft_tokens]
         evens = [closed_forms.break_even(k, costs.c, costs.target, costs.batch, costs.host) for k in lengths]
@@ -144,18 +144,17 @@ class Forecast(Strict):
 
 
 def forecast(rates: Rates, costs: ForecastCosts, draft_tokens: int | None = None) -> Forecast:
-    """Expected speed-up at a draft length, or at the best one up to the number of rates.
+    """Return the expected speed-up at a draft length, or at the best length up to the number of rates.
 
-    Raises ParameterError if `draft_tokens` is longer than the rates.
-    """
+    Raises ParameterError if `draft_tokens` is longer than the rates."""
     if draft_tokens is None:
         best = closed_forms.best_length(rates.by_position, costs.c, costs.target, costs.batch, costs.host)
         return Forecast(rates, costs, best, chosen=True)
     check_integer("draft_tokens", draft_tokens, 1)
     if draft_tokens > len(rates.by_position):
         raise ParameterError(
-            f"draft_tokens is {draft_tokens}, and {len(rates.by_position)} rates were given",
-            why="acceptance at deeper positions is not known",
+            f"draft_tokens is {draft_tokens}, but {len(rates.by_position)} rates were given",
+            why="acceptance at deeper positions is unknown",
             fix=f"choose at most {len(rates.by_position)} draft tokens",
         )
     return Forecast(rates, costs, draft_tokens)

@@ -3,16 +3,16 @@
 A shape says which candidate goes where before any token is known. `acceptance` is the probability that the candidate of
 a rank (0: the drafter's first choice) is accepted, given that its parent is accepted:
 
-    (.5, .2, .1)               the same at every depth
-    ((.6, .2), (.4, .1))       by depth, and no deeper
+        (.5, .2, .1)               equal at every depth
+        ((.6, .2), (.4, .1))       by depth; no deeper nodes
 
 Only one of several siblings can be accepted, so a row sums to at most 1. The probability that a node is accepted is the
 product along its path, and a step yields one token (the target's own) plus the sum over the nodes. Hence the best tree
-of n nodes is the n most likely paths, found best first; it equals the dynamic programme of Sequoia (2402.12374, section
-3.1) and EAGLE-2's reranking (2406.16858, section 4.2).
+of n nodes consists of the n most likely paths, found best first; it equals the dynamic programme of Sequoia
+(2402.12374, section 3.1) and EAGLE-2's reranking (2406.16858, section 4.2).
 
-The papers count the root, the pending token, among the nodes. Here only draft tokens count: their n is n - 1 here.
-Fractions give exact fractions.
+The papers count the root (the pending token) among the nodes. Here only draft tokens count, so a paper's n is n - 1
+here. Exact fractions as input give exact fractions as result.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from slipstream.theory.cost_curve import CostCurve
 Number = Any  # float or fractions.Fraction, the same throughout one call
 
 Acceptance = Seq[Number] | Seq[Seq[Number]]
-"""[rank], or [depth][rank]."""
+"""Probabilities by [rank], or by [depth][rank]."""
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """A shape. A worked example, the tree of `draft.Draft`:
+    """The shape of a fixed draft tree. A worked example, the tree of `draft.Draft`:
 
         root ─┬─ first choice ─┬─ first choice      parents = (-1, -1, 0, 0, 1)
               │                └─ second choice     ranks   = ( 0,  1, 0, 1, 0)
               └─ second choice ── first choice      paths   = ((0,), (1,), (0, 0), (0, 1), (1, 0))
 
     parents  as in `Draft` for one sequence: the parent's index, smaller than the node's own; -1 is the root.
-    ranks    which of its drafter's candidates each node is, counted from 0.
+    ranks    rank of each node among the drafter's candidates, counted from 0.
     """
 
     parents: tuple[int, ...]
@@ -51,7 +51,7 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         if len(self.parents) != len(self.ranks):
-            raise ParameterError(f"a tree was given {len(self.parents)} parents and {len(self.ranks)} ranks")
+            raise ParameterError(f"a tree has {len(self.parents)} parents but {len(self.ranks)} ranks")
         for i, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
             if not -1 <= parent < i or rank < 0:
                 raise ParameterError(f"node {i} of a tree has parent {parent} and rank {rank}")
@@ -61,7 +61,7 @@ class TreeShape:
 
     @staticmethod
     def of_paths(paths: Seq[Seq[int]]) -> TreeShape:
-        """From a list of paths of ranks, in any order, as in Medusa's `medusa_choices`: [[0], [1], [0, 0]]."""
+        """Make a shape from paths of ranks, in any order, as in Medusa's `medusa_choices`: [[0], [1], [0, 0]]."""
         places: dict[tuple[int, ...], int] = {(): -1}
         parents, ranks = list[int](), list[int]()
         for path in sorted((tuple(p) for p in paths), key=lambda path: (len(path), path)):
@@ -76,7 +76,8 @@ class TreeShape:
 
     @staticmethod
     def full(branches: Seq[int]) -> TreeShape:
-        """Every combination of the first branches[d] candidates at each depth (Medusa 2401.10774, section 2.1.2)."""
+        """Make the shape of all combinations of the first branches[d] candidates at each depth (2401.10774,
+        2.1.2)."""
         return TreeShape.of_paths(
             [path for d in range(len(branches)) for path in product(*map(range, branches[: d + 1]))]
         )
@@ -105,15 +106,15 @@ class TreeShape:
         return tuple(paths)
 
     def keep(self, nodes: Seq[int]) -> TreeShape:
-        """The tree of these nodes alone: increasing, and each with its parent."""
+        """Return the tree of only these nodes, which are increasing and include each node's parent."""
         return TreeShape(renumber(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
 
     def cut(self, depth: int) -> TreeShape:
-        """The tree without its nodes deeper than `depth`."""
+        """Return the tree without its nodes deeper than `depth`."""
         return self if depth >= self.height else self.keep([i for i, d in enumerate(self.depths) if d <= depth])
 
     def chances(self, acceptance: Acceptance) -> list[Number]:
-        """Probability that each node is accepted, 0 where `acceptance` has no entry."""
+        """Return the probability that each node is accepted; 0 for nodes without an entry in `acceptance`."""
         at, chances = by_depth(acceptance), list[Number]()
         for parent, rank, depth in zip(self.parents, self.ranks, self.depths, strict=True):
             row = at(depth)
@@ -123,23 +124,23 @@ class TreeShape:
 
 
 def renumber(parents: Seq[int], nodes: Seq[int]) -> tuple[int, ...]:
-    """Parents among `nodes` alone: increasing, and each with its parent."""
+    """Return the parents' indices among `nodes`, which are increasing and include each node's parent."""
     new = {-1: -1} | {old: i for i, old in enumerate(nodes)}
     return tuple(new[parents[i]] for i in nodes)
 
 
 def by_depth(acceptance: Acceptance) -> Callable[[int], Seq[Number]]:
-    """depth, counted from 1 -> probabilities of the ranks there; none below the last. Raises ParameterError unless each
-    row holds probabilities of mutually exclusive events."""
+    """Return a function: depth, counted from 1 -> probabilities of its ranks; () below the last row. Raises
+    ParameterError unless each row has probabilities of mutually exclusive events."""
     values: list[Any] = list(acceptance)
     nested = bool(values) and isinstance(values[0], (list, tuple))
     rows: list[Seq[Number]] = values if nested else [values]
     for row in rows:
         if any(not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
             raise ParameterError(
-                f"{tuple(row)} are no acceptance probabilities of siblings",
+                f"{tuple(row)} cannot be the acceptance probabilities of siblings",
                 why="each is in [0, 1], and since only one can be accepted they sum to at most 1",
-                fix="give each rank its own probability, not that of all ranks up to it",
+                fix="give each rank its own probability, not the sum up to this rank",
             )
 
     def at(depth: int) -> Seq[Number]:
@@ -149,14 +150,13 @@ def by_depth(acceptance: Acceptance) -> Callable[[int], Seq[Number]]:
 
 
 def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -> TreeShape:
-    """The tree of (at most) `nodes` draft tokens, none deeper than `depth`, with the most expected tokens.
+    """Return the tree of (at most) `nodes` draft tokens, none deeper than `depth`, with the most expected tokens.
 
-    Nodes are in the order of their probabilities, so the first m of them are the optimal tree of m nodes. There are
-    fewer if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks.
-    """
+    Nodes are ordered by probability, so the first m nodes are the optimal tree of m nodes. There are fewer than `nodes`
+    if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks."""
     at = by_depth(acceptance)
     if nodes < 0:
-        raise ParameterError(f"a tree of {nodes} nodes was asked for", fix="choose at least 0")
+        raise ParameterError(f"a tree cannot have {nodes} nodes", fix="choose at least 0")
     parents, ranks, order = list[int](), list[int](), count()
     waiting: list[tuple[Number, int, int, int, int]] = []  # (-chance, depth, arrival, parent, rank), likeliest first
 
@@ -176,12 +176,12 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
 
 
 def expect_tokens(tree: TreeShape, acceptance: Acceptance) -> Number:
-    """Expected tokens of one step: the target's own, plus every node's probability to be accepted."""
+    """Return the expected tokens of one step: the target's own token, plus every node's acceptance probability."""
     return 1 + sum(tree.chances(acceptance))
 
 
 def best_count(chances: Seq[Number], costs: CostCurve) -> int:
-    """Choose how many nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
+    """Return how many nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
     the smallest among equals; 0 if no draft token pays. chances: decreasing, as in an optimal tree."""
     best, most, tokens = 0, 1.0, 1.0
     for n, chance in enumerate(chances, start=1):
@@ -195,6 +195,6 @@ def best_count(chances: Seq[Number], costs: CostCurve) -> int:
 def best_tree(
     acceptance: Acceptance, costs: CostCurve, most: int = MOST_DRAFT_TOKENS, depth: int | None = None
 ) -> TreeShape:
-    """The optimal tree with the node count that pays best at these costs, at most `most` nodes."""
+    """Return the optimal tree with the node count that pays best at these costs, at most `most` nodes."""
     tree = optimal_tree(acceptance, most, depth)
     return tree.keep(range(best_count(tree.chances(acceptance), costs)))

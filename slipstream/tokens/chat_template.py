@@ -1,6 +1,6 @@
 """Chat templates: the Jinja text of a checkpoint that turns a conversation into a prompt.
 
-A template is code that somebody else wrote, so it runs in Jinja's sandbox, with what transformers offers there:
+A template is code that somebody else wrote, so it runs in Jinja's sandbox, with the same additions as in transformers:
 `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, loop controls and the `generation` block.
 """
 
@@ -19,10 +19,10 @@ from jinja2.utils import Namespace
 
 
 def render(template: str, messages: Seq[Mapping[str, str]], add_generation_prompt: bool, **names: object) -> str:
-    """The text of a conversation.
+    """Render a conversation as text.
 
-    messages  of plain strings, at least {"role", "content"}.
-    names     what else the template can read: the special tokens, `tools`.
+    messages  messages of plain strings, each at least {"role", "content"}.
+    names     other variables that the template can read: the special tokens, `tools`.
 
     Raises jinja2's TemplateError for a template that is wrong, forbidden in the sandbox, or refuses the conversation.
     """
@@ -31,7 +31,7 @@ def render(template: str, messages: Seq[Mapping[str, str]], add_generation_promp
 
 
 def choose_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:
-    """Which of the templates of a tokenizer transformers takes for a conversation, with tools or without; "" if it has
+    """Return the template that transformers would take for a conversation with or without tools; "" if there is
     none."""
     if isinstance(templates, Mapping):
         return (templates.get("tool_use") if tools else None) or templates.get("default", "")
@@ -40,7 +40,7 @@ def choose_template(templates: str | Mapping[str, str] | None, tools: bool) -> s
 
 @lru_cache(maxsize=8)
 def names_read(template: str) -> frozenset[str]:
-    """The names that a template reads and does not set itself. Raises jinja2's TemplateError."""
+    """Return the variables that a template reads and does not set itself. Raises jinja2's TemplateError."""
     return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
 
 
@@ -62,7 +62,7 @@ def _compile(template: str) -> Any:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: the text between, in a scope of its own."""
+    """{% generation %} ... {% endgeneration %}: renders the text between, in its own scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -76,7 +76,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict` without the attributes of a class, from which a template could reach the interpreter."""
+    """`dict` without the attributes of its class, by which a template could reach the interpreter."""
 
     def __call__(self, *given: object, **named: object) -> dict[Any, Any]:
         return dict(*given, **named)
@@ -86,9 +86,9 @@ class _Dict:
 
 
 class _PublicNamespace(Namespace):
-    """`namespace` whose attributes do not begin with an underscore."""
+    """`namespace` that allows no attributes beginning with an underscore."""
 
-    def __init__(*given: object, **named: object) -> None:  # so that an attribute may be called `self`
+    def __init__(*given: object, **named: object) -> None:  # no `self` here: an attribute may have this name
         namespace, *values = given
         for name in dict(*values, **named):
             _check_public(name)

@@ -1,7 +1,7 @@
 """`FolderTokenizer`: the tokenizer of a folder, read by the tokenizers library alone.
 
-Importing transformers takes as long as everything else that a short text needs. For a folder whose tokenizer.json is
-the whole tokenizer it would add nothing; where a folder asks for more than `open_folder` knows, it is used.
+Importing transformers takes as long as everything else that a short text needs, and adds nothing for a folder whose
+tokenizer.json is the whole tokenizer. transformers is used for folders with settings that `open_folder` does not know.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +17,12 @@ from slipstream.core.strict import JsonMapping, JsonObject
 from slipstream.errors import reading
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most other classes rebuild it."""
+"""Values of tokenizer_class with which transformers uses tokenizer.json unchanged. Most other classes rebuild it."""
 
 OTHER_CLASSES = (
     "mistral", "mistral3", "ministral3", "mixtral", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
 )  # fmt: skip
-"""Model types for which transformers may choose or change the tokenizer whatever the folder says."""
+"""Model types for which transformers may choose or change the tokenizer, regardless of the folder."""
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """Roles of special tokens, as transformers calls them."""
@@ -33,16 +33,16 @@ _FURTHER = {
     "legacy", "local_files_only", "max_length", "model_input_names", "model_max_length", "name_or_path",
     "padding_side", "processor_class", "stride", "tokenizer_class", "truncation_side", "truncation_strategy",
 }  # fmt: skip
-"""Further settings that are read here, or that change neither ids nor text."""
+"""Other settings, which are read here, or which change neither ids nor text."""
 
 _ADDITIONS = ("added_tokens.json", "additional_chat_templates")
 """Files and folders beside tokenizer.json that only transformers reads."""
 
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-"""Of an added token."""
+"""Attributes of an added token."""
 
 LONG = 10_000
-"""Characters of a text that would keep other threads waiting: `encode_batch` lets them run meanwhile, `encode` not."""
+"""Length of a text, in characters, above which `encode` blocks other threads too long; `encode_batch` does not."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message that transformers copies to each other."""
@@ -51,11 +51,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class FolderTokenizer:
     """Encodes, decodes and applies the chat template as the folder's transformers tokenizer would.
 
-    Every other method is the transformers tokenizer's, which is loaded when it is first needed, and answers everything
-    from then on. So a change to it, such as an added token, holds everywhere.
+    Every other method comes from the transformers tokenizer, which is loaded at its first use and answers all calls
+    from then on. So a change to the tokenizer, such as an added token, takes effect everywhere.
 
     special  "bos_token" -> "<s>", ... for the special tokens that the folder names.
-    load     returns the transformers tokenizer.
+    load     function that returns the transformers tokenizer.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FolderTokenizer:
         return self._whole
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols that are asked for: copy, pickle
+        if name.startswith("__"):  # of protocols such as copy and pickle
             raise AttributeError(name)
         if self._whole is None and name.removesuffix("_id") in _NAMED:
             token = self._special.get(name.removesuffix("_id"))
@@ -100,7 +100,7 @@ class FolderTokenizer:
         return self._backend if self._whole is None else self._whole.backend_tokenizer
 
     def __len__(self) -> int:
-        """Number of tokens, added ones included."""
+        """Number of tokens, including added tokens."""
         return len(self._whole) if self._whole is not None else self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -137,7 +137,7 @@ class FolderTokenizer:
         return token_id
 
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
-        """Text of a conversation (tokenize=False), or its ids."""
+        """Return the text of a conversation (tokenize=False), or its ids."""
         if self._whole is None and named.get("tokenize") is False and _is_plain(conversation):
             from slipstream.tokens.chat_template import choose_template, names_read, render
 
@@ -152,7 +152,7 @@ class FolderTokenizer:
 
 
 def _is_plain(conversation: Any) -> bool:
-    """Return whether it is a list of messages that reach the template as they are."""
+    """Return whether `conversation` is a list of messages that reach the template unchanged."""
     if not conversation or not _are_objects(conversation):
         return False
     return not any(name in _REASONING or value is None for message in conversation for name, value in message.items())
@@ -163,7 +163,7 @@ def _are_objects(value: object) -> bool:
 
 
 def backend_of(tokenizer: object) -> Tokenizer | None:
-    """Return the object of the tokenizers library in a fast tokenizer of transformers, or of a folder; else None."""
+    """Return the tokenizers library's object in a fast tokenizer of transformers or of a folder; None for others."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerFast  # imported here: it takes long
 
@@ -174,7 +174,7 @@ def backend_of(tokenizer: object) -> Tokenizer | None:
 
 @read_once
 def backend_in(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer.json of a folder; None if there is none. Raises LoadError for an invalid one."""
+    """Return the tokenizer.json of a folder; None if there is none. Raises LoadError for an invalid file."""
     file = checkpoint.place / "tokenizer.json"
     if not file.is_file():
         return None
@@ -189,11 +189,10 @@ def transformers_tokenizer(folder: Path) -> Any:
 
 
 def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
-    """The tokenizer of a folder; None if only transformers can read it.
+    """Return the tokenizer of a folder; None if only transformers can read it.
 
     Raises LoadError for an invalid tokenizer.json or damaged settings, and OSError or UnicodeDecodeError for an
-    unreadable chat template.
-    """
+    unreadable chat template."""
     settings, folder = settings_of(checkpoint), checkpoint.place
     if settings.get("tokenizer_class") not in CLASSES or (backend := backend_in(checkpoint)) is None:
         return None
@@ -202,7 +201,7 @@ def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
         return None
     if backend.padding is not None:
         settings.setdefault("pad_token", backend.padding["pad_token"])
-    file = folder / "chat_template.jinja"  # it comes before the settings
+    file = folder / "chat_template.jinja"  # takes precedence over the settings
     template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
     if not settings.keys() <= {*_NAMED, *_LISTS, *_FURTHER} or not isinstance(template, (str, type(None))):
         return None
@@ -218,8 +217,8 @@ def open_folder(checkpoint: Checkpoint) -> FolderTokenizer | None:
 
 
 def _adds_nothing(backend: Tokenizer, settings: JsonMapping, named: Iterable[str | None]) -> bool:
-    """Return whether all tokens that the folder names are added tokens of its tokenizer.json already. Others would be
-    added to the vocabulary."""
+    """Return whether all tokens that the folder names are already added tokens in its tokenizer.json. Otherwise
+    transformers would add them to the vocabulary."""
     known = backend.get_added_tokens_decoder().values()
     lists = [settings.get(name) or [] for name in _LISTS]
     if not all(isinstance(each, list) for each in lists):
@@ -233,7 +232,7 @@ def _adds_nothing(backend: Tokenizer, settings: JsonMapping, named: Iterable[str
 
 
 def settings_of(checkpoint: Checkpoint) -> JsonObject:
-    """Join what a folder says of its tokenizer as transformers does. Raises ConfigError for damaged files."""
+    """Return a folder's tokenizer settings, joined as by transformers. Raises ConfigError for damaged files."""
     settings = dict(checkpoint.json("tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:
         settings |= checkpoint.json("special_tokens_map.json")
@@ -241,6 +240,6 @@ def settings_of(checkpoint: Checkpoint) -> JsonObject:
 
 
 def content_of(token: object) -> str | None:
-    """Text of a token as configurations write it; None, which is no added token, for anything else."""
+    """Return the text of a token as configurations write it; None for anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

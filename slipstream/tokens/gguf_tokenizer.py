@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file.
 
-A file that holds the tokenizer.json of its checkpoint has exactly that tokenizer. For other files, we build
-byte-level BPE ("gpt2") from tokens and merges, if it is known how texts are split into words (`SPLITS`); SentencePiece
-("llama") from tokens and scores; and Gemma 4's kind ("gemma4") from tokens and merges. Others are refused by name.
+A file that contains the tokenizer.json of its checkpoint has exactly that tokenizer. For other files, we build
+byte-level BPE ("gpt2") from tokens and merges, if we know how it splits texts into words (`SPLITS`); SentencePiece
+("llama") from tokens and scores; and Gemma 4's kind ("gemma4") from tokens and merges. Errors name other kinds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ SPLITS: Mapping[str, Seq[str]] = {
     ],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
 }
-"""`tokenizer.ggml.pre` -> expressions whose matches are words, applied one after another: what a text is split into
-before its bytes are joined by merges (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
+"""`tokenizer.ggml.pre` -> expressions whose matches are words, applied one after another. A text is split into these
+words before merges join the words' bytes (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
 
 _WHOLE_WORDS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
-"""Kinds whose words are looked up before merges are applied, and whose texts begin with BOS unless the file says no."""
+"""Kinds that look words up before they apply merges, and whose texts begin with BOS unless the file says no."""
 _ALIKE = {
     "llama-bpe": f"{_WHOLE_WORDS.removesuffix(' tekken')} dbrx smaug-bpe chatglm-bpe glm4 glm5",
     "gpt-2": "phi-2 gigachat a.x-4.0 mellum modern-bert jina-v1-en jina-es jina-de roberta-bpe mpt olmo jais trillion "
@@ -65,17 +65,17 @@ _ALIKE = {
     "deepseek-v3": "hunyuan-dense joyai-llm",
 }
 SAME_SPLIT = {name: name for name in SPLITS} | {name: each for each, names in _ALIKE.items() for name in names.split()}
-"""`tokenizer.ggml.pre` -> the name in `SPLITS` that splits a text in the same way."""
+"""`tokenizer.ggml.pre` -> the name in `SPLITS` of the same way to split a text."""
 _GPT2_DEFAULTS, _SENTENCEPIECE_DEFAULTS = {"bos": 11, "eos": 11}, {"bos": 1, "eos": 2, "unknown": 0}
-"""Ids of special tokens that a file does not name, as llama.cpp has them: 11 is the comma of GPT-2."""
+"""Ids of special tokens that a file does not name, as in llama.cpp: 11 is GPT-2's comma."""
 _NOT_CUT = ("<unk>", "<s>", "<|endoftext|>")
-"""Special tokens of Phi-3 that keep the white space behind them; llama.cpp knows the model by its name."""
+"""Special tokens of Phi-3 that keep the white space after them; llama.cpp recognises the model by its name."""
 _SPACE = "▁"
-"""What stands for a space in the tokens of SentencePiece."""
+"""Character that stands for a space in the tokens of SentencePiece."""
 
 
 def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | None:
-    """The tokenizer of a file, None if it has none. Raises LoadError for one that cannot be read."""
+    """Return the tokenizer of a file; None if it has none. Raises LoadError for a tokenizer that cannot be read."""
     if not header.has_tokenizer:
         return None
     metadata = header.metadata
@@ -83,7 +83,7 @@ def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | None:
     if WHOLE not in metadata and kind not in ("llama", "gemma4") and not (kind == "gpt2" and split in SAME_SPLIT):
         raise LoadError(
             f"the tokenizer of {header.path.name} ({kind}, {split}) is of an unknown kind",
-            why=f"its texts would be split in another way; known are llama, gemma4, and gpt2 with {', '.join(SPLITS)}",
+            why=f"its texts would be split wrongly; known kinds are llama, gemma4, and gpt2 with {', '.join(SPLITS)}",
             fix="pass the checkpoint's tokenizer: LLM(file, tokenizer=AutoTokenizer.from_pretrained(...)); or let "
             "llama-server run the file, measured with --base-url",
         )
@@ -148,10 +148,10 @@ def _merges(header: GgufHeader) -> list[tuple[str, str]]:
 
 
 def _merges_by_score(header: GgufHeader) -> list[tuple[str, str]]:
-    """Return the merges of a SentencePiece vocabulary: every pair of tokens that make one, the best score first."""
+    """Return the merges of a SentencePiece vocabulary: every pair of tokens that joins to a token, best score first."""
     scores: Seq[float] = header.metadata.get("tokenizer.ggml.scores") or []
     if len(scores) < len(header.tokens):
-        raise ValueError(f"it has {len(header.tokens)} tokens and scores of {len(scores)}")
+        raise ValueError(f"it has {len(header.tokens)} tokens but {len(scores)} scores")
     ids, apart = _ids(header), header.tokens_of(gguf_header.CONTROL, gguf_header.UNKNOWN, gguf_header.BYTE)
     found = []
     for text, i in ids.items():
@@ -164,7 +164,7 @@ def _merges_by_score(header: GgufHeader) -> list[tuple[str, str]]:
 
 
 def _add_special(header: GgufHeader, backend: Tokenizer, defaults: Mapping[str, int], bos: bool) -> None:
-    """Name the special tokens, and put BOS and EOS around a text. bos: whether BOS is put where the file is silent."""
+    """Name the special tokens, and put BOS and EOS around a text. bos: whether to put BOS if the file does not say."""
     texts, metadata = header.token_texts, header.metadata
     cut = "phi-3" in (name := str(metadata.get("general.name", "")).lower()) or "phi3" in name
     for kind in (gguf_header.CONTROL, gguf_header.UNKNOWN, gguf_header.USER_DEFINED):
@@ -179,7 +179,7 @@ def _add_special(header: GgufHeader, backend: Tokenizer, defaults: Mapping[str, 
     used = [role for role, given in around.items() if metadata.get(f"tokenizer.ggml.add_{role}_token", given)]
     ids_of = {role: i if (i := header.token_id(role)) in texts else defaults.get(role, -1) for role in used}
     if nameless := [role for role, i in ids_of.items() if i not in texts]:
-        raise ValueError(f"it puts {nameless[0].upper()} around a text, and names no such token")
+        raise ValueError(f"it puts {nameless[0].upper()} around a text, but names no such token")
     if used:
         single = [*used[: "bos" in used], "$A", *used["bos" in used :]]
         backend.post_processor = processors.TemplateProcessing(

@@ -1,13 +1,13 @@
-"""`Reading`: a text of the target's tokens in the tokens of a draft model with another tokenizer.
+"""`Reading`: a text in the target's tokens, read in the tokens of a draft model with another tokenizer.
 
-Complete words are split by the draft model's own tokenizer, as it was trained. A word is complete when the next one
-begins: before a space after something else, at a special token, or after `LONGEST` bytes. The last word may go on, so
-its tokens are taken one by one: a token that the draft model has, too, is that token, and others are split.
+The draft model's own tokenizer splits complete words. A word is complete when the next word begins: before a space
+after other text, at a special token, or after `LONGEST` bytes. The last word may still continue, so its tokens are
+taken one by one: a token that the draft model has, too, is kept, and others are split.
 
-    target's tokens   spec  ulative  ▁dec        draft model's, "dec" still open      speculative  Ġdec
-                      spec  ulative  ▁dec  oding  ▁                                    speculative  Ġdecoding  Ġ
+        target's tokens   spec  ulative  ▁dec              draft model's, "dec" still open   speculative  Ġdec
+                          spec  ulative  ▁dec  oding  ▁                                    speculative  Ġdecoding  Ġ
 
-So the ids depend on the tokens alone, not on how they were drafted, and ids before the last word never change.
+So the ids depend on the tokens alone, not on how these were drafted, and ids before the last word never change.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,16 +15,16 @@ from collections.abc import Sequence as Seq
 from slipstream.tokens.token_texts import SHARED_ROLES, TokenTexts
 
 LONGEST = 64
-"""Bytes after which a word ends at the next character, so that text without spaces is not split again and again."""
+"""Bytes after which a word ends at the next character; otherwise long text without spaces would be split repeatedly."""
 
 WHITESPACE = b" \t\n\r"
 
 
 class Vocabularies:
-    """Tokens of a target and of its draft model, and which of them are the same: tokens that write the same bytes, and
-    special tokens with the same text or the same role. Each has at most one counterpart.
+    """Tokens of a target and of its draft model, and their common tokens: tokens that write the same bytes, and special
+    tokens with the same text or the same role. Each token has at most one counterpart.
 
-    width  of the logits of the target and of the draft model: ids beyond them are never predicted.
+    width  widths of the logits of the target and of the draft model: larger ids are never predicted.
     """
 
     def __init__(self, target: TokenTexts, draft: TokenTexts, width: tuple[int, int]):
@@ -50,24 +50,24 @@ class Vocabularies:
 
 
 class Reading:
-    """ids: the text as the draft model reads it, after what its tokenizer puts before a text. Empty if it puts nothing
-    there and the draft model has no token for the text."""
+    """ids: the text as the draft model reads it, after the tokens that its tokenizer puts before every text. Empty if
+    there are none and the draft model has no token for the text."""
 
     def __init__(self, vocabularies: Vocabularies):
         self._vocabularies = vocabularies
         self.ids: list[int] = list(vocabularies.draft.begin)
-        self._read = 0  # how many tokens of the target's have been read
+        self._read = 0  # number of the target's tokens that have been read
         self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
 
     def update(self, tokens: Seq[int], same: int) -> int:
-        """Read a text whose first `same` tokens are the same as in the last call. Returns how many leading ids stay the
-        same."""
+        """Read a text whose first `same` tokens equal those of the last call. Returns the number of unchanged leading
+        ids."""
         known = min(same, self._read)
-        while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may not begin a word now
+        while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may no longer begin a word
             self._words.pop()
         at, kept = self._words[-1]
         del self.ids[kept:]
-        word, complete = b"", True  # complete: no character of the word is cut at its end
+        word, complete = b"", True  # complete: the word does not end within a character
         for n in range(at, len(tokens)):
             written = self._vocabularies.target.text_of(tokens[n])
             if written is None:
@@ -89,7 +89,7 @@ class Reading:
 
     @property
     def open_word(self) -> int:
-        """Place of the first of the target's tokens whose ids may still change."""
+        """Index of the first of the target's tokens whose ids may still change."""
         return self._words[-1][0]
 
     def _end_word(self, word: bytes) -> None:
@@ -101,13 +101,13 @@ class Reading:
         self.ids += self._vocabularies.draft.pieces(word, first)
 
     def _add_special(self, token: int, place: int) -> None:
-        """Special tokens that the draft model does not have are left out, and so is a BOS that it has already read."""
+        """Add a special token if the draft model has it. A BOS at the beginning is skipped: `ids` has its own."""
         vocabularies = self._vocabularies
         if token in vocabularies.to_draft and not (place == 0 and token == vocabularies.target.roles["bos"]):
             self.ids.append(vocabularies.to_draft[token])
 
     def _add_open(self, tokens: Seq[int]) -> None:
-        """Add the tokens of the last word one by one; tokens that write one character together are added together."""
+        """Add the tokens of the last word one by one; tokens that together write one character are added together."""
         to_draft, data = self._vocabularies.to_draft, b""
         for token in tokens:
             if not data and token in to_draft:
@@ -121,7 +121,7 @@ class Reading:
 
 
 def cut_at_end(data: bytes) -> int:
-    """How many bytes at the end begin a character that goes on."""
+    """Return how many bytes at the end belong to an incomplete character."""
     for length in range(1, min(3, len(data)) + 1):
         byte = data[-length]
         if byte < 0x80:

@@ -1,4 +1,4 @@
-"""Incremental detokenization. It never returns part of a character or of a stop string."""
+"""Incremental detokenization, which never returns a part of a character or of a stop string."""
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or pas
 
 @read_once
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer of a checkpoint: a transformers tokenizer, or one that does the same. None if the checkpoint has no
+    """Return the tokenizer of a checkpoint: a transformers tokenizer, or an equivalent. None if the checkpoint has no
     tokenizer: its prompts are token ids. Never runs code of the checkpoint. Raises LoadError."""
     if checkpoint.is_gguf:
         from slipstream.tokens.gguf_tokenizer import gguf_tokenizer
@@ -33,18 +33,18 @@ def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
     opened = Checkpoint.open(checkpoint)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:
-        fix = "convert the model with one, or pass token ids as prompts" if opened.is_gguf else _FIX
+        fix = "convert the model with its tokenizer, or pass token ids as prompts" if opened.is_gguf else _FIX
         raise LoadError(f"{opened} has no tokenizer", fix=fix)
     return tokenizer
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decode:
-    """A function from token ids to text, without special tokens. Spaces are not cleaned up, so that pieces add up."""
+    """Return a function from token ids to text without special tokens. Spaces are not cleaned up, so pieces add up."""
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def decoder_keeping(tokenizer: Tokenizer, markers: Seq[str]) -> Decode:
-    """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
+    """Return a function as `decoder_of`, which keeps the special tokens that occur in the markers."""
     special = special_tokens(tokenizer).items()
     dropped = {token for token, text in special if not any(text in marker for marker in markers)}
     return lambda ids: tokenizer.decode(
@@ -53,8 +53,8 @@ def decoder_keeping(tokenizer: Tokenizer, markers: Seq[str]) -> Decode:
 
 
 def token_text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A function from the id of a token to its text behind another one, special tokens included; U+FFFD for a part of a
-    character. At the beginning of a text, many tokenizers drop the space of a word."""
+    """Return a function from a token id to its text after another token, including special tokens; U+FFFD for a part of
+    a character. (At the beginning of a text, many tokenizers drop the space of a word.)"""
     lead = tokenizer.encode("x", add_special_tokens=False)
     before, keeping = tokenizer.decode(lead), {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
 
@@ -67,7 +67,7 @@ def token_text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Id -> name of the special tokens among the added ones."""
+    """Return id -> name of the special tokens among the added tokens."""
     if isinstance(tokenizer, FolderTokenizer):
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     else:
@@ -76,11 +76,12 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def stray_byte(tokenizer: Tokenizer) -> int | None:
-    """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
+    """Return the id of a byte that no UTF-8 text contains, if the tokenizer falls back to bytes (Llama 2's), or
+    None."""
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerBase  # imported here: it takes long
 
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # of the user: nothing is known of its tokens
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # the user's own class: its tokens are unknown
             return None
     byte = tokenizer.convert_tokens_to_ids("<0xFF>")
     return byte if isinstance(byte, int) and byte != tokenizer.unk_token_id else None
@@ -88,7 +89,7 @@ def stray_byte(tokenizer: Tokenizer) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that one token added; `drafted` if the token is an accepted draft token."""
+    """Text that one token added. drafted: whether the token is an accepted draft token."""
 
     text: str
     token: int
@@ -99,12 +100,11 @@ class TextStream:
     """Turns tokens into pieces of text as they arrive.
 
     A token that ends inside a UTF-8 character gives no text until the character is complete. With a tokenizer that
-    falls back to bytes, a run of bytes gives none until it ends: one invalid byte makes U+FFFD of all of them, also of
-    characters that were complete (stray_byte: see the function). Text that may be the beginning of a stop string is
-    held back until that is ruled out. The joined pieces are the text of the whole output, cut before the stop string
-    that ended it.
+    falls back to bytes, a run of bytes gives no text until the run ends, because one invalid byte turns all its
+    characters into U+FFFD (see the function `stray_byte`). Text that may be the beginning of a stop string is held back
+    until this is ruled out. The joined pieces are the text of the whole output, cut before its stop string.
 
-    prompt  the tokens before the output: the text of its first token depends on them.
+    prompt  the tokens before the output: the text of the first output token depends on them.
     """
 
     def __init__(self, decode: Decode, stop: Seq[str] = (), stray_byte: int | None = None, prompt: Seq[int] = ()):
@@ -112,7 +112,7 @@ class TextStream:
         self._waiting: list[Piece] = []
 
     def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
-        """Push the tokens of a step, and return the pieces that can be shown: of the last step, all that remain."""
+        """Push the tokens of a step, and return the pieces that can be shown; after the last step, all that remain."""
         for token, accepted in zip(ids, drafted, strict=True):
             self.push(token, accepted)
         return self.finish(stop_cause) if last else self.take()

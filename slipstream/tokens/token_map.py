@@ -1,5 +1,4 @@
-"""`TokenMap`: which token each id of a checkpoint means, without loading the tokenizer of transformers where that is
-avoidable."""
+"""`TokenMap`: the token that each id of a checkpoint means, read without transformers' tokenizer if possible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from slipstream.tokens.text import tokenizer_of
 
 @dataclass(frozen=True)
 class TokenMap:
-    """tokens   id -> token, added tokens included.
+    """tokens   id -> token, including added tokens.
     special  ids of special tokens (control tokens, not text).
-    roles    "bos", "eos", "pad", ... -> id, or None if the tokenizer has none.
+    roles    "bos", "eos", "pad", ... -> id, or None if the tokenizer has no such token.
     """
 
     tokens: Mapping[int, str]
@@ -24,7 +23,7 @@ class TokenMap:
 
 @read_once
 def token_map(checkpoint: Checkpoint) -> TokenMap | None:
-    """The token map of a checkpoint; None if it has no tokenizer. Raises LoadError."""
+    """Return the token map of a checkpoint; None if it has no tokenizer. Raises LoadError."""
     if checkpoint.is_gguf:
         from slipstream.checkpoints.gguf_header import CONTROL
 

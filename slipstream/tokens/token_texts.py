@@ -1,8 +1,8 @@
-"""`TokenTexts`: what each token of a tokenizer writes, in bytes, and how it splits text in the middle of a text.
+"""`TokenTexts`: the bytes that each token of a tokenizer writes, and how it splits text in the middle of a text.
 
 Tokenizers spell the same token differently: " the" is `Ġthe` in byte-level BPE, `▁the` in SentencePiece, `the` in
-WordPiece, whose continuations begin with `##`. Bytes are what they have in common. A token may also write a part of a
-character: `<0xF0>` where a tokenizer falls back to bytes, `ð` in byte-level BPE.
+WordPiece, whose continuations begin with `##`. Bytes are common to all. A token may also write a part of a character:
+`<0xF0>` if a tokenizer falls back to bytes, `ð` in byte-level BPE.
 """
 
 import json
@@ -20,10 +20,10 @@ from slipstream.errors import PairError
 from slipstream.tokens.folder_tokenizer import backend_of
 
 SHARED_ROLES = ("bos", "eos")
-"""Special tokens that two tokenizers have in common whatever they are called."""
+"""Roles of special tokens that are taken as common to two tokenizers even if their names differ."""
 
 PROBES = (" The", " it's", " 42,", "\n  x", "  y")
-"""Texts that a tokenizer has to give back: capitals, punctuation, lines and spaces."""
+"""Texts that a tokenizer has to reproduce: capitals, punctuation, lines and spaces."""
 
 WORDS_REMEMBERED = 2**16
 
@@ -32,10 +32,10 @@ WORDS_REMEMBERED = 2**16
 class Spelling:
     """How the tokens of a vocabulary are written.
 
-    byte_level  each character stands for a byte (GPT-2).
+    byte_level  whether each character stands for a byte (GPT-2).
     space       character that stands for a space, "" if none does.
     byte_names  whether `<0x41>` is the byte 0x41.
-    prefix      of tokens that continue a word (WordPiece); other tokens begin with a space. None: no such spelling.
+    prefix      prefix of tokens that continue a word (WordPiece; others begin with a space), or None.
     """
 
     byte_level: bool = False
@@ -44,7 +44,7 @@ class Spelling:
     prefix: str | None = None
 
     def written(self, token: str) -> bytes:
-        """The bytes that a token writes in the middle of a text."""
+        """Return the bytes that a token writes in the middle of a text."""
         if self.byte_level and all(char in BYTE_OF for char in token):
             return bytes(BYTE_OF[char] for char in token)
         if self.byte_names and is_byte_name(token):
@@ -60,7 +60,7 @@ def is_byte_name(token: str) -> bool:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable bytes are themselves, other bytes are characters from U+0100 on."""
+    """Return the alphabet of byte-level BPE: printable bytes are themselves, others are characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
@@ -77,15 +77,14 @@ def part_of_character(tokenizer: object, token: int) -> bytes | None:
 
 
 class TokenTexts:
-    """tokenizer: a fast tokenizer of transformers, or of a folder. of: whose it is, for errors ("the draft model").
+    """tokenizer: a fast tokenizer of transformers, or of a folder. of: its owner, for errors ("the draft model").
 
-    written  for each id, the bytes that it writes; None for special tokens and unknown ones.
+    written  for each id, the bytes that it writes; None for special and unknown tokens.
     special  text of each special token -> its id.
     begin    ids that the tokenizer puts before every text, such as BOS.
-    drops_space  whether the space at the very beginning of a text is not part of the text.
+    drops_space  whether decoding drops the space at the very beginning of a text.
 
-    Raises PairError for tokenizers whose tokens cannot be read.
-    """
+    Raises PairError for tokenizers whose tokens cannot be read."""
 
     def __init__(self, tokenizer: Any, of: str):
         backend = backend_of(tokenizer)
@@ -96,7 +95,7 @@ class TokenTexts:
         spelling = _spelling(decoders, of)
         added = backend.get_added_tokens_decoder()
         unknown = model.get("unk_token")
-        if model.get("unk_id") is not None:  # Unigram names it by its place
+        if model.get("unk_id") is not None:  # Unigram gives its index
             unknown = str(model["vocab"][model["unk_id"]][0])
         tokens = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
         self.of = of
@@ -115,19 +114,19 @@ class TokenTexts:
         self._whole = _without_specials(described)
         self._middle = self._whole if edited == described else _without_specials(edited)
         word = next((data for data in self.id_of if data[:1] == b" " and data[1:].isalnum()), b"")
-        if self.bytes_of(self.ids(word.decode())) != word:  # it tells words by their prefix, as T5's
+        if self.bytes_of(self.ids(word.decode())) != word:  # the prefix marks words, as in T5
             self._middle = self._whole
         around, specials = tokenizer.encode("x"), set(self.special.values())
         self.begin = tuple(around[: next((n for n, id_ in enumerate(around) if id_ not in specials), 0)])
         self.pieces = lru_cache(WORDS_REMEMBERED)(self._pieces)
 
     def ids(self, text: str, first: bool = False) -> list[int]:
-        """Ids of a text that follows other text; of one that begins a text if `first`."""
+        """Return the ids of a text that follows other text or, if `first`, begins a text."""
         return (self._whole if first else self._middle).encode(text, add_special_tokens=False).ids
 
     def _pieces(self, data: bytes, first: bool = False) -> tuple[int, ...]:
-        """Do as `ids`, for bytes, which need not be UTF-8: bytes of incomplete characters get a token each, or none if
-        the vocabulary has none."""
+        """Return the ids of bytes, as `ids` for text. The bytes need not be UTF-8: each byte of an incomplete character
+        becomes its own token, or none if the vocabulary has none."""
         text, ids = data.decode("utf-8", "surrogateescape"), list[int]()
         for stray, run in groupby(text, lambda char: 0xDC80 <= ord(char) <= 0xDCFF):
             if stray:
@@ -138,8 +137,8 @@ class TokenTexts:
 
     @cached_property
     def id_of(self) -> dict[bytes, int]:
-        """Id of the token that writes these bytes. Of several, one that is not spelled as a byte: only it occurs in
-        text."""
+        """Bytes -> id of the token that writes them. If there are several tokens, the one that is not spelled as a byte
+        is taken, because only that one occurs in text."""
         ids: dict[bytes, int] = {}
         for id_, data in enumerate(self.written):
             if data and (data not in ids or is_byte_name(str(self._whole.id_to_token(ids[data])))):
@@ -151,17 +150,17 @@ class TokenTexts:
         return b"".join(self.text_of(id_) or b"" for id_ in ids)
 
     def text_of(self, id_: int) -> bytes | None:
-        """Return the bytes that an id writes; None for special tokens, unknown ids and the padding of a vocabulary."""
+        """Return the bytes that an id writes; None for special tokens, unknown ids and padding."""
         return self.written[id_] if id_ < len(self.written) else None
 
     def require_faithful(self) -> None:
-        """Raise PairError if text does not come back from its ids: capitals, spaces or lines are lost."""
+        """Raise PairError if encoding and decoding change a text: capitals, spaces or lines are lost."""
         for probe in PROBES:
             ids = self.ids(probe)
             if self.unknown not in ids and (text := self.bytes_of(ids).decode("utf-8", "replace")) != probe:
                 raise PairError(
                     f"the tokenizer of {self.of} changes text: {probe!r} becomes {text!r}",
-                    why="the draft model would read and write another text than the target's",
+                    why="the draft model would read and write a different text from the target's",
                     fix="use a draft model with a tokenizer that keeps text, or a drafter without a model, as 'suffix'",
                 )
 
@@ -175,7 +174,7 @@ def _unreadable(of: str, what: str) -> PairError:
 
 
 def flat_parts(part: JsonMapping | None) -> Iterator[JsonObject]:
-    """The parts of a decoder, normalizer or pre-tokenizer, which may be a sequence of others."""
+    """Yield the parts of a decoder, normalizer or pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return
     if part["type"] == "Sequence":
@@ -212,12 +211,12 @@ def _drops_space(decoder: JsonMapping) -> bool:
 
 
 def _without_specials(described: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer less what it puts around a text, padding and truncation."""
+    """Return the tokenizer without the tokens that it puts around a text, padding and truncation."""
     return Tokenizer.from_str(json.dumps({**described, "post_processor": None, "padding": None, "truncation": None}))
 
 
 def _without_prefix(described: JsonMapping) -> JsonObject:
-    """The tokenizer's description without the space that it puts before a text; unchanged if it puts none."""
+    """Return the tokenizer's description without the space that it puts before a text, if it puts one."""
     edited = {**described, "pre_tokenizer": deepcopy(described["pre_tokenizer"])}
     for part in flat_parts(edited["pre_tokenizer"]):
         if part["type"] == "Metaspace":

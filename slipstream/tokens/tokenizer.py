@@ -1,4 +1,4 @@
-"""`Tokenizer`: what Slipstream needs of a tokenizer. The tokenizers of transformers have it, and our own."""
+"""`Tokenizer`: the interface that Slipstream needs. Transformers' tokenizers and ours implement it."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,22 +9,22 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None:
-        """The template of conversations; None or "" if there is none."""
+        """The chat template; None or "" if there is none."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         ...
 
     def decode(
         self, token_ids: list[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> Any:
-        """The text of token ids, a string; the annotation of transformers allows lists of strings, too."""
+        """Return the text of token ids, a string; only the annotation of transformers allows lists of strings."""
         ...
 
     def apply_chat_template(
         self, conversation: object, *, tokenize: bool = True, add_generation_prompt: bool = False, **names: object
     ) -> Any:
-        """The text of a conversation, a list of messages, if `tokenize` is False. names: what else the template
-        reads."""
+        """Return the text of a conversation, a list of messages, if `tokenize` is False. names: variables of the
+        template."""
         ...

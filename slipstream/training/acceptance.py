@@ -1,23 +1,21 @@
-"""Simulated acceptance length: an estimate of what decoding would measure, from one forward pass over finished text.
+"""Simulated acceptance length: an estimate of the measured one, from one forward pass over finished text.
 
 Take text that the target wrote at some temperature. Let c[i, j] be the probability, *given that text*, that draft token
-j of a draft that starts after token i is accepted if all draft tokens before it are. Speculative sampling accepts a
-draft token x ~ q with probability min(1, p(x) / q(x)), so "draft token j is x and is accepted" has probability
-min(p(x), q(x)). Given that the text has x at that position,
+j of a draft after token i is accepted if all draft tokens before it are. Speculative sampling accepts a draft token x ~
+q with probability min(1, p(x) / q(x)), so "draft token j is x and is accepted" has probability min(p(x), q(x)). Given
+that the text has x at that position,
 
     c[i, j] = min(1, q(x) / p(x))                    for a sampled draft token
     c[i, j] = 1 if the draft token is x, else 0      for a point mass (and for every draft token at temperature 0)
 
 Later draft tokens are conditioned on the text. This is correct: they only matter if all before them are accepted, and
-then the text is what was drafted. The steps form a renewal process over the text: a step that starts after token i and
-accepts m draft tokens makes the next one start after i + m + 1. One pass over the text gives the expected number of
-steps, and
+then the text equals the draft. The steps form a renewal process over the text: after a step that starts after token i
+and accepts m draft tokens, the next step starts after token i + m + 1. One pass gives the expected number of steps, and
 
     tau = tokens / steps
 
-is an unbiased estimate of what `SpecStats.mean_acceptance_length` measures on that text, prefill step included.
-Averaging accepted lengths over all positions would be biased, because decoding does not start at every position: it
-skips the easy ones.
+is an unbiased estimate of `SpecStats.mean_acceptance_length` on that text, prefill step included. Averaging accepted
+lengths over all positions would be biased, because decoding does not start at every position: it skips the easy ones.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -37,7 +35,7 @@ from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.regenerate import continue_prompts, draw_prompts
 
 MAX_WINDOW_PROBS = 2**25
-"""Most probabilities in one window of texts: keeps memory bounded for large vocabularies."""
+"""Largest number of probabilities in one window of texts; bounds the memory for large vocabularies."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Written:
 
 @dataclass
 class HeldOutText:
-    """Texts written at one temperature. windows: the same in batches, once `read` was called; their output counts."""
+    """Texts written at one temperature. windows: the texts in batches, filled by `read`; only their output counts."""
 
     texts: list[Written]
     temperature: float
@@ -73,7 +71,7 @@ class HeldOutText:
         ]
 
     def acceptance_length(self, of: Callable[[Window], Tensor]) -> float:
-        """Simulated tau: generated tokens divided by the expected number of steps.
+        """Return the simulated tau: generated tokens divided by the expected number of steps.
 
         of: window [R, L] -> acceptance probabilities [R, L, K], row i for the draft tokens after token i (see
             `acceptance_probs`).
@@ -86,8 +84,8 @@ class HeldOutText:
 def write_held_out_text(
     llm: LLM, streams: list[TokenStream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
 ) -> HeldOutText:
-    """Texts in which the target continues prefixes of the streams' documents (`draw_prompts`). They are written to
-    `path`, a stream in which outputs are marked as answers, unless an earlier run did so."""
+    """Return texts in which the target continues prefixes of the streams' documents (`draw_prompts`). They are written
+    to `path` as a stream with the outputs marked as answers, unless an earlier run has done so."""
     context = llm.target.context
     if not path.is_file():
         say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")
@@ -109,9 +107,8 @@ def acceptance_probs(
 ) -> Tensor:
     """Probability that each sampled draft token is accepted, given that the target wrote `tokens`.
 
-    q [..., V'], p [..., V]: draft and target logits at the same positions; tokens [...] -> [...], float64.
-    draft_ids: the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V.
-    """
+    q [..., V'], p [..., V]: draft and target logits at the same positions; tokens [...] -> [...], float64. draft_ids:
+    the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V."""
     draft_ids = tokens if draft_ids is None else draft_ids
     if temperature == 0:
         return (q.argmax(-1) == draft_ids).double()
@@ -123,16 +120,15 @@ def acceptance_probs(
 
 
 def expect_steps(probs: Tensor, text: Written) -> float:
-    """Expected number of steps that generate a text, prefill included.
+    """Return the expected number of steps that generate a text, prefill included.
 
-    probs: [L, K], row i: acceptance probabilities of the draft tokens after token i.
-    """
+    probs: [L, K], row i: acceptance probabilities of the draft tokens after token i."""
     table, depth = probs.tolist(), probs.shape[1]
     end = len(text.tokens)
     visits = [0.0] * (end + 1)
     visits[text.prompt] = 1.0  # the prefill step wrote the first token
     steps = 1.0
-    for i in range(text.prompt, end - 1):  # token i is the last known one; at end - 1 the text is complete
+    for i in range(text.prompt, end - 1):  # token i is the last known token; at end - 1 the text is complete
         reached = visits[i]  # times the probability that all draft tokens so far are accepted
         steps += reached
         most = min(depth, text.limit - i - 2)  # the last token before the limit needs no draft token

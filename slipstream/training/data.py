@@ -1,9 +1,9 @@
 """Turns `--data` into token streams: tokenised with the target's tokenizer and split by document.
 
-Every source becomes one pair of streams in the data folder of the run (`packing.TokenStream`; `N`: its index):
+Every source becomes one pair of streams in the run's data folder (see `packing.TokenStream`; `N`: index of the source):
 
     train-N.bin, heldout-N.bin    the two splits; a source that is already a stream is split without tokenising
-    data.json                     what they were made from; a run with different data is refused
+    data.json                     describes the sources; a run with different data is refused
 
 A hash of a document's name and text decides its split, so the split does not depend on the other documents. If too
 little text falls into the held-out split, the end of the last document is held out as well.
@@ -32,14 +32,14 @@ class DocumentEncoder:
     """Encodes documents with the target's tokenizer. Special tokens in plain text are encoded as text.
 
     tokenizer  a transformers tokenizer; None if the target has none (then only .bin streams can be used).
-    eos        id that ends a document, if any.
+    eos        id that ends a document, or None.
     """
 
     tokenizer: Any
     eos: int | None
 
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, Marked]]:
-        """Raises DataError for a conversation if the tokenizer has no chat template."""
+        """Yield each document with its ids and answer mask. Raises DataError for one without a chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
             pieces = [self._cut(d) for d in batch]
@@ -57,7 +57,7 @@ class DocumentEncoder:
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def _cut(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
-        """((text, whether it is an answer) in order, whether the chat template wrote them)."""
+        """Return ((text, whether it is an answer) in order, whether the chat template wrote the texts)."""
         chats, turns = bool(getattr(self.tokenizer, "chat_template", None)), document.turns
         if document.answer is not None and chats:
             turns = ({"role": "user", "content": document.text}, {"role": "assistant", "content": document.answer})
@@ -82,7 +82,7 @@ class DocumentEncoder:
             if not text.startswith(shown):
                 raise DataError(
                     f"{document.key}: the chat template rewrites earlier turns",
-                    why="it is then unknown which tokens are answers",
+                    why="then it is unknown which tokens are answers",
                     fix="split the conversation into single exchanges",
                 )
             pieces.append((text[len(shown) :], count - 1 in answers and not opening))
@@ -118,7 +118,7 @@ def check_data(data: Iterable[str], tokenizer: Tokenizer | None) -> None:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The streams of a run: one train and one held-out stream per source. `about`: contents of data.json."""
+    """The streams of a run: one training and one held-out stream per source. about: contents of data.json."""
 
     train: list[TokenStream]
     heldout: list[TokenStream]
@@ -134,13 +134,12 @@ def prepare_data(
     heldout: float = 0.03,
     say: Callable[[str], None] = lambda text: None,
 ) -> TrainingData:
-    """Tokenise the sources, unless that was done before, and open the streams.
+    """Tokenise the sources, unless an earlier call has done so, and open the streams.
 
     length   tokens per window; every source must fill at least one window of each split.
     heldout  share of the documents to hold out.
 
-    Raises DataError, and TrainingError if `folder` holds streams made from other data.
-    """
+    Raises DataError, and TrainingError if `folder` holds streams made from other data."""
     names = list(data)
     about: JsonObject = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
     record = folder / "data.json"
@@ -154,7 +153,7 @@ def prepare_data(
             if text:
                 say(f"tokenising {name}")
             splits = _split(_read_documents(name, encoder, vocab_size), heldout, length)
-            folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
+            folder.mkdir(parents=True, exist_ok=True)  # only now, so that refused data leaves no folder
             for split, marked in splits.items():
                 plain = ((list(map(int, ids)), mask) for ids, mask in marked)
                 write_masked(folder / f"{split}-{number}.bin", plain, encoder.eos if text else None, vocab_size)
@@ -182,13 +181,13 @@ def open_stream(path: Path, length: int) -> TokenStream:
 
 
 def _describe(name: str) -> JsonObject:
-    """Name, size and digest of a source. Only its contents count in the digest: a run may be moved with its data."""
+    """Return name, size and digest of a source. Only contents count in the digest: a run may be moved with its data."""
     files = list(files_of(Path(name)))
     return {"name": name, "bytes": sum(file.stat().st_size for file in files), "digest": digest(files)}
 
 
 def _check_unchanged(folder: Path, recorded: JsonObject, now: JsonObject) -> None:
-    """Compare what the streams of a folder were made from; of sources only the contents. Raises TrainingError."""
+    """Raise TrainingError if the streams of a folder were made from other contents; names of sources may differ."""
 
     def facts(about: JsonObject, names: bool = False) -> JsonObject:
         sources = [f"{s['name'] if names else ''} ({s.get('digest')})" for s in about["sources"]]
@@ -197,14 +196,14 @@ def _check_unchanged(folder: Path, recorded: JsonObject, now: JsonObject) -> Non
     if changed := [key for key in now if facts(recorded).get(key) != facts(now)[key]]:
         before, after = (facts(about, names=True).get(changed[0]) for about in (recorded, now))
         raise TrainingError(
-            f"{folder} was made from other data: {', '.join(changed)} differ, {before} before and {after} now",
+            f"{folder} was made from other data: {', '.join(changed)} differ ({before} before, {after} now)",
             why="a run must continue with the same data",
-            fix="choose another --out, or remove that folder",
+            fix="choose another --out, or remove this folder",
         )
 
 
 def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
-    """Yield (place, ids and mask) of each document of a source; documents with a place near 1 are held out."""
+    """Yield (place, (ids, mask)) of each document of a source. Documents with a place near 1 are held out."""
     if not name.endswith(".bin"):
         for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked
@@ -212,8 +211,8 @@ def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Ite
     stream = TokenStream.open(Path(name), whole=False)
     if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
         raise DataError(
-            f"the stream {name!r} holds id {int(stream.tokens.max())}, the target's vocabulary is 0..{vocab_size - 1}",
-            why="it was made with another tokenizer",
+            f"the stream {name!r} holds id {int(stream.tokens.max())}; the target's vocabulary is 0..{vocab_size - 1}",
+            why="the stream was made with another tokenizer",
             fix="give the text itself",
         )
     for i, (ids, mask) in enumerate(stream.documents()):
@@ -221,7 +220,7 @@ def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Ite
 
 
 def _split(documents: Iterable[tuple[float, Marked]], share: float, length: int) -> dict[str, list[Marked]]:
-    """The documents by split. If the hash holds out less than one window, also the end of the last ones is held out."""
+    """Return the documents by split. If less than a window is held out, the end of the last document is added."""
     splits: dict[str, list[Marked]] = {"train": [], "heldout": []}
     for place, (ids, mask) in documents:
         if ids:

@@ -1,10 +1,10 @@
-"""Trains a DFlash head for any target (Chen et al. 2602.06036, section 4.2): blocks that begin at random tokens of the
+"""Trains a DFlash head for any target (Chen et al. 2602.06036, section 4.2). Blocks that begin at random tokens of the
 text ("anchors", drawn again in each step) are predicted as in drafting.
 
-The rows of a block see the target's states of the tokens before its anchor, and the block itself; blocks do not see
+The rows of a block see the block itself, and the target's states of the tokens before its anchor; blocks do not see
 each other. The loss of draft token k has the weight decay^k, because only draft tokens before the first error count;
 the paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov head (DSpark, 2607.05147) reads the token before
-each from the text.
+each draft token from the text.
 """
 
 from pathlib import Path
@@ -24,11 +24,11 @@ from slipstream.training.methods import DFlashOptions
 from slipstream.training.objective import Figures, Objective, Predictions, initialise
 
 ANCHORS_AT_ONCE = 32
-"""Blocks of a window that are run together where every token is an anchor."""
+"""Number of blocks of a window that run together if every token is an anchor."""
 
 
 def compute_block_states(head: DFlashHead, tokens: Tensor, taps: Tensor, anchors: Tensor, rotary: Rotary) -> Tensor:
-    """The inputs of `head.logits` for blocks that begin at these tokens: tokens [B, T], taps [B, T, taps *
+    """Return the inputs of `head.logits` for blocks that begin at the anchors: tokens [B, T], taps [B, T, taps *
     target_hidden], anchors int64 [B, A], rotary of at least T + n positions -> [B, A, K, d]."""
     length, (batch, count), n, device = tokens.shape[1], anchors.shape, head.config.block, tokens.device
     context = head.context(taps, (rotary[0][:length], rotary[1][:length]))
@@ -58,7 +58,7 @@ class DFlashObjective(Objective):
         self.seed = seed
         mask = c.vocab_size - 1 if options.mask_token is None else options.mask_token
         if mask >= c.vocab_size:
-            raise ParameterError(f"mask_token is {mask}, the target has {c.vocab_size} ids", fix="choose a rare one")
+            raise ParameterError(f"mask_token is {mask}; the target has {c.vocab_size} ids", fix="choose a rare one")
         reads = choose_taps(c.layers, options.taps, 1)
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
         layers, rank = describe_layers(c, options.intermediate, "qwen3", options.layers), options.markov_rank
@@ -68,7 +68,7 @@ class DFlashObjective(Objective):
         initialise(self.module, torch.Generator().manual_seed(seed))
         self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding, teacher.head)
         with torch.no_grad():
-            if c.norm == "rms":  # a layer norm's weight means something else
+            if c.norm == "rms":  # a layer norm's weight has another meaning
                 self.module.norm.weight.copy_(teacher.norm)
             if rank:
                 self.module.markov_head["markov_w2"].weight.zero_()  # type: ignore[operator]
@@ -78,8 +78,8 @@ class DFlashObjective(Objective):
         self.draws = torch.Generator().manual_seed(self.seed + 1_000_003 * step)
 
     def _compute_blocks(self, window: Window, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Of blocks that begin at `anchors` [B, A]: the outputs [B, A, K, d], and the positions of the token before
-        each draft token [B, A, K], the last one where the text ends before it."""
+        """Return for blocks that begin at `anchors` [B, A]: the outputs [B, A, K, d], and the positions of the token
+        before each draft token [B, A, K], at most the last position of the text."""
         reads = torch.cat([window.taps[t] for t in self.module.config.taps], -1)
         device, length = reads.device.type, window.tokens.shape[1]
         if torch.is_autocast_enabled(device):
@@ -90,10 +90,10 @@ class DFlashObjective(Objective):
         return compute_block_states(self.module, window.tokens, reads, anchors, (cos, sin)), before
 
     def predictions(self, window: Window) -> Predictions:
-        """Draft token k of every block of a batch is window k here, so that `Aims` holds what each is trained on."""
+        """Return the predictions. Draft token k of every block of a batch is window k here, as `Aims` needs it."""
         tokens, counts, device, length = window.tokens, window.counts, window.tokens.device, window.tokens.shape[1]
         draws = self.draws if self.training else torch.Generator().manual_seed(self.seed)
-        chance = counts[:, 2:].float().cpu() + 1e-9  # only where a draft token counts, if there are such
+        chance = counts[:, 2:].float().cpu() + 1e-9  # prefer positions whose draft token counts
         anchors = 1 + torch.multinomial(chance, self.options.anchors, replacement=True, generator=draws).to(device)
         states, before = self._compute_blocks(window, anchors)
         row, k = torch.arange(len(tokens), device=device)[:, None, None], torch.arange(self.depth, device=device)
@@ -103,7 +103,7 @@ class DFlashObjective(Objective):
             return x.flatten(0, 1).transpose(0, 1)  # [B, A, K, ...] -> [K, B A, ...]
 
         table = self.teacher.head
-        if self.options.markov_rank:  # its logits are a product, too: states and tables are joined
+        if self.options.markov_rank:  # its logits are also a product: concatenate states and tables
             markov = self.module.markov_head
             states = torch.cat((states, markov["markov_w1"](tokens[row, before]).to(states.dtype)), -1)
             table = torch.cat((table, markov["markov_w2"].weight), -1)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class DFlashObjective(Objective):
         return by_depth(states)[None], table[None], aims, [1.0]
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        tokens, parts = window.tokens, list[Tensor]()  # [R, a, K, V] each, of drafts after tokens 1, 2, ...
+        tokens, parts = window.tokens, list[Tensor]()  # [R, a, K, V] each, for drafts after tokens 1, 2, ...
         for some in torch.arange(1, tokens.shape[1], device=tokens.device).split(ANCHORS_AT_ONCE):
             states, before = self._compute_blocks(window, some.expand(len(tokens), -1))
             read = tokens.gather(1, before.flatten(1)).view_as(before)

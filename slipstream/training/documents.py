@@ -1,15 +1,15 @@
 """Reads training documents from the sources that `--data` accepts. All sources are checked before a run starts.
 
     text        any UTF-8 file (.txt, .md, .py, ...): one document
-    folders     every text file in it and its subfolders, except hidden ones
-    JSON lines  one object per line (.jsonl), or one list of objects (.json); an object is one of
-                    {"text": ...}
-                    {"prompt": ..., "response" or "completion" or "answer": ...}
-                    {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
-    .bin        an already tokenised stream, with its .starts.npy (`packing`)
+        folders     every text file in the folder and its subfolders, except hidden files
+        JSON lines  one object per line (.jsonl), or one list of objects (.json); an object is one of
+                        {"text": ...}
+                        {"prompt": ..., "response" or "completion" or "answer": ...}
+                        {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
+        .bin        a stream that is tokenised already, with its .starts.npy (`packing`)
 
-A source that cannot be read is an error that names the file and, if possible, the line. A file that is named must be
-readable; from a folder, only files with a known extension are read.
+An error for an unreadable source names the file and, if possible, the line. A file that is named must be readable; from
+a folder, only files with a known extension are read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ TEXT = frozenset({
     ".html", ".css", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".tex", ".lua", ".pl", ".r", ".jl", ".hs",
     ".ml", ".ex", ".exs", ".clj", ".dart",
 })  # fmt: skip
-"""Extensions that are read from folders. A file that is named itself may have any extension."""
+"""Extensions that are read from folders. A file that is named directly may have any extension."""
 
 _ANSWERS = ("response", "completion", "answer", "output")
 _TALKS = ("messages", "conversations")
@@ -56,7 +56,7 @@ class Document:
 
 
 def place_of_text(text: str) -> float:
-    """A number in [0, 1) that is the same on every machine: which documents are held out depends on it."""
+    """Return a number in [0, 1) that is the same on every machine. It decides which documents are held out."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
@@ -68,13 +68,13 @@ def check_documents(name: str) -> None:
         raise DataError(
             f"training data {name!r} does not exist",
             why=near if near.startswith("did you mean") else "",
-            fix="give a file or a folder; `python -m recipes.embedded.corpus FILE.jsonl` writes one of Python source",
+            fix="give a file or a folder; `python -m recipes.embedded.corpus FILE.jsonl` writes one from Python source",
         )
     if path.suffix == ".bin" and not path.with_suffix(".starts.npy").is_file():
         raise DataError(
             f"training data {name!r} has no {path.with_suffix('.starts.npy').name} next to it",
-            why="a .bin file is read as a stream of token ids, and that file says where documents begin",
-            fix="give the text itself, or a stream as a training run wrote it",
+            why="a .bin file is a stream of token ids, and its .starts.npy says where documents begin",
+            fix="give the text itself, or a stream that a training run wrote",
         )
     if path.is_file() and not path.stat().st_size:
         raise DataError(f"training data {name!r} is empty", fix="give a file that holds text")
@@ -87,7 +87,7 @@ def check_documents(name: str) -> None:
 
 
 def read_documents(name: str) -> Iterator[Document]:
-    """The documents of one source, in a fixed order. Raises DataError at the first one that is not text."""
+    """Yield the documents of one source, in a fixed order. Raises DataError at the first file that is not text."""
     path = Path(name)
     for file in files_of(path):
         key = str(file.relative_to(path)) if path.is_dir() else file.name
@@ -100,7 +100,7 @@ def read_documents(name: str) -> Iterator[Document]:
 
 
 def files_of(place: Path) -> Iterator[Path]:
-    """Yield the files of a source: itself, or the files of a folder in a fixed order."""
+    """Yield the files of a source: the file itself, or the files of a folder in a fixed order."""
     if not place.is_dir():
         yield place
         return
@@ -139,7 +139,7 @@ def _read_records(path: Path, key: str) -> Iterator[Document]:
         for i, record in enumerate(whole, 1):
             yield _read_document(record, f"{path}, record {i}", f"{key}:{i}")
         return
-    # Not splitlines(): a JSON string may hold U+2028 and its like, which do not end a line here.
+    # Not splitlines(): a JSON string may contain U+2028 and similar characters, which end no line here.
     for i, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _read_document(_parse(line, path, i, "write one object per line"), f"{path}, line {i}", f"{key}:{i}")

@@ -1,12 +1,12 @@
 """Distils a draft model: trains a small Llama on the target's distributions (DistillSpec, Zhou et al. 2310.08461).
 
-It starts from scratch in a given shape, or from a checkpoint with the target's vocabulary. A draft model only has to
-predict what the target says, so it learns the target's full distribution at every position. Text that the target
+Training starts from scratch in a given shape, or from a checkpoint with the target's vocabulary. A draft model only has
+to predict the target's text, so it learns the target's full distribution at every position. Text that the target
 generated works best (`--regenerate`).
 
-A parallel draft model (PARD, An et al. 2504.18583) also learns what K - 1 mask tokens after each text predict: one pass
-over the window and the masks of all its tokens, K times as many rows. The paper leaves out a share of the later ones
-(COD) to save time.
+A parallel draft model (PARD, An et al. 2504.18583) also learns to predict from K - 1 mask tokens after each text: one
+pass over the window and the masks of all its tokens, K times as many rows. The paper leaves out a share of the later
+masks (COD) to save time.
 """
 
 import torch
@@ -23,12 +23,13 @@ from slipstream.training.packing import TokenStream
 from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, make_llama
 
 DECAY = 0.8
-"""Of a parallel draft model, the loss of draft token k has the weight DECAY^k."""
+"""The loss of draft token k of a parallel draft model has the weight DECAY^k."""
 
 
 def compute_masked_states(model: TrainableModel, tokens: Tensor, depth: int, mask: int) -> Tensor:
-    """The inputs of the output head that predict draft tokens 1..depth after each token: tokens [B, T] -> [depth, B, T,
-    d]. Row i of draft token k + 1 is the last of k masks after token i; it sees the text up to there, and the masks."""
+    """Return the inputs of the output head for draft tokens 1..depth after each token: tokens [B, T] -> [depth, B, T,
+    d]. For draft token k + 1, row i is the last of k masks after token i; it sees the text to token i, and the
+    masks."""
     batch, length = tokens.shape
     start = torch.arange(length, device=tokens.device).repeat(depth)  # [depth T] of each row
     masks = torch.arange(depth, device=tokens.device).repeat_interleave(length)
@@ -42,7 +43,7 @@ def compute_masked_states(model: TrainableModel, tokens: Tensor, depth: int, mas
 
 
 class DraftObjective(ModelObjective):
-    """mask: id in the places of draft tokens that are not known; None: one token in each pass."""
+    """mask: id that stands for unknown draft tokens in a parallel draft model; None: one token in each pass."""
 
     def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
         super().__init__(teacher, options, options.depth)
@@ -61,8 +62,8 @@ class DraftObjective(ModelObjective):
             self.module = load_trainable(Checkpoint.open(options.start, "draft"))
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
-                    f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
-                    why="it is trained on the target's probability of each id",
+                    f"the draft {options.start!r} has {len(self.module.table)} ids, but the target has {c.vocab_size}",
+                    why="the draft model is trained on the target's probability of each id",
                     fix="start from a draft of the target's vocabulary, or from scratch",
                 )
         self.module.to(teacher.device, teacher.dtype)
@@ -77,7 +78,7 @@ class DraftObjective(ModelObjective):
         return objective
 
     def _compute_states(self, tokens: Tensor) -> Tensor:
-        """[K, B, T, d] of a parallel draft model, [1, B, T, d] of another."""
+        """Return the states: [K, B, T, d] for a parallel draft model, [1, B, T, d] for another."""
         if self.mask is None:
             return self.module.states(tokens)[0][None]
         return compute_masked_states(self.module, tokens, self.depth, self.mask)
@@ -92,4 +93,4 @@ class DraftObjective(ModelObjective):
         states, p = self._compute_states(window.tokens), self.teacher.logits(window.taps[FINAL])
         if self.mask is None:
             return self.shift(self.logits(states[0])), p
-        return [self.logits(x[:, 1:]) for x in states], p  # row n predicts what follows token n
+        return [self.logits(x[:, 1:]) for x in states], p  # row n predicts the token after token n

@@ -1,16 +1,16 @@
 """Trains an EAGLE-3 head for any target, by training-time test (Li et al. 2503.01840, section 3.2).
 
-When drafting, the head reads its own outputs from the second draft token on, so it is trained on them: step 0 runs
-every position on the target's features, step j runs every position on the output of step j - 1. All chains of a window
-are unrolled in parallel. Step j of the chain that starts at i is at position i + j and attends to
+When drafting, the head reads its own outputs from the second draft token on, so it is trained on these, too: step 0
+runs every position on the target's features, step j runs every position on the output of step j - 1. All chains of a
+window are unrolled in parallel. Step j of the chain that starts at i is at position i + j and attends to
 
     rows 0..i of step 0 (the target's features)   and   its own rows of steps 1..j
 
-which is exactly what the KV cache holds when the chain is drafted.
+which is exactly the content of the KV cache when the chain is drafted.
 
 A parallel head (P-EAGLE, 2602.01469, section 3) is trained in the same way, with the same attention, but the rows of
-steps 1.. hold the mask token and `mask_hidden`: nothing is read from the step before. All rows are trained; the paper
-trains a sample of the later steps' rows, to save memory.
+the steps after step 0 hold the mask token and `mask_hidden`: nothing is read from the step before. All rows are
+trained; the paper trains a sample of the later steps' rows, to save memory.
 
 The head predicts a reduced draft vocabulary, the most frequent ids of the data (2503.01840, section 4; `d2t` in the
 checkpoints). This makes a step of the head cheap if the target's vocabulary is large.
@@ -39,18 +39,17 @@ from slipstream.training.objective import Figures, Objective, Predictions, decay
 from slipstream.training.packing import TokenStream
 
 Counts = NDArray[np.float64]
-"""[V], how often each id occurs."""
+"""[V], the frequency of each id."""
 BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
-    """Causal attention as plain matrix products, one block of queries at a time.
+    """Compute causal attention as plain matrix products, one block of queries at a time.
 
     q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. The heads of one group share their keys as extra rows.
 
-    diagonal: further keys and values `[B, KV, T, D]`; the query at a position sees only the one at that position.
-    """
+    diagonal: further keys and values `[B, KV, T, D]`; the query at a position sees only the key at that position."""
     batch, heads, length, dim = q.shape
     groups = k.shape[1]
     q = q.view(batch, groups, heads // groups, length, dim) * dim**-0.5
@@ -79,11 +78,10 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tensor
 def compute_chain_states(
     head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int
 ) -> list[Tensor]:
-    """The input of `head.logits` for every chain of a window.
+    """Return the inputs of `head.logits` for every chain of a window.
 
     tokens [B, T]; taps [B, T, target_hidden] each; rotary: tables of at least T positions.
-    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j.
-    """
+    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j."""
     rows = tokens.shape[1] - steps
     seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
 
@@ -105,7 +103,7 @@ def compute_chain_states(
 
 
 def make_head(teacher: Teacher, options: EagleOptions, counts: Counts, seed: int) -> EagleHead:
-    """A head with random weights, whose draft vocabulary is the most frequent ids."""
+    """Make a head with random weights, whose draft vocabulary is the most frequent ids."""
     c = teacher.config
     width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
     ids = find_most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
@@ -120,30 +118,30 @@ def make_head(teacher: Teacher, options: EagleOptions, counts: Counts, seed: int
 
 
 def load_start(options: EagleOptions, teacher: Teacher) -> EagleHead:
-    """The head `options.start`. Raises ParameterError for a head of another kind or of another target's shape, and for
-    options that would give it another shape."""
+    """Load the head `options.start`. Raises ParameterError for a head of another kind or of another target's shape, and
+    for options that would change its shape."""
     assert options.start is not None
     shape = ("parallel", "layers", "draft_vocab", "taps", "intermediate")
     asked = [name for name in shape if getattr(options, name) != getattr(EagleOptions(), name)]
     if asked:
         raise ParameterError(
-            f"--start was given with {', '.join('--' + name.replace('_', '-') for name in asked)}",
+            f"--start does not work with {', '.join('--' + name.replace('_', '-') for name in asked)}",
             why="a head that is continued keeps its shape and its draft vocabulary",
-            fix="give one of the two",
+            fix="leave these options out, or --start",
         )
     head, c = load_eagle(options.start, teacher.config.layers), teacher.config
     of_head, of_target = (head.config.target_hidden, head.config.decoder.vocab_size), (c.hidden_size, c.vocab_size)
     if head.config.version != 3 or head.config.mask_token is not None or of_head != of_target:
         raise ParameterError(
             f"the head {options.start!r} cannot be continued for this target",
-            why=f"it is no EAGLE-3 head that drafts chains for {of_target[1]} ids and a width of {of_target[0]}",
+            why=f"it must be an EAGLE-3 head that drafts chains, for {of_target[1]} ids and a width of {of_target[0]}",
             fix="choose a head that was trained for this target, or train from scratch",
         )
     return head.train().requires_grad_(True)
 
 
 class EagleObjective(Objective):
-    """counts: how often each id occurs in the data, [V]; the most frequent ids form the draft vocabulary."""
+    """counts: frequency of each id in the data, [V]; the most frequent ids form the draft vocabulary."""
 
     module: EagleHead
 
@@ -158,7 +156,7 @@ class EagleObjective(Objective):
         if options.start is None:
             with torch.no_grad():
                 self.module.lm_head.weight.copy_(teacher.head[ids])
-                if teacher.config.norm == "rms":  # a layer norm's weight means something else
+                if teacher.config.norm == "rms":  # a layer norm's weight has another meaning
                     self.module.norm.weight.copy_(teacher.norm)
         # int64 [V]: draft vocabulary id of each target id, -1 if none
         self.known = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
@@ -189,8 +187,8 @@ class EagleObjective(Objective):
         return states, self.module.lm_head.weight[None], aims, self.weights
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens: here the text
-        # Row n - 1 predicts what follows token n.
+        padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens, which are the text here
+        # Row n - 1 predicts the token after token n.
         states = self._compute_states(padded, window.taps)
         return [self.module.logits(x) for x in states], self.teacher.logits(window.taps[FINAL])
 
@@ -199,16 +197,17 @@ class EagleObjective(Objective):
 
 
 def choose_taps(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
-    """Return the taps of a head: `asked`, from `least` to `layers`, or `choose_layers`. Raises ParameterError."""
+    """Return the taps of a head: `asked`, from `least` to `layers`, or by default `choose_layers`. Raises
+    ParameterError."""
     reads = tuple(asked) if asked else choose_layers(layers)
     strange = [t for t in reads if not least <= t <= layers]
     if strange:
-        raise ParameterError(f"taps are {reads}, the target has layers 0..{layers}", fix=f"leave out {strange}")
+        raise ParameterError(f"taps are {reads}, but the target has layers 0..{layers}", fix=f"leave out {strange}")
     return reads
 
 
 def choose_layers(layers: int) -> tuple[int, ...]:
-    """`default_taps`, or for a target with few layers as many different layers as it has."""
+    """Return `default_taps`; for a target with few layers, as many different layers as possible."""
     taps = default_taps(layers)
     if 0 < taps[0] < taps[1] < taps[2]:
         return taps
@@ -216,26 +215,26 @@ def choose_layers(layers: int) -> tuple[int, ...]:
 
 
 def draft_vocabulary(parameters: int, hidden_size: int) -> int:
-    """How many ids a head for a target of such a size drafts by default: a power of two from 8,192 to 32,768. Each
-    draft token reads that many rows of the output head, so they hold at most a 24th of the target's weights."""
+    """Return the default number of ids that a head for a target of this size drafts: a power of two from 8,192 to
+    32,768. Each draft token reads their rows of the output head, at most a 24th of the target's weights."""
     rows = parameters // (24 * hidden_size)
     return max(8192, min(32768, 1 << max(0, rows.bit_length() - 1)))
 
 
 def find_most_frequent(counts: Counts, width: int, always: tuple[int, ...]) -> NDArray[np.int64]:
-    """The `width` most frequent ids, increasing, `always` among them; ties go to the smaller id."""
+    """Return the `width` most frequent ids including `always`, increasing; of equally frequent ids the smaller ones."""
     weight = counts.astype(np.float64)
     weight[list(always)] = np.inf
     return np.sort(np.argsort(-weight, kind="stable")[:width]).astype(np.int64)
 
 
 def find_least_frequent(counts: Counts) -> int:
-    """The least frequent id, as mask token; ties go to the greatest: unused ids are usually the last ones."""
+    """Return the least frequent id, as mask token; of equals the greatest, because unused ids are usually the last."""
     return len(counts) - 1 - int(np.argmin(counts[::-1]))
 
 
 def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_size: int) -> Counts:
-    """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
+    """Return the frequency of each id in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):
         weight = float(len(stream.tokens)) if shares is None else shares[i]
@@ -249,7 +248,7 @@ def count_tokens(streams: list[TokenStream], shares: Seq[float] | None, vocab_si
 def describe_layers(
     target: DecoderConfig, intermediate: int | None, family: str = "llama", layers: int = 1
 ) -> DecoderConfig:
-    """Layers of this family with the target's sizes, with the target's RoPE if it has one."""
+    """Describe layers of this family with the target's sizes, and with the target's RoPE if it has one."""
     rope = dict(target.rope_parameters) or {"rope_type": "default", "rope_theta": 10000.0}
     return DecoderConfig(
         model_type=family, vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=layers,

@@ -1,8 +1,8 @@
 """The inputs of head training: the target's hidden states and distributions at every position of a window.
 
-The target runs in the executor that will decode with the heads, so a head is trained on the same inputs that it gets
+The target runs in the executor that will decode with the heads, so a head is trained on the inputs that it will get
 when decoding. Each window starts with an empty KV cache; many windows run as one batch. Hidden states are computed when
-needed, or once and stored on disk (`HiddenCache`), which saves time if the data is read more than once.
+needed, or computed once and stored on disk (`HiddenCache`), which saves time if the data is read more than once.
 """
 
 import hashlib
@@ -48,9 +48,8 @@ class Teacher:
     """The frozen target.
 
     embedding [V, d] and head [V, d] are copies of its tables, on `device`, in float32 (float64 if its weights are).
-    parameters: how many weights it has.
-    identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart.
-    """
+    parameters: number of its weights.
+    identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart."""
 
     def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
         if decoder.weights is None:
@@ -72,12 +71,12 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, taps: Seq[int]) -> dict[int, Tensor]:
-        """Hidden states of windows [B, T] at the taps: tap -> [B, T, d], on `device`."""
+        """Return the hidden states of windows [B, T] at the taps: tap -> [B, T, d], on `device`."""
         seqs = [Sequence(row) for row in tokens.tolist()]
         batch = make_batch(seqs, Draft.empty(len(seqs)), self.decoder.device)
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
         shape = (*tokens.shape, self.config.hidden_size)
-        # Copies: the executor's are only valid until its next forward, and autograd cannot use inference tensors.
+        # Copied: the executor's tensors are valid only until its next forward pass, and autograd cannot use them.
         features = {t: out.taps[t].reshape(shape).to(self.device, self.dtype, copy=True).clone() for t in taps}
         for seq in seqs:
             self.decoder.release(seq.id)
@@ -90,13 +89,13 @@ class Teacher:
         return features
 
     def logits(self, final: Tensor) -> Tensor:
-        """Hidden states after the final norm [..., d] -> logits of the next token [..., V]."""
+        """Turn hidden states after the final norm [..., d] into logits of the next token [..., V]."""
         return F.linear(final, self.head.to(final.dtype))
 
 
 class HiddenCache:
-    """Hidden states of every window of a stream: a file of float16 [windows, taps, length, d]. Windows are appended, so
-    an interrupted run continues after the last whole one."""
+    """The hidden states of every window of a stream, in a file of float16 [windows, taps, length, d]. Windows are
+    appended, so an interrupted run continues after the last complete window."""
 
     def __init__(self, folder: Path, stream: TokenStream, length: int, taps: Seq[int], teacher: Teacher):
         self.stream, self.length, self.taps, self.teacher = stream, length, tuple(taps), teacher
@@ -108,38 +107,38 @@ class HiddenCache:
 
     @property
     def nbytes(self) -> int:
-        """Size on disk when complete."""
+        """Bytes on disk when complete."""
         return self.count * self.window_bytes
 
     @property
     def missing(self) -> int:
-        """Windows that are not stored yet."""
+        """Number of windows that are not stored yet."""
         return self.count - (self.path.stat().st_size // self.window_bytes if self.path.is_file() else 0)
 
     def build(self, rows: int, say: Callable[[int, int], None]) -> None:
-        """Append the missing windows, `rows` at a time. say: called with (tokens done, tokens in total) after each.
+        """Append the missing windows, `rows` at a time. say: called with (tokens done, tokens in total) after each
+        write.
 
-        Raises TrainingError if the disk is too small (before it starts) or a state exceeds the float16 range.
-        """
+        Raises TrainingError if the disk is too small (before writing) or a state exceeds the float16 range."""
         folder, need, begin = self.path.parent, self.missing * self.window_bytes, self.count - self.missing
         free = shutil.disk_usage(next(each for each in folder.absolute().parents if each.exists())).free
         if need * 1.1 > free:
             raise TrainingError(
-                f"the hidden states take {size(need)}, the disk of {folder} has {size(free)} free",
+                f"the hidden states take {size(need)}, but the disk of {folder} has {size(free)} free",
                 why="the run would stop when the disk is full",
                 fix="free some space, choose another --out, or remove --cache-hidden",
             )
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with self.path.open("ab") as file:
-                file.truncate(begin * self.window_bytes)  # without a window of which only a part was written
+                file.truncate(begin * self.window_bytes)  # cut off a window that was written in part
                 for i in range(begin, self.count, rows):
                     windows = range(i, min(self.count, i + rows))
                     states = self.teacher.read(self.stream.rows(windows, self.length)[:, :-1], self.taps)
                     whole = torch.stack([states[tap] for tap in self.taps], 1).cpu()  # [rows, taps, T, d]
                     if (most := float(whole.abs().max())) > torch.finfo(torch.float16).max:
                         raise TrainingError(
-                            f"the hidden states reach {most:.0f}, float16 ends at 65504",
+                            f"the hidden states reach {most:.0f}, but float16 ends at 65504",
                             fix="remove --cache-hidden: the states are then computed when needed",
                         )
                     file.write(whole.half().numpy().tobytes())
@@ -149,6 +148,6 @@ class HiddenCache:
             raise TrainingError(text, fix="free some space there") from fault
 
     def read(self, window: int) -> dict[int, Tensor]:
-        """Hidden states of one window: tap -> [T, d], float16."""
+        """Return the hidden states of one window: tap -> [T, d], float16."""
         stored = np.fromfile(self.path, np.float16, math.prod(self.shape), offset=window * self.window_bytes)
         return dict(zip(self.taps, torch.from_numpy(stored.reshape(self.shape)), strict=True))

@@ -1,9 +1,9 @@
 """LayerSkip for a target that was not trained for it: layer dropout and early-exit loss (Elhoushi et al. 2404.16710,
 section 4.1), continued from its checkpoint.
 
-The result is a *new target*: its output differs from the original's. To keep it close, every exit (the last
-included) learns the original's distribution. The paper's loss is on the text alone. A model trained this
-way can draft with its own first layers: they learned to predict through the shared final norm and head, and the model
+The result is a *new target*: its output differs from the original's. To keep the difference small, every exit
+(including the last) learns the original's distribution; the paper's loss is on the text alone. A model trained this way
+can draft with its own first layers: they learned to predict through the shared final norm and head, and the model
 learned not to depend on every late layer.
 """
 
@@ -22,11 +22,10 @@ from slipstream.training.trainable import ModelObjective, load_trainable
 
 
 def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
-    """Rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
+    """Return the rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
 
     progress: in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for training from scratch. 1 gives the
-    constant schedule of its fine-tuning runs.
-    """
+    constant schedule of the paper's fine-tuning runs."""
     time = math.exp(progress * math.log(2)) - 1
     if layers == 1:
         return [0.0]
@@ -34,20 +33,18 @@ def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[floa
 
 
 def choose_layers_to_run(rates: list[float], seed: int, step: int) -> list[bool]:
-    """Which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
+    """Return which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
 
-    The draw is a function of (seed, step) alone, which keeps a resumed run equal to an uninterrupted one.
-    """
+    The draw is a function of (seed, step) alone, so a resumed run equals an uninterrupted one."""
     draws = np.random.default_rng([seed, 11, step]).random(len(rates))
     return [bool(u >= p) for u, p in zip(draws, rates, strict=True)]
 
 
 def exit_weights(layers: int, settings: LayerSkipOptions, step: int) -> dict[int, float]:
-    """Normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
+    """Return the normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
 
-    `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the
-    curriculum `C(t, l)`, over their sum. The last layer is always on; weights of zero are left out.
-    """
+    `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the curriculum `C(t,
+    l)`, over the sum of all. The last layer always has a weight; weights of zero are left out."""
     last = layers - 1
     weights = {last: last + settings.exit_scale * (last - 1) * last / 2 if last else 1.0}
     if settings.rotation:
@@ -68,12 +65,12 @@ class LayerSkipObjective(ModelObjective):
         layers = self.module.depth
         self.exit = max(1, layers // 2) if options.exit is None else options.exit
         if not 0 < self.exit < layers:
-            raise ParameterError(f"exit is {self.exit}, the target has {layers} layers", fix=f"choose 1..{layers - 1}")
+            raise ParameterError(f"exit is {self.exit}; the target has {layers} layers", fix=f"choose 1..{layers - 1}")
         self.begin_step(0)
 
     def begin_step(self, step: int) -> None:
         layers = self.module.depth
-        # The constant schedule of the paper's continual training: S(t) = 1.
+        # S(t) = 1: the constant schedule of the paper's continued training.
         self.kept = choose_layers_to_run(dropout_rates(layers, self.options.p_max), self.seed, step)
         self.exits = exit_weights(layers, self.options, step)
 
@@ -89,6 +86,6 @@ class LayerSkipObjective(ModelObjective):
         return states, self.module.table[None], aims, list(weights.values())
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        """Of the exit's tokens, and of the current model, on texts that the original wrote."""
+        """Return the logits of the early exit and of the full model, on texts that the original target wrote."""
         early, last = self.module.states(window.tokens, None, [self.exit - 1])
         return self.shift(self.logits(early)), self.logits(last)

@@ -1,7 +1,7 @@
 """The training loop of every head and draft model: data order, schedule and checkpoints are the same for all.
 
-All randomness is a function of (seed, step), and everything else that a step depends on is in the checkpoint. With a
-budget in tokens, the same seed and data therefore give the same weights on a CPU, interrupted or not.
+All randomness is a function of (seed, step), and all other state of a step is in the checkpoint. With a budget in
+tokens, the same seed and data therefore give the same weights on a CPU, interrupted or not.
 """
 
 import json
@@ -36,18 +36,18 @@ STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without savi
 
 
 def has_bfloat16_products(device: torch.device) -> bool:
-    """Return whether the hardware has instructions for them. Elsewhere PyTorch emulates them, slower than float32."""
+    """Return whether the hardware has bfloat16 products. Without them PyTorch emulates them, slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm
+    return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # "bf16": Arm
 
 
 class Loop:
-    """One `step()` is one optimiser step.
+    """Runs the optimiser steps of a training run.
 
     streams  the training data, one per source. caches: hidden states on disk, by stream.
     windows, texts   held-out data (`read_held_out`), for the loss and for the acceptance length.
-    rate     estimated tokens per second, if they were measured. stopped_by: the signal that ended `run`, or 0.
+    rate     estimated tokens per second, or None. stopped_by: number of the signal that ended `run`, or 0.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Loop:
         )
 
     def save(self) -> None:
-        """Write the checkpoint. Raises TrainingError if it cannot be written; the previous one is then kept."""
+        """Write the checkpoint. Raises TrainingError if writing fails; the previous checkpoint is then kept."""
         self.progress.counters = dict(self.orders.counters)
         state = {"progress": asdict(self.progress), "run": self.identity}
         resume_state.save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
 
     def read_window(self, chosen: list[tuple[str, int]]) -> Window:
-        """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
+        """Return the chosen windows of the streams, with the target's hidden states, cached or computed now."""
         rows = [_read_tokens(self.orders.streams[n], [i], self.config) for n, i in chosen]
         tokens, counts = (torch.cat(each) for each in zip(*rows, strict=True))
         if self.caches:
@@ -116,7 +116,8 @@ class Loop:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def step(self) -> tuple[dict[str, float], float]:
-        """One optimiser step: (scalars to display, with "loss"; gradient norm). The caller counts the time."""
+        """Take one optimiser step. Returns (scalars to display, with "loss"; gradient norm). The caller measures the
+        time."""
         config, progress = self.config, self.progress
         chosen = self.orders.choose(progress.step, config.rows, config.length)
         self.objective.begin_step(progress.step)
@@ -137,7 +138,7 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Held-out loss (and the objective's other scalars), and simulated acceptance length (tau) by temperature."""
+        """Return the held-out loss, the objective's other scalars, and the simulated tau by temperature."""
         self.objective.eval()
         with self.autocast():
             sums: dict[str, float] = {}
@@ -146,14 +147,14 @@ class Loop:
                 for name, value in {"loss": loss, **scalars}.items():
                     sums[name] = sums.get(name, 0.0) + float(value) / len(self.windows)
         for text in self.texts:
-            # Outside autocast: decoding runs the head in float32.
+            # Outside autocast, because decoding runs the head in float32.
             probs = partial(self.objective.acceptance_probs, temperature=text.temperature)
             sums[f"tau@{text.temperature:g}"] = text.acceptance_length(probs)
         self.objective.train()
         return sums
 
     def log(self, entry: Mapping[str, object]) -> None:
-        """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
+        """Add a line to log.jsonl, completely or not at all; a full disk does not stop the run."""
         now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
         line = json.dumps(to_json({"time": now, **entry})).encode() + b"\n"
         with path.open("ab", buffering=0) as file:
@@ -167,11 +168,11 @@ class Loop:
                 print(f"a line of {path} could not be written: is the disk full? The run continues.")
 
     def run(self) -> dict[str, float]:
-        """Train until the budget is spent, a signal comes, or `max_steps` steps are done; returns the last evaluation,
-        or nothing if a signal came before the first step. `stopped_by` then is its number.
+        """Train until the budget is spent, a signal arrives, or `max_steps` steps are done. Returns the last
+        evaluation, or nothing if a signal arrived before the first step; `stopped_by` is then the signal's number.
 
-        If a checkpoint cannot be written during the run, this is reported and the run continues; at the end it raises.
-        """
+        If a checkpoint cannot be written during the run, the error is printed and the run continues; at the end,
+        raised."""
         config, progress, schedule = self.config, self.progress, self.schedule
         smooth: float | None = None
         figures: dict[str, float] = {}
@@ -186,7 +187,7 @@ class Loop:
                 begun = time.monotonic()
                 shown, norm = self.step()
                 if not math.isfinite(norm):
-                    print(f"step {progress.step}: the gradient norm is {norm}, its update was skipped", flush=True)
+                    print(f"step {progress.step}: the gradient norm is {norm}, so the update was skipped", flush=True)
                 smooth = shown["loss"] if smooth is None else 0.95 * smooth + 0.05 * shown["loss"]
                 seconds = time.monotonic() - begun
                 progress.seconds += seconds
@@ -213,7 +214,7 @@ class Loop:
 
     @property
     def done(self) -> int:
-        """Steps of this call."""
+        """Number of steps in this call."""
         return self.progress.step - self.first
 
     def _evaluate(self, train: float | None = None) -> dict[str, float]:
@@ -225,15 +226,15 @@ class Loop:
 
 
 def identify(config: RunConfig) -> JsonObject:
-    """Settings that must not change when a run is resumed."""
+    """Return the settings that must not change when a run is resumed."""
     names = ("options", "length", "rows", "optimiser", "seed", "shares", "answers_only")
     settings = to_json(config)
     return {"objective": config.kind, **{name: settings[name] for name in names}}
 
 
 def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: torch.dtype | None) -> Optimisers:
-    """AdamW for everything, or Muon for the inner matrices, with products in the dtype `muon`. Token tables use AdamW,
-    because a step only updates a few of their rows."""
+    """Make AdamW for all parameters, or Muon for the inner matrices, with products in the dtype `muon`. Token tables
+    use AdamW, because a step only updates a few of their rows."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     inner = {n: p for n, p in named if muon is not None and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
     rest = [p for n, p in named if n not in inner]
@@ -249,8 +250,8 @@ def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: tor
 
 
 def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, lr: float) -> float:
-    """One update by the gradients, which are then removed; returns their norm before clipping. If it is not finite
-    nothing is updated: a bad batch would corrupt the optimiser state."""
+    """Update the parameters by the gradients, and clear these. Returns the gradients' norm before clipping. If the norm
+    is not finite, nothing is updated: a bad batch would corrupt the optimiser state."""
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
     for optimiser in optimisers.values():
         if math.isfinite(norm):
@@ -271,7 +272,7 @@ def _read_tokens(stream: TokenStream, windows: Seq[int], config: RunConfig) -> t
 def read_held_out(
     streams: list[TokenStream], config: RunConfig, teacher: Teacher, taps: tuple[int, ...]
 ) -> list[Window]:
-    """Fixed windows of the held-out streams, in micro-batches, with the target's hidden states."""
+    """Return fixed windows of the held-out streams, in micro-batches, with the target's hidden states."""
     each = max(1, config.eval_rows // len(streams))
     size = config.micro_rows or config.rows
     windows = []

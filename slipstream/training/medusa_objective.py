@@ -1,10 +1,9 @@
-"""The objective of Medusa-1: heads on a frozen target, head k trained on the distribution k + 1 positions later (Cai et
-al. 2401.10774, section 2.2.1).
+"""The objective of Medusa-1: heads on a frozen target. Head k is trained on the distribution k + 1 positions later (Cai
+et al. 2401.10774, section 2.2.1).
 
 Head k at position i predicts token i + 2 + k, so it is trained on the target's distribution at i + 1 + k. The paper
-trains on the text. Learning the full distribution gives more signal per token, and acceptance is
-decided by the distribution. The heads' losses are weighted by decay^k, as in the paper: otherwise the large losses of
-far heads would dominate.
+trains on the text alone; the full distribution gives more signal per token, and decides acceptance. The heads' losses
+are weighted by decay^k, as in the paper: otherwise the large losses of far heads would dominate.
 """
 
 from dataclasses import replace
@@ -45,17 +44,17 @@ class MedusaObjective(Objective):
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         final = window.taps[FINAL]
-        logits = self.module(final)  # [R, L, K, V]: row n - 1 predicts what follows token n
+        logits = self.module(final)  # [R, L, K, V]: row n - 1 predicts the token after token n
         return [logits[:, :, k] for k in range(self.depth)], self.teacher.logits(final)
 
     def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
-        """Draft tokens are the heads' first choices at every temperature."""
+        """Return the probabilities; draft tokens are the heads' first choices at every temperature."""
         return super().acceptance_probs(window, 0.0)
 
     @torch.no_grad()
     def measure(self, windows: list[Window]) -> Figures:
-        """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token. As in
-        decoding, only predictions of output from output count."""
+        """Measure `medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token. As
+        in decoding, only predictions of output tokens from output tokens count."""
         hits = torch.zeros(self.depth, RANKS, dtype=torch.float64)
         places = [0] * self.depth
         for window in windows:

@@ -1,8 +1,8 @@
-"""The methods of `slipstream train` with their settings: for draft heads, draft models, and targets that draft
-with their first layers; and the settings of a run.
+"""The methods of `slipstream train` with their settings: for draft heads, draft models, and targets that draft with
+their first layers; and the settings of a run.
 
-To add one: its settings, a line in `METHODS`, and a module NAME_objective with the objective; its command follows from
-these. Importing this does not import torch.
+To add a method, write its settings, a line in `METHODS`, and a module NAME_objective with the objective; the command
+follows from these. Importing this module does not import torch.
 """
 
 from collections.abc import Sequence as Seq
@@ -25,7 +25,7 @@ TAPS = option(None, "Target layer that the head reads; repeatable.", "--tap", sh
 
 @dataclass(frozen=True)
 class MedusaOptions(Strict):
-    """`own_head`: each lm_head is initialised with the target's; else all heads share the target's."""
+    """own_head: each lm_head is initialised with the target's; otherwise all heads share the target's lm_head."""
 
     heads: int = option(4, "Number of heads; each predicts one position further.", check=COUNT)
     layers: int = option(1, "Residual blocks per head.", check=COUNT)
@@ -35,8 +35,8 @@ class MedusaOptions(Strict):
 
 @dataclass(frozen=True)
 class EagleOptions(Strict):
-    """`steps` is also the length of the chains that are simulated. `speculators` and SpecForge give parallel heads four
-    layers. With a `start`, that head's shape and draft vocabulary are kept."""
+    """steps: also the length of the simulated chains. start: the head keeps its shape and draft vocabulary.
+    `speculators` and SpecForge give parallel heads four layers."""
 
     start: str | None = option(None, "EAGLE-3 head to continue from: folder or hub id.", shown="from scratch")
     steps: int = option(4, "Number of training-time test steps.", check=COUNT)
@@ -70,8 +70,8 @@ class DFlashOptions(Strict):
 
 @dataclass(frozen=True)
 class DraftOptions(Strict):
-    """From scratch, the default shape is the embedded draft's, with a head size of 64. A `start` that is parallel stays
-    so; `depth` is then also how many draft tokens a pass is trained for."""
+    """From scratch, the default shape is the embedded draft model's, with a head size of 64. A parallel `start` stays
+    parallel; `depth` is then also the number of draft tokens that a pass is trained for."""
 
     start: str | None = option(
         None, "Draft model to continue from: folder, hub id or 'embedded'.", shown="from scratch"
@@ -89,7 +89,7 @@ class DraftOptions(Strict):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parallel and self.depth < 2:
-            raise ParameterError("a parallel draft model was asked for one draft token", fix="give --depth 2 or more")
+            raise ParameterError("a parallel draft model cannot draft one token only", fix="give --depth 2 or more")
         if self.heads % self.kv_heads:
             raise ParameterError(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",
@@ -108,10 +108,10 @@ class DraftOptions(Strict):
 class LayerSkipOptions(Strict):
     """Defaults suit eight layers trained from scratch. Sections refer to 2404.16710.
 
-    p_max       at the end of the time schedule (section 4.1.1).
+    p_max       dropout rate of the last layer at the end of the time schedule (section 4.1.1).
     exit_scale  `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
     rotation    `R` of the rotational curriculum `C_rot,R`: exit `l` is trained at the steps `t` with `t % R == l % R`,
-                so a step computes about `L / R` exits. 0 turns the exits off.
+                so a step computes about `L / R` exits. 0: no early exits.
     """
 
     exit: int | None = option(
@@ -125,16 +125,16 @@ class LayerSkipOptions(Strict):
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """One method.
+    """One training method.
 
     name       name of the command, and `trained_by` of the drafters that use the result (`drafters.registry`).
     objective  class in the module NAME_objective.
-    options    its settings.
-    help       what its command does, in a sentence.
+    options    class of its settings.
+    help       help text of its command, one sentence.
     rate       default peak learning rate.
     optimiser  default optimiser, "adamw" or "muon".
-    makes      what it trains, for the title of the model card.
-    use        options of the command line with which decoding uses the result.
+    makes      the trained thing, for the title of the model card.
+    use        command-line options to decode with the result.
     """
 
     name: str
@@ -186,7 +186,7 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
     """Raise ParameterError unless exactly one budget is given: the learning rate is a function of its spent share."""
     if (tokens is None) == (minutes is None):
         raise ParameterError(
-            "no training budget was given" if tokens is None else "two training budgets were given",
+            "no training budget is given" if tokens is None else "two training budgets are given",
             why="the learning rate is a function of the spent share of exactly one budget",
             fix="give budget_minutes or budget_tokens, e.g. --budget-minutes 60",
         )
@@ -194,11 +194,11 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(Strict):
-    """Settings of the training loop. What is None by default and has another type is filled in by `RunConfig`.
+    """Settings of the training loop. `RunConfig` fills in settings that are None but have another type.
 
-    budget_tokens, budget_minutes   exactly one is set. Minutes count while it runs.
+    budget_tokens, budget_minutes   exactly one is set. Minutes count only while the run trains.
     lr            peak learning rate. optimiser: "muon" for matrices (AdamW for the rest), or "adamw" for everything.
-    eval_steps    0: only at the end. eval_rows: number of held-out windows.
+    eval_steps    0: evaluate only at the end. eval_rows: number of held-out windows.
     """
 
     PANEL: ClassVar[str] = "Training"
@@ -248,10 +248,10 @@ class LoopConfig(Strict):
 class RunConfig(LoopConfig):
     """The settings of a run: what to train, for which target, and on which data.
 
-    kind            name in `METHODS`; options: of its objective.
+    kind            name in `METHODS`. options: settings of the method.
     out             folder: checkpoint.safetensors, log.jsonl, data/, final/.
     data            sources (see `documents`). shares: their weights in a batch; None: proportional to size.
-    answers_only    a stream without answers counts as a whole.
+    answers_only    compute the loss on answers only; in a stream without answers, all tokens count.
     texts, text_prompt, text_tokens, temperatures   held-out texts for the simulated acceptance length.
     command         the command line, for the model card.
     """

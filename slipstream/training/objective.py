@@ -1,4 +1,4 @@
-"""The contract of a training objective: what it predicts; the loss and the acceptance follow from it."""
+"""The contract of a training objective: it makes predictions, from which loss and acceptance are computed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from slipstream.training.methods import RunConfig
 from slipstream.training.packing import TokenStream
 
 Figures = JsonObject
-"""What was measured, by name: numbers, or tables of numbers."""
+"""Measurements by name: numbers, or tables of numbers."""
 Predictions = tuple[Tensor, Tensor, Aims, list[float]]
-"""`states`, `weight`, `aims` and `weights` of `compute_losses`."""
+"""Arguments of `compute_losses`: `states`, `weight`, `aims` and `weights`."""
 
 
 class Objective(nn.Module, ABC):
     """A module under training and its loss.
 
-    options  its settings.
+    options  settings of the method.
     module   the module that is trained, checkpointed and exported.
-    taps     the target's hidden states that the objective reads (see `TargetOut.hidden`), `FINAL` among them.
+    taps     the target's hidden states that the objective reads (see `TargetOut.hidden`), including `FINAL`.
     depth    K, the draft length whose acceptance is simulated.
     """
 
@@ -40,7 +40,7 @@ class Objective(nn.Module, ABC):
 
     @classmethod
     def make(cls, teacher: Teacher, config: RunConfig, streams: list[TokenStream]) -> Objective:
-        """The objective of a run. streams: the training data."""
+        """Make the objective of a run. streams: the training data."""
         return cls(teacher, config.options, config.seed)  # each kind takes a seed and knows its depth
 
     @abstractmethod
@@ -49,31 +49,31 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        """(K tensors [R, M, V'], [R, L, V]): the logits of draft token j of the drafts after tokens 1, 2, ... of a
-        window [R, L], where positions at the end may be missing; and the target's logits."""
+        """Return (K tensors [R, M, V'], [R, L, V]): the logits of draft token j for drafts after tokens 1, 2, ... of a
+        window [R, L], in which positions at the end may be missing; and the target's logits."""
 
     @abstractmethod
     def export(self, folder: Path, target: str | None, figures: Figures) -> None:
-        """Write the result in the standard format that decoding loads. target: its name; figures: as measured."""
+        """Write the result in the standard format that decoding loads. target: its name. figures: measurements."""
 
     def begin_step(self, step: int) -> None:
-        """Called before the forwards of an optimiser step."""
+        """Prepare for an optimiser step; called before its forward passes."""
 
     def measure(self, windows: list[Window]) -> Figures:
-        """Further measurements after a run, on the windows of the greedy held-out texts."""
+        """Return further measurements after a run, on the windows of the greedy held-out texts."""
         return {}
 
     def draft_ids(self, ids: Tensor) -> Tensor:
-        """Token ids of the target as ids of the draft vocabulary, -1 for those outside it."""
+        """Turn token ids of the target into ids of the draft vocabulary; -1 for ids outside it."""
         return ids
 
     def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to differentiate, and scalars to display: the loss of each prediction."""
+        """Return the loss to differentiate, and scalars to display: the loss of each prediction."""
         loss, each = compute_losses(*self.predictions(window))
         return loss, {f"loss{k + 1}": value for k, value in enumerate(each)}
 
     def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
-        """Acceptance probabilities of the draft tokens of chains, [R, L] -> [R, L, K]: see `acceptance`."""
+        """Return the acceptance probabilities of the draft tokens of chains, [R, L] -> [R, L, K]: see `acceptance`."""
         tokens = window.tokens
         known, length = self.draft_ids(tokens), tokens.shape[1]
         draft_logits, p = self.draft_logits(window)
@@ -90,14 +90,14 @@ class Objective(nn.Module, ABC):
 
 
 def decay_weights(decay: float, count: int) -> list[float]:
-    """Weights decay^k of `count` losses; they sum to 1."""
+    """Return the weights decay^k of `count` losses, scaled to sum 1."""
     raw = [decay**k for k in range(count)]
     return [w / sum(raw) for w in raw]
 
 
 def initialise(module: nn.Module, generator: torch.Generator, residual: float = 0.01) -> None:
-    """Normal weights of deviation 0.02; `residual` for matrices that write to the residual stream; 1 for the taps of
-    mask rows."""
+    """Draw normal weights of deviation 0.02; `residual` for matrices that write to the residual stream; 1 for the taps
+    of mask rows."""
     for name, weight in module.named_parameters():
         if weight.ndim == 2:
             std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02

@@ -1,8 +1,8 @@
 """Token streams on disk and the windows cut from them.
 
 A stream is a memory-mapped file of token ids. A second file holds the starts of its documents and, if documents have
-answers, a third one a mask of the answers. A batch is a pure function of (seed, step, counters), so a resumed run gets
-exactly the batches of an uninterrupted one.
+answers, a third file holds a mask of the answers. A batch is a pure function of (seed, step, counters), so a resumed
+run gets exactly the batches of an uninterrupted run.
 
     NAME.bin         ids, uint16, or uint32 if the vocabulary has more than 65536 ids
     NAME.starts.npy  int64 [documents + 1]: start of each document; the last entry is the number of ids
@@ -25,7 +25,7 @@ from slipstream.errors import ParameterError
 from slipstream.training.resume_state import replace_atomically
 
 Marked = tuple[list[int], list[bool] | None]
-"""Ids of a document, and which of them belong to an answer (None: no answers)."""
+"""Ids of a document, and whether each belongs to an answer (None: no answers)."""
 
 
 def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None) -> int:
@@ -34,10 +34,9 @@ def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None) ->
 
 
 def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab_size: int = 2**16) -> int:
-    """`write_stream` for documents with answer masks (None: no answers).
+    """Write a stream as `write_stream`, of documents with answer masks (None: no answers).
 
-    The final `eos` belongs to the answer if the document ends with one.
-    """
+    The final `eos` belongs to the answer if the document ends with an answer."""
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     end = [] if eos is None else [eos]
     starts, marks, masked = [0], list[bytes](), False
@@ -72,9 +71,9 @@ class TokenStream:
     def open(cls, path: Path, whole: bool) -> TokenStream:
         starts = np.load(path.with_suffix(".starts.npy"))
         size, count = path.stat().st_size, int(starts[-1])
-        if size < 2 * count:  # more is allowed: the stream is still being written
+        if size < 2 * count:  # more bytes are allowed: the stream is still being written
             raise ParameterError(
-                f"{path} has {size} bytes, {path.with_suffix('.starts.npy').name} says {count} ids of 2 or 4 bytes",
+                f"{path} has {size} bytes, but {path.with_suffix('.starts.npy').name} says {count} ids of 2 or 4 bytes",
                 why="the two files do not belong together",
                 fix="write the stream again",
             )
@@ -85,12 +84,13 @@ class TokenStream:
         return cls(tokens, starts, whole, mask)
 
     def documents(self) -> Iterator[Marked]:
-        """Ids and mask of each document, as `write_masked` takes them."""
+        """Yield ids and mask of each document, as `write_masked` takes them."""
         for a, b in pairwise(self.starts.tolist()):
             yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()
 
     def windows(self, length: int) -> NDArray[np.int64]:
-        """Starts of the windows of `length + 1` tokens; a pair that is cut off starts the next window."""
+        """Return the starts of the windows of `length + 1` tokens; a document that is cut off starts the next
+        window."""
         if length not in self._windows:
             last = len(self.tokens) - length - 1
             if self.whole:
@@ -113,11 +113,11 @@ class TokenStream:
         return self.windows(length)[list(indices)][:, None] + np.arange(length + 1)
 
     def rows(self, indices: Iterable[int], length: int) -> Tensor:
-        """Windows by index, `[rows, length + 1]` int64."""
+        """Return windows by index, `[rows, length + 1]` int64."""
         return torch.from_numpy(self.tokens[self._locate(indices, length)].astype(np.int64))
 
     def masks(self, indices: Iterable[int], length: int) -> Tensor:
-        """Which tokens of the windows belong to answers, bool `[rows, length + 1]`; all of them if there is no mask."""
+        """Return which tokens of the windows belong to answers, bool `[rows, length + 1]`; without a mask, all do."""
         places = self._locate(indices, length)
         return torch.from_numpy(np.ones(places.shape, bool) if self.mask is None else self.mask[places].astype(bool))
 
@@ -125,8 +125,7 @@ class TokenStream:
 class Orders:
     """Chooses the windows of each batch. Every epoch of a stream is a new permutation of all its windows.
 
-    `counters` (windows drawn so far, by stream and length) is the whole state.
-    """
+    `counters` (windows drawn so far, by stream and length) is the whole state."""
 
     def __init__(self, streams: dict[str, TokenStream], shares: dict[str, float], seed: int) -> None:
         self.streams, self.seed = streams, seed
@@ -149,7 +148,7 @@ class Orders:
         return int(self._orders[cache][place])
 
     def choose(self, step: int, rows: int, length: int) -> list[tuple[str, int]]:
-        """(stream, window) of each row of a step."""
+        """Choose (stream, window) for each row of a step."""
         names = list(self.streams)
         rng = np.random.default_rng([self.seed, 7, step])
         return [

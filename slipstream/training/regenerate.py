@@ -1,9 +1,9 @@
-"""Generates training text with the target: prompts, continued by the target.
+"""Generates training text with the target: prompts and the target's continuations.
 
-A head predicts the target's text, not the text of the data, so training on the former raises acceptance (EAGLE,
+A head predicts the target's text, so training on text of the target instead of the data raises acceptance (EAGLE,
 2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting is lossless either way.
 
-The text is made in shards. A shard is a function of (seed, index of the shard, tokens that are missing) and written
+The text is made in shards. A shard is a function of (seed, index of the shard, number of missing tokens) and written
 atomically, so an interrupted regeneration continues where it stopped and gives the same result.
 """
 
@@ -24,22 +24,22 @@ from slipstream.training.packing import Marked, TokenStream, write_masked
 from slipstream.training.schedule import make_counter
 
 MARK = "\ue000the user's message\ue000"
-"""Stands for the message while the chat template is rendered."""
+"""Stands for the user's message while the chat template is rendered."""
 TURN = SamplingParams(temperature=1.0, min_p=0.03, max_tokens=160)
 SHORTEST = 12
-"""Characters of a message; shorter ones say too little."""
+"""Least characters of a user's message; shorter messages say too little."""
 ROUNDS = 8
 LEAST = 16
-"""Prompts of a shard, at least: the answers to fewer may all loop by chance."""
+"""Least number of prompts in a shard: the answers to fewer prompts may all loop by chance."""
 
 Prompts = Callable[[np.random.Generator, int], list[list[int]]]
-"""(random numbers, count) -> at most so many prompts."""
+"""(random numbers, count) -> at most `count` prompts."""
 Show = Callable[[Seq[Sequence]], None]
 """Called with all texts after each step."""
 
 
 def make_prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest: int) -> Prompts:
-    """Prefixes of documents (`draw_prompts`). Sources are drawn in proportion to their size."""
+    """Return a function that draws prefixes of documents (`draw_prompts`), from sources in proportion to their size."""
     sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
 
     def draw(rng: np.random.Generator, count: int) -> list[list[int]]:
@@ -52,11 +52,10 @@ def make_prefixes(streams: list[TokenStream], lengths: tuple[int, int], longest:
 def draw_prompts(
     stream: TokenStream, rng: np.random.Generator, count: int, lengths: tuple[int, int], longest: int
 ) -> list[list[int]]:
-    """Prefixes of documents, each up to the start of an answer; of long ones the last `longest` tokens.
+    """Draw prefixes of documents, each up to the start of an answer, at most its last `longest` tokens.
 
-    In documents without answers a prefix has a length between two `lengths`; half of them begin at the document's start
-    and half at a random position, so that heads see text at every distance from the start.
-    """
+    In documents without answers a prefix has a random length between the two `lengths`. Half of the prefixes begin at
+    the document's start and half at a random position, so that heads see text at every distance from the start."""
     low, high = lengths
     prompts: list[list[int]] = []
     for _ in range(100 * count):
@@ -77,27 +76,28 @@ def draw_prompts(
             break
     if not prompts:
         raise ParameterError(
-            "no prefix of the data can be continued", why="its documents are too short", fix="give more"
+            "no prefix of the data can be continued", why="its documents are too short", fix="give more data"
         )
     return prompts
 
 
 def split_template(tokenizer: Tokenizer) -> list[list[int]]:
-    """Ids of a chat template before a user's message, and after it, up to the start of the answer."""
+    """Return the ids of a chat template before a user's message, and after it up to the start of the answer."""
     talk = [{"role": "user", "content": MARK}]
     rendered = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     return [tokenizer.encode(text, add_special_tokens=False) for text in rendered.partition(MARK)[::2]]
 
 
 def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
-    """Conversations of a chat model with itself, up to the start of the answer (Magpie, 2406.08464, section 2): it
-    continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
-    another are left out. say: told how many are written. Raises ParameterError for a target without a chat template."""
+    """Return a function that writes conversations of a chat model with itself, up to the start of the answer (Magpie,
+    2406.08464, section 2): the model continues its chat template where a user's message belongs. Messages that do not
+    end, loop or repeat another are dropped. say: prints progress. Raises ParameterError for a target without a chat
+    template."""
     tokenizer = llm.tokenizer
     if tokenizer is None or not tokenizer.chat_template:
         raise ParameterError(
             "the target has no chat template",
-            why="it is not known where a user's message begins",
+            why="it is unknown where a user's message begins",
             fix="give --data, and --regenerate for text of the target",
         )
     start, end = split_template(tokenizer)
@@ -135,7 +135,7 @@ def _generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], 
 def continue_prompts(
     llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show = lambda seqs: None
 ) -> list[Marked]:
-    """Let the target answer prompts. Returns texts with the answers marked."""
+    """Let the target answer prompts. Returns prompts and answers as documents, with the answers marked."""
     texts = zip(prompts, _generate(llm, prompts, params, show), strict=True)
     return [
         ([*done.prompt_token_ids, *done.token_ids], [False] * len(prompt) + [True] * len(done.token_ids))
@@ -154,12 +154,11 @@ def regenerate(
     shard_size: int = 512,
     say: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Write a stream with a mask of the answers, and return its path. Answers that loop are left out.
+    """Write a stream of prompts and the target's answers, and return its path. Answers that loop are left out.
 
-    total: tokens of answers, of at most `new_tokens` each. Each answer has one of `temperatures` at random.
-    say: called with (tokens of answers so far, total) after every step. shard_size: most prompts of a shard. Raises
-    ParameterError if nearly all loop.
-    """
+    total: tokens of answers, of at most `new_tokens` each. Each answer has one of `temperatures` at random. say: called
+    with (tokens of answers so far, total) after every step. shard_size: largest number of prompts in a shard. Raises
+    ParameterError if all answers of a shard loop."""
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

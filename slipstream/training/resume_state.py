@@ -27,10 +27,9 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 @contextmanager
 def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
-    """Write the file or folder that this yields, which then replaces `path`. If anything stops this, nothing is left.
+    """Yield a path to write a file or folder to, which then replaces `path`. After an error, it is removed.
 
-    Raises TrainingError if it cannot be written. what: stands before its name there.
-    """
+    Raises TrainingError if writing fails. what: text before the path in the error."""
     temporary = path.with_suffix(".tmp")
     try:
         yield temporary
@@ -48,7 +47,7 @@ def replace_atomically(path: Path, what: str = "", why: str = "") -> Iterator[Pa
 
 
 def _find_aliases(model: nn.Module) -> dict[str, str]:
-    """Second names of tied weights in `state_dict` -> the first name of the same tensor."""
+    """Return the second names of tied weights in `state_dict` -> the first name of the same tensor."""
     first: dict[int, str] = {}
     return {
         n: first_name
@@ -58,10 +57,9 @@ def _find_aliases(model: nn.Module) -> dict[str, str]:
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: JsonObject) -> None:
-    """Write a checkpoint; a reader sees the old one or the new one, never half of one. state: JSON-able counters.
+    """Write a checkpoint atomically: a reader sees the old checkpoint or the new one. state: counters, as JSON.
 
-    Raises TrainingError when it cannot be written (a full disk); the previous checkpoint is kept.
-    """
+    Raises TrainingError if it cannot be written (a full disk); the previous checkpoint is then kept."""
     tied = _find_aliases(model)
     tensors: dict[str, Tensor] = {
         f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items() if k not in tied
@@ -81,8 +79,8 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None = None) -> JsonObject:
-    """Restore weights, and optimiser state if there are optimisers, exactly; returns the JSON state. Raises KeyError
-    for optimiser state of a parameter that the model lacks."""
+    """Restore weights, and optimiser state if `optimisers` is given, exactly; returns the JSON state. Raises KeyError
+    for optimiser state of a parameter that the model does not have."""
     parameters = dict(model.named_parameters())
     weights: dict[str, Tensor] = {}
     with safe_open(path, framework="pt") as file:
@@ -102,11 +100,11 @@ def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None 
 
 
 def read_state(path: Path) -> JsonObject:
-    """The JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
+    """Return the JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
     if not path.is_file():
         raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
     with (
-        reading(f"{path} is not a checkpoint of a run", "choose another --out", TrainingError),
+        reading(f"{path} is not a checkpoint of a training run", "choose another --out", TrainingError),
         safe_open(path, framework="pt") as file,
     ):
         state: JsonObject = json.loads(file.metadata()["state"])
@@ -116,19 +114,18 @@ def read_state(path: Path) -> JsonObject:
 
 
 def check_progress(path: Path, recorded: JsonObject) -> None:
-    """Raise TrainingError for the progress of a run that another version of Slipstream began."""
+    """Raise TrainingError for the progress of a run that another version of Slipstream has written."""
     if recorded.keys() != {each.name for each in fields(Progress)}:
         raise TrainingError(
-            f"{path} was written by another version of Slipstream, whose runs this one cannot resume",
+            f"{path} was written by another version of Slipstream, and this version cannot resume it",
             fix="begin again with another --out, or resume it with that version",
         )
 
 
 def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
-    """Refuse to continue a run with other settings. recorded: of its checkpoint; now: the settings asked for.
+    """Refuse to continue a run with other settings. recorded: settings in its checkpoint; now: the requested settings.
 
-    Raises TrainingError.
-    """
+    Raises TrainingError."""
     for name in (name for name in now if name in recorded):
         was, wanted = recorded[name], now[name]
         if isinstance(was, dict) and isinstance(wanted, dict):
@@ -136,12 +133,12 @@ def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
             was, wanted = ({key: each.get(key) for key in changed} for each in (was, wanted))
         if was != wanted:
             raise TrainingError(
-                f"{path} is of another run: {name} was {was!r}, now it is {wanted!r}",
+                f"{path} belongs to another run: {name} was {was!r}, now it is {wanted!r}",
                 fix="resume with the same settings, or choose another --out",
             )
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write `to_json(value)`, whole or not at all. Raises TrainingError."""
+    """Write `to_json(value)` to a file, completely or not at all. Raises TrainingError."""
     with replace_atomically(path) as temporary:
         temporary.write_text(json.dumps(to_json(value), indent=1) + "\n")

@@ -1,6 +1,6 @@
 """A complete training run: check, tokenise, generate text with the target, estimate, train, export.
 
-OUT/run.json                 its settings
+OUT/run.json                 the settings
 OUT/data/                    token streams (`data`), texts by the target (`regenerate`, `acceptance`)
 OUT/states/                  hidden states, if they are cached
 OUT/checkpoint.safetensors   state for --resume
@@ -47,14 +47,13 @@ from slipstream.training.trainable import check_trainable
 Say = Callable[[str], None]
 LOG: Say = partial(print, flush=True)
 ROWS = 96
-"""Texts that the target writes side by side."""
+"""Number of texts that the target writes as one batch."""
 
 
 def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
     """Do everything before the first step. Settings, folder and data are checked before the target is loaded.
 
-    Raises the errors of `slipstream.errors`.
-    """
+    Raises the errors of `slipstream.errors`."""
     check_out(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -65,12 +64,12 @@ def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
         check_trainable(Checkpoint.open(config.options.start, "draft"), "draft")
     if config.length > shape.context:
         raise ParameterError(
-            f"length is {config.length}, the target's context holds {shape.context} tokens",
+            f"length is {config.length}, but the target's context holds {shape.context} tokens",
             fix="give a smaller --length",
         )
     least = 2 * config.length + 3
     if 0 < config.self_tokens < least:
-        fix = f"give --self {least} or more, for a window to train on and one of held-out text; or a smaller --length"
+        fix = f"give --self {least} or more, for a training window and a held-out window; or a smaller --length"
         raise ParameterError(f"--self {config.self_tokens} is less than two windows of {config.length} tokens", fix=fix)
     text = config.self_tokens or any(not name.endswith(".bin") for name in config.data)
     tokenizer = tokenizer_of(checkpoint) if text else None
@@ -131,8 +130,7 @@ class TrainingRun:
     def train(self, say: Say = LOG) -> Figures:
         """Train, measure, export; returns the measured figures.
 
-        After a signal, the weights trained so far are exported, and KeyboardInterrupt is raised with its number.
-        """
+        After a signal, the weights so far are exported, and KeyboardInterrupt is raised with the signal's number."""
         loop, config = self.loop, self.loop.config
         write_json(config.out / "run.json", config)
         loop.log({"step": loop.progress.step, "command": config.command, "time": time.time()})
@@ -152,7 +150,7 @@ class TrainingRun:
         return figures
 
     def export(self, figures: Figures) -> None:
-        """Write OUT/final, whole or not at all."""
+        """Write OUT/final, completely or not at all."""
         loop, config, folder = self.loop, self.loop.config, self.loop.config.out / "final"
         with torch.no_grad():
             loop.objective.eval()
@@ -160,16 +158,16 @@ class TrainingRun:
             figures |= loop.objective.measure(greedy.windows)
         entries = map(json.loads, (config.out / "log.jsonl").read_text().splitlines())
         card = run_card(loop, self.about, figures, [e["command"] for e in entries if e.get("command")])
-        with replace_atomically(folder, why="the checkpoint is kept, and --resume writes it") as unfinished:
+        with replace_atomically(folder, why="the checkpoint is kept, and --resume exports again") as unfinished:
             loop.objective.export(unfinished, config.target, figures)
             (unfinished / "README.md").write_text(card, encoding="utf-8")
             write_json(unfinished / "training.json", {"run": to_json(config), "figures": figures})
 
 
 def check_out(config: RunConfig) -> None:
-    """Refuse a folder that cannot be written, and one that holds another run. Raises TrainingError."""
+    """Refuse a folder that is not writable, or that contains another run. Raises TrainingError."""
     folder = next(each for each in (config.out, *config.out.absolute().parents) if each.exists())
-    try:  # nothing is created for a run that another check may refuse
+    try:  # create nothing: a later check may refuse the run
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as fault:
@@ -178,18 +176,18 @@ def check_out(config: RunConfig) -> None:
         ) from fault
     if config.resume:
         recorded = read_state(config.checkpoint)["run"]
-        recorded.pop("shares")  # they depend on the data
+        recorded.pop("shares")  # shares depend on the data
         check_same(config.checkpoint, recorded, identify(config))
     elif config.checkpoint.exists():
         raise TrainingError(
-            f"{config.out} holds a run already",
-            why="it would be overwritten",
+            f"{config.out} contains a run already",
+            why="that run would be overwritten",
             fix="continue it with --resume, or choose another --out",
         )
 
 
 def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
-    """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
+    """Return the target's sizes, read without its weights. Raises ParameterError for an unsupported target."""
     if kind == "layerskip":
         check_trainable(checkpoint, "target")
     try:
@@ -198,5 +196,5 @@ def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
         raise ParameterError(
             f"{fault.what}, so nothing can be trained for it",
             why="training needs a target that Slipstream's own decoder runs (docs/model-families.md)",
-            fix="give such a target",
+            fix="choose another target",
         ) from fault

@@ -1,4 +1,4 @@
-"""Reports on a run: an estimate of time, memory and disk before it starts, and its model card in the end."""
+"""Reports on a run: an estimate of time, memory and disk before it starts, and its model card at the end."""
 
 import platform
 import time
@@ -14,14 +14,14 @@ from slipstream.training.methods import METHODS
 from slipstream.training.objective import Figures
 
 LIMIT = 20.0
-"""Seconds that the measurement of an estimate may take."""
+"""Largest number of seconds that an estimate may measure."""
 FIRST = 64
-"""Tokens of its first pass, without those that the last draft tokens need."""
+"""Tokens of the first measured pass, without the tokens that the last draft tokens need."""
 
 
 def estimate(loop: Loop) -> list[str]:
-    """Lines to print, after a few windows were run through target and objective without an update. Sets `loop.rate`,
-    tokens per second of an optimiser step."""
+    """Return lines to print, after running a few windows through target and objective without an update. Sets
+    `loop.rate`: tokens per second of an optimiser step."""
     config, objective, width = loop.config, loop.objective, loop.teacher.config.hidden_size
     count, reading, training = _measure(loop)
     reading_rate, rate = count / max(1e-9, reading), count / (training if loop.caches else reading + training)
@@ -49,11 +49,10 @@ def estimate(loop: Loop) -> list[str]:
 
 
 def _measure(loop: Loop) -> tuple[int, float, float]:
-    """Tokens of the largest pass that was measured, and seconds: of the target's forward, and of the rest.
+    """Return the tokens of the largest measured pass, and its seconds: of the target's forward pass, and of the rest.
 
-    Passes grow to a micro-batch while the next is expected to end within LIMIT seconds. The first pass of a size
-    allocates memory, so the smallest and the largest are run twice.
-    """
+    Passes grow up to a micro-batch while the next is expected to take at most LIMIT seconds. The first pass of a size
+    allocates memory, so the smallest and the largest run twice."""
     config, objective = loop.config, loop.objective
     rows = config.micro_rows or config.rows
     stream = next(iter(loop.orders.streams.values()))
@@ -82,8 +81,8 @@ def _measure(loop: Loop) -> tuple[int, float, float]:
 
 
 def run_card(loop: Loop, data: JsonObject, figures: Figures, commands: list[str]) -> str:
-    """Markdown with front matter. data: `data.json`; figures: measurements; commands: the command lines of the run's
-    parts."""
+    """Return the model card, in Markdown with front matter. data: contents of data.json; figures: measurements;
+    commands: command lines of the run's parts."""
     shown = []
     for name, value in figures.items():
         if name.startswith("tau@"):

@@ -1,7 +1,7 @@
-"""The budget of a training run, the learning rate over it (warmup, stable, decay), and lines that show its progress.
+"""The budget of a training run, its learning rate (warmup, stable, decay: WSD), and progress lines.
 
-WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the rate stays constant until the last share of the budget, so
-a run can be extended, or ended earlier, by resuming it with another budget.
+WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the rate stays constant until the last share of the budget, so a run
+can be extended, or ended earlier, by resuming it with another budget.
 """
 
 import time
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from slipstream.templates.sizes import duration
 
 PAUSE = 10.0
-"""Seconds between two lines."""
+"""Seconds between two progress lines."""
 
 
 @dataclass
 class Progress:
-    """The JSON state of a run: all that a resume needs in addition to weights and optimiser state.
+    """The JSON state of a run: everything that a resume needs besides weights and optimiser state.
 
-    budget   of the part of the run that was resumed last, in its unit (tokens or seconds).
-    decayed  how much was spent when the decay over an earlier budget was complete.
+    budget   budget of the last resumed part of the run, in its unit (tokens or seconds).
+    decayed  amount that was spent when the decay over an earlier budget was complete.
     """
 
     step: int = 0
@@ -31,8 +31,8 @@ class Progress:
 
 
 class Schedule:
-    """Warmup-stable-decay over a budget of tokens or of seconds. A run that has decayed and gets more budget decays
-    over all that is left."""
+    """Warmup-stable-decay over a budget of tokens or seconds. If a run that has decayed gets more budget, the rate
+    decays over all the additional budget."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Schedule:
         return self.share >= 1.0
 
     def seconds_left(self, rate: float | None = None) -> float | None:
-        """Seconds until the budget is spent. rate: tokens per second while no step was done; None: unknown."""
+        """Return the seconds until the budget is spent. rate: tokens per second before a step; None: unknown."""
         left = max(0.0, self.budget - self.spent)
         if not self.by_tokens:
             return left
@@ -72,7 +72,7 @@ class Schedule:
         return left / rate if rate else None
 
     def factor(self) -> float:
-        """Multiplier of the learning rate for the next step."""
+        """Return the factor on the learning rate for the next step."""
         begin = self.progress.decayed or (1 - self.decay_share) * self.budget
         warm = min(1.0, (self.progress.step + 1) / max(1, self.warmup_steps))
         if self.spent <= begin:
@@ -81,10 +81,10 @@ class Schedule:
 
 
 def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") -> Callable[[int, int], None]:
-    """A function of (units done, units in total) that says both with the rate and the time left, at most every `PAUSE`
-    seconds until all are done. what: a sentence's beginning, e.g. "the target wrote".
+    """Return a function of (units done, units in total) that prints both, the rate and the time left, at most every
+    `PAUSE` seconds until all are done. what: the beginning of the line, e.g. "the target wrote".
 
-    The rate begins at the first call: what came before may be of an earlier run, or the compilation of kernels."""
+    The rate counts from the first call: earlier units may belong to an earlier run, or to compilation."""
     begun, first, said = 0.0, -1, -PAUSE
 
     def show(done: int, total: int) -> None:
@@ -104,9 +104,9 @@ def make_counter(what: str, say: Callable[[str], None], unit: str = "tokens") ->
 
 
 class Display:
-    """Prints how far a run is: now, at the first step, and then every `PAUSE` seconds.
+    """Prints the progress of a run: at once, at the first step, and then every `PAUSE` seconds.
 
-    rate  estimated tokens per second, for the time that is left before a step was done.
+    rate  estimated tokens per second, for the time left before the first step is done.
     """
 
     def __init__(self, schedule: Schedule, rate: float | None = None) -> None:

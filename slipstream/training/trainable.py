@@ -31,7 +31,7 @@ class TrainableModel(nn.Module):
         )
         if layers is None or norm is None:
             raise UnsupportedModelError(f"{type(lm).__name__} has no known layer list or final norm")
-        self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple, so that they are not registered twice
+        self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple: modules in it are not registered twice
         self.lm.eval()  # the checkpoint's dropout would make a step depend on more than (seed, step)
 
     def train(self, mode: bool = True) -> TrainableModel:
@@ -48,11 +48,10 @@ class TrainableModel(nn.Module):
         return self.lm.get_output_embeddings().weight  # type: ignore[no-any-return]
 
     def states(self, tokens: Tensor, keep: Seq[bool] | None = None, taps: Seq[int] = ()) -> list[Tensor]:
-        """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: of the layers `taps`,
-        which increase, and of the last layer.
+        """Return inputs of the output head, hidden states after the final norm, [B, T, d] each: for each layer of
+        `taps`, which increase, and for the last layer.
 
-        tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth).
-        """
+        tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth)."""
         base, layers, norm = self.parts
         skipped = [layer for layer, stays in zip(layers, keep or [True] * len(layers), strict=True) if not stays]
         try:
@@ -71,7 +70,7 @@ class ModelObjective(Objective):
     module: TrainableModel
 
     def logits(self, states: Tensor) -> Tensor:
-        """States after the final norm [..., d] -> logits [..., V]."""
+        """Turn states after the final norm [..., d] into logits [..., V]."""
         return F.linear(states, self.module.table.to(states.dtype))
 
     def shift(self, logits: Tensor) -> list[Tensor]:
@@ -98,14 +97,14 @@ def check_trainable(checkpoint: Checkpoint, role: str) -> None:
     if checkpoint.is_gguf:
         raise ParameterError(
             f"the {role} {str(checkpoint)!r} is a GGUF file",
-            why="its own weights would be trained, and they are quantised",
+            why="training would change the file's weights, but they are quantised",
             fix="give the folder or hub id that the file was converted from",
         )
 
 
 def make_llama(seed: int, **sizes: Any) -> TrainableModel:
-    """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
-    write to the residual stream. sizes: as `LlamaConfig` names them."""
+    """Make a Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices
+    that write to the residual stream. sizes: named as in `LlamaConfig`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     lm = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, bos_token_id=None, **sizes))
@@ -116,8 +115,7 @@ def make_llama(seed: int, **sizes: Any) -> TrainableModel:
 def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None) -> None:
     """Write a folder that transformers loads: float16 weights, configuration, and the tokenizer of `tokenizer_from`.
 
-    Raises TrainingError if a weight exceeds the float16 range.
-    """
+    Raises TrainingError if a weight exceeds the float16 range."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach().cpu().to(torch.float16).contiguous() for name, w in model.lm.state_dict().items()}
     broken = [n for n, w in weights.items() if not bool(torch.isfinite(w).all())]

@@ -27,4 +27,4 @@ class SeededLengths(DraftLengths):
         return [replace(budget, row_costs=tuple(np.exp(logs).tolist())) for budget in budgets]
 
     def learn(self, step: Step) -> None:
-        super().learn(replace(step, draft=0.0, rest=1.0))
+        super().learn(replace(step, draft=0.0, rest=1.0, aside=0.0))

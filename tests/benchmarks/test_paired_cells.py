@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from benchmarks import forced, never_slower
 from benchmarks.forced_schemas import TOOLS
 from benchmarks.paired_cells import Cells, compare
 from slipstream import LLM, SamplingParams, Structured
+from slipstream.engine.draft_lengths import LengthsFromPrices
+from slipstream.engine.timed_step import Step
 from slipstream.grammar.compiler import check_structured
 from tests.targets.toy import ToyTarget
 
@@ -46,19 +48,22 @@ def test_both_ways_decode_the_same_requests_in_turns() -> None:
 
 
 def gain(value: float, low: float, high: float) -> dict[str, Any]:
-    return {"gain": {"value": value, "low": low, "high": high}, "predicted": value, "differing": 0, "forced": 10,
-            "drafted": 9}  # fmt: skip
+    return {"gain": {"value": value, "low": low, "high": high}, "predicted": value, "decoding": value, "differing": 0,
+            "forced": 10, "drafted": 9}  # fmt: skip
 
 
 def test_the_worst_upper_bound_decides_whether_it_is_slower() -> None:
-    cells = {"smollm2, 4 bits, idle, 1 streams, code": gain(1.3, 1.2, 1.4),
+    cells = {"smollm2, 4 bits, idle, 1 streams, plain": gain(0.96, 0.95, 0.97),
+             "smollm2, 4 bits, idle, 1 streams, code": gain(1.3, 1.2, 1.4),
              "smollm2, 4 bits, busy, 1 streams, chat": gain(0.97, 0.95, 0.985),
              "rows of smollm2, 4 bits, idle": {"rows": {"100": {"1": 0.01, "2": 0.011}}}}  # fmt: skip
     results = {"cells": cells, "left_out": []}
     rows = {name: value for name, _, value in never_slower.figures(results)}
     assert rows["worst upper bound (smollm2, 4 bits, busy, 1 streams, chat)"] == 0.985
     assert rows["mean, 4 bits, idle"] == 1.3
+    assert rows["share of cells whose decoding is predicted within 10 %"] == 1.0
     shown = never_slower.markdown(results)
+    assert "Plain decoding against itself: 0.960 to 0.960." in shown, "is no cell of drafts"
     assert shown.index("busy, 1 streams, chat | 0.970") < shown.index("idle, 1 streams, code | 1.300"), (
         "the worst first"
     )
@@ -80,3 +85,33 @@ def test_the_schemas_of_tools_compile_and_their_examples_meet_them(tool: Any) ->
     check_structured(Structured(json_schema=tool.schema))
     jsonschema.validate(tool.example, tool.schema)
     assert len(tool.requests) == 4
+
+
+def test_predictions_are_of_the_steps_after_the_prompts() -> None:
+    """What is predicted of steps that draft, with plain ones between them."""
+    lengths = never_slower.Predictions(4)
+    lengths.policy = LengthsFromPrices()
+    for _ in range(60):
+        lengths.learn(Step([0], [0], rest=1.0))
+        lengths.learn(Step([0], [2], [2], [1], 0.1, 1.3))
+    lengths.count(perf_counter())
+    assert lengths.predict() is None
+    lengths.learn(Step([0], [0], rest=2.0, repeats=2))
+    lengths.learn(Step([0], [2], [2], [1], 0.1, 1.3))
+    lengths.count(0.0)
+    assert lengths.predict() == pytest.approx((2 + 2) / (2 + 1.4), rel=0.02)
+    assert lengths.predict() is None
+
+
+def test_a_cell_is_measured_with_its_prompts_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, drafts = LLM(ToyTarget(5), draft_tokens=0), LLM(ToyTarget(5), "suffix")
+    drafts.lengths = never_slower.Predictions(drafts.most_draft_tokens)
+    asked = [([[1, 2, n]], SamplingParams(max_tokens=30)) for n in range(3)]
+    monkeypatch.setattr(never_slower, "batches", lambda *_: asked)
+    for kind in ("plain", "chat"):
+        cell = never_slower.measure_cell(plain, drafts, kind, 1, 30, 3)
+        assert (cell["predicted"] is None) == (kind == "plain")
+        for whole, decoding in zip(cell["other"], cell["other_decoding"], strict=True):
+            assert all(a > b for a, b in zip(whole, decoding, strict=True))
+        assert cell["gain"]["low"] < cell["gain"]["value"] < cell["gain"]["high"]
+        assert cell["decoding"] > 0

@@ -174,7 +174,7 @@ def test_windows_follow_each_family() -> None:
         (lambda c: c.update(hidden_size=128), CheckpointError, "64.*128"),
         (lambda c: c.update(vocab_size=97), CheckpointError, r"\(96, 64\).*\(97, 64\)"),
         (lambda c: c.update(num_hidden_layers=4), CheckpointError, r"lacks 9 of 39 tensors: layers\.3"),
-        (lambda c: c.update(num_hidden_layers=2), CheckpointError, "9 tensors that config.json does not account for"),
+        (lambda c: c.update(num_hidden_layers=2), CheckpointError, "9 tensors that config.json does not describe"),
         (lambda c: c.update(attention_bias=True), CheckpointError, r"lacks .*q_proj\.bias"),
     ],
 )
@@ -243,7 +243,11 @@ DAMAGES: list[tuple[Callable[[Path], object], type[LoadError], str]] = [
     ),
     (lambda f: (f / SINGLE).rename(f / "pytorch_model.bin").write_bytes(b"x"), CheckpointError, "pickle.*conv"),
     (lambda f: (f / SINGLE).unlink(), CheckpointError, f"no {SINGLE}"),
-    (lambda f: (f / SINGLE).symlink_to((f / SINGLE).rename(f.parent / SINGLE)), CheckpointError, "is a link out of it"),
+    (
+        lambda f: (f / SINGLE).symlink_to((f / SINGLE).rename(f.parent / SINGLE)),
+        CheckpointError,
+        "links to a file outside",
+    ),
 ]
 
 

@@ -77,7 +77,7 @@ def test_sampling_settings_are_for_conversations_and_servers_alone(shipped: Call
 
 def test_settings_that_are_not_honoured_are_named(shipped: Callable[..., Path], caplog: Any) -> None:
     LLM(shipped(no_repeat_ngram_size=3, guidance_scale=1.0))
-    assert "no_repeat_ngram_size=3, which is not honoured" in caplog.text
+    assert "no_repeat_ngram_size=3, which is ignored" in caplog.text
     assert "guidance_scale" not in caplog.text
 
 
@@ -85,7 +85,7 @@ def test_settings_that_are_not_honoured_are_named(shipped: Callable[..., Path], 
     ("settings", "message"),
     [
         ({"repetition_penalty": -1}, "repetition_penalty is -1"), ({"temperature": "hot"}, "temperature is 'hot'"),
-        ({"bad_words_ids": [3]}, "cannot be honoured"), ({"suppress_tokens": [-2]}, "cannot be honoured"),
+        ({"bad_words_ids": [3]}, "cannot be used"), ({"suppress_tokens": [-2]}, "cannot be used"),
     ],
 )  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name(settings, message, shipped):

@@ -175,8 +175,8 @@ def test_gate_and_up_of_all_experts_may_be_one_tensor(checkpoint: Callable[[str]
     ("key", "value", "says"),
     [
         ("attention.sliding_window_pattern", [1, 0, 1, 0, 1, 1], "last layer has a window"),
-        ("attention.sliding_window_pattern", [1, 0], "lists are not of 6"), ("rope.dimension_count_swa", 8, "is 8"),
-        ("feed_forward_length", [96, 96, 192, 192, 192, 192], "doubled in other layers"),
+        ("attention.sliding_window_pattern", [1, 0], "lists do not have 6"), ("rope.dimension_count_swa", 8, "is 8"),
+        ("feed_forward_length", [96, 96, 192, 192, 192, 192], "doubled in layers"),
         ("attention.value_length", 16, "value_length is 16"), ("attention.shared_kv_layers", 3, "no rope_freqs"),
     ],
 )  # fmt: skip
@@ -233,12 +233,12 @@ def test_keys_and_values_of_heads_stay_as_a_file_stores_them(
         ("attention.key_length_mla", None, "has no deepseek2.attention.key_length_mla.*convert the model again"),
         ("attention.kv_lora_rank", None, "kv_lora_rank is 0"),
         ("attention.q_lora_rank", None, "lacks blk.0.attn_q.weight"),
-        ("attention.value_length_mla", 128, "attn_v_b.weight.* expected is .4, 128, 64."),
+        ("attention.value_length_mla", 128, "attn_v_b.weight.* but .4, 128, 64. is expected"),
         ("expert_gating_func", 1, "norm_topk_prob is True"),
         ("expert_used_count", None, "has no expert_used_count"),
         ("expert_group_used_count", None, "has no expert_group_used_count"),
         ("rope.freq_base", 1.0, "rope_theta is 1.0"),
-        ("nextn_predict_layers", 1, "holds blk.3.attn_k_b.weight, .* which its metadata do not account for"),
+        ("nextn_predict_layers", 1, "holds blk.3.attn_k_b.weight, .* which its metadata do not describe"),
     ],
 )
 def test_odd_files_of_latent_attention_are_refused_by_name(

@@ -101,7 +101,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     for key, value in (wrong | {"general.architecture": 1, "tokenizer.ggml.tokens": [1]}).items():
         with pytest.raises(CheckpointError, match=f"its {key} is "):
             read_header(write(tmp_path, tiny_model(**{key: value}), f"{key}.gguf"))
-    with pytest.raises(CheckpointError, match=r"one of 3 parts, and its name does not say which"):
+    with pytest.raises(CheckpointError, match=r"one of 3 parts, but its name does not say which"):
         read_header(write(tmp_path, tiny_model(**{"split.count": 3})))
 
 
@@ -131,7 +131,7 @@ def test_a_model_in_several_files_is_read_as_one(tmp_path: Path) -> None:
 
 def test_parts_that_are_missing_or_doubled_are_named(tmp_path: Path) -> None:
     first, second = in_parts(tmp_path, **{"split.no": 5})
-    with pytest.raises(CheckpointError, match=r"00002-of-00002\.gguf.* split\.no is 5, the parts say 1"):
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.gguf.* split\.no is 5, but must be 1"):
         read_header(first)
     second.write_bytes(gguf_bytes({"split.count": 2}, {"output_norm.weight": np.zeros(256)}))
     with pytest.raises(CheckpointError, match=r"split\.tensors\.count is"):

@@ -12,7 +12,7 @@ from slipstream.errors import UnsupportedModelError
 @pytest.mark.parametrize("kind", ["vit", "clip", "whisper"])
 def test_what_is_no_language_model_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(UnsupportedModelError, match=f"{kind!r} is not that of a causal language model"):
+    with pytest.raises(UnsupportedModelError, match=f"{kind!r} is neither a causal language model"):
         shape_in(tmp_path, kind)
 
 

@@ -108,7 +108,7 @@ def cut(name: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("gate_up_proj_scales", lambda _: None, r"layers\.1\.mlp\.experts\.gate_up_proj_scales is not there"),
+        ("gate_up_proj_scales", lambda _: None, r"layers\.1\.mlp\.experts\.gate_up_proj_scales is missing"),
         ("down_proj_blocks", lambda _: None, r"layers\.1\.mlp\.experts\.0\.down_proj\.weight"),
         ("down_proj_scales", lambda t: t[:, :, :1], r"down_proj_scales has \(4, 64, 1\)"),
         ("gate_up_proj_blocks", lambda t: t[..., :8], r"gate_up_proj_blocks in .* has the shape \(4, 192, 2, 8\)"),

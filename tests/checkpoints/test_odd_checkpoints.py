@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[str, Change, type[LoadError], str]] = {
     "layers that differ": ("llama", keys(per_layer_config={"0": {}}), UnsupportedModelError, "per_layer_config is"),
     "rope by kind of layer": (
         "qwen3", keys(rope_parameters={"full_attention": {"rope_type": "default"}}), UnsupportedModelError,
-        "for 'full_attention' apart"
+        "rotary parameters differ for 'full_attention'"
     ),
     "windows without a size": (
         "qwen2", keys(layer_types=3 * ["sliding_attention"]), ConfigError, "layer_types must name full_attention"
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[str, Change, type[LoadError], str]] = {
     "scales without a configuration": ("llama", tensors(scaled), CheckpointError, "down_proj.weight_scale"),
     "more layers than any model": ("llama", keys(num_hidden_layers=10**9), ConfigError, "at most 10000 is possible"),
     "more experts than any model": ("mixtral", keys(num_local_experts=10**9), ConfigError, "at most 100000 is"),
-    "more labels than memory": ("llama", keys(num_labels=10**9), ConfigError, "num_labels is 1000000000, at most"),
+    "more labels than memory": ("llama", keys(num_labels=10**9), ConfigError, "num_labels is 1000000000, but at most"),
     "both": ("mixtral", keys(num_hidden_layers=9999, num_local_experts=99999), ConfigError, "more than any model"),
     "a size beyond 32 bits": ("llama", keys(vocab_size=2**40), ConfigError, "vocab_size is 1099511627776"),
 }  # fmt: skip
@@ -256,7 +256,7 @@ BY_TRANSFORMERS: dict[str, tuple[Change, str]] = {
         tensors(lambda held: held.update({"model.layers.0.mlp.up_proj.bias": torch.ones(96)})), r"mlp\.up_proj\.bias"
     ),
     "more layers than any model": (keys(num_hidden_layers=10**9), "at most 10000 is possible"),
-    "more weights than the file": (keys(vocab_size=10**8), r"describes 12,8\d\d,\d+,\d+ weights, the files hold "),
+    "more weights than the file": (keys(vocab_size=10**8), r"describes 12,8\d\d,\d+,\d+ weights; the files hold "),
 }  # fmt: skip
 
 

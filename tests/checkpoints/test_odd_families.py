@@ -136,14 +136,14 @@ DAMAGED: dict[str, tuple[str, Edit, str]] = {
     ),
     "too many experts": (
         "gemma4-moe", change("model.layers.1.experts.down_proj", lambda t: torch.cat([t, t])),
-        r"does not account for: model\.layers\.1\.experts\.down_proj"
+        r"does not describe: model\.layers\.1\.experts\.down_proj"
     ),
     "factors for other experts": (
         "gemma4-moe", change("model.layers.2.router.per_expert_scale", lambda t: t[:2]), r"2\.router\.per_expert_scale"
     ),
     "a bias of which a part is used": (
         "gpt2", change("transformer.h.1.attn.c_attn.bias", lambda t: torch.cat([t, t])),
-        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), of which config\.json accounts for 192"
+        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), but config\.json describes only 192"
     ),
 }  # fmt: skip
 
@@ -161,7 +161,7 @@ def test_layers_that_neither_the_decoder_has_nor_an_mtp_layer_is_are_named(
     family: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = rewrite(clone(checkpoint(family), tmp_path / "damaged"), num_hidden_layers=2)
-    with pytest.raises(CheckpointError, match=r"does not account for: model\.layers\.2\.input_layernorm"):
+    with pytest.raises(CheckpointError, match=r"does not describe: model\.layers\.2\.input_layernorm"):
         load_weights(folder, DecoderConfig.load(folder))
 
 

@@ -80,7 +80,7 @@ def test_parts_for_pictures_are_unknown_tensors_of_a_model_for_texts(tmp_path: P
     make("mistral3", tmp_path)
     inner = json.loads((tmp_path / "config.json").read_text())["text_config"]
     rewrite(tmp_path, text_config=None, vision_config=None, **inner)
-    with pytest.raises(CheckpointError, match=r"does not account for: multi_modal_projector\.linear_1"):
+    with pytest.raises(CheckpointError, match=r"does not describe: multi_modal_projector\.linear_1"):
         load_weights(tmp_path, DecoderConfig.load(tmp_path))
 
 

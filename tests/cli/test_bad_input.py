@@ -60,7 +60,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 256"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
-    ("generate x -m mine --drafter model", "without a draft model"),
+    ("generate x -m mine --drafter model", "needs a draft model"),
     (
         "generate x -m /nonexistent --kv-dtype float61",
         "must be one of float32, float16, q8_0. Fix: did you mean 'float16'?",
@@ -98,7 +98,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate --file /nonexistent/prompt", "/nonexistent/prompt"),
     ("generate '' {pair}", "the prompt is empty"),
     ("generate - {pair}", "at least one token"),
-    (f"generate {'x' * 400} {{pair}}", f"the prompt has 400 tokens, the target's context holds {CONTEXT}"),
+    (f"generate {'x' * 400} {{pair}}", f"the prompt has 400 tokens, but the target's context holds {CONTEXT}"),
     (f"generate {'x' * 400} {{pair}}", f"Fix: shorten it to {CONTEXT - 1} tokens"),
     ("generate x --config unknown_key.json", "did you mean 'drafter'"),
     ("generate x --config unknown_drafter.json", "did you mean 'ngram'"),

@@ -138,8 +138,8 @@ def test_an_encoder_decoder_is_described_and_is_no_pair_with_a_decoder(cli, refu
     assert (output["source_context"] > 10**6, output["executor"]) == (True, "transformers")
     assert json.loads(cli("info", decoder, "--json").out)["source_context"] is None
     shown = cli("info", decoder, whole).shown
-    assert "the target is a decoder, the draft model is an encoder-decoder" in shown
+    assert "the target is a decoder, but the draft model is an encoder-decoder" in shown
     assert "--draft-tokenizer" not in shown
     (decoder / "model.safetensors").write_bytes(b"")  # weights are not read
     said = refused("generate", "x", "-m", whole, "-md", decoder)
-    assert "the target is an encoder-decoder, the draft model is a decoder" in said
+    assert "the target is an encoder-decoder, but the draft model is a decoder" in said

@@ -96,7 +96,7 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
 def test_a_run_is_not_resumed_for_another_target(train, tmp_path):
     train("--max-steps", 1)
     other = train_target(tmp_path / "other", steps=1)
-    assert "is of another run: target was" in train("--resume", "-m", other, code=2).said
+    assert "belongs to another run: target was" in train("--resume", "-m", other, code=2).said
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, call: int) -> None:

@@ -197,6 +197,52 @@ def test_without_a_budget_a_drafter_observes_each_token_as_in_single_steps(engin
     assert calls
 
 
+class Reading(Noting):
+    """Keeps the hidden states of each text that it is shown, by place."""
+
+    def __init__(self) -> None:
+        super().__init__((1, -1))
+        self.states: dict[tuple[int, ...], dict[int, list[torch.Tensor]]] = {}
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        super().observe(seqs, draft, out, verdict)
+        for b, seq in enumerate(seqs):
+            rows = range(out.splits[b], out.splits[b + 1])
+            text = self.states.setdefault(tuple(seq.tokens[: seq.prompt]), {})
+            for place, row in enumerate(rows, seq.kv_len - len(rows)):
+                text[place] = [states[row].clone() for states in out.hidden.values()]
+
+
+def test_several_steps_give_a_drafter_the_hidden_states_of_single_ones(engine, calls, one_by_one, monkeypatch):
+    """Bit for bit, of every token that was read, up to the end of each text. Nothing is read twice."""
+    monkeypatch.setattr(engine, "draft_tokens", NoneYet())
+    shown = []
+    for generate in (engine.generate, one_by_one):
+        engine.use(Reading())
+        try:
+            done = generate(PROMPTS, [greedy(9 + b) for b in range(4)])
+            shown.append(engine.drafter.states)
+            assert len(engine.drafter.seen) <= (5 if generate == engine.generate else 13)
+        finally:
+            engine.use(None)
+        for each in done:
+            read = len(each.prompt_token_ids) + len(each.token_ids) - 1
+            assert sorted(shown[-1][tuple(each.prompt_token_ids)]) == list(range(read))
+    assert calls
+    several, single = shown
+    assert several.keys() == single.keys()
+    for prompt, states in several.items():
+        for place, read in states.items():
+            assert all(map(torch.equal, read, single[prompt][place])), place
+
+
+def test_hidden_states_of_several_steps_are_refused_where_several_tokens_are_pending(engine):
+    seq = engine.sequence(PROMPTS[0], greedy())
+    with pytest.raises(TargetError, match="several tokens are pending"):
+        engine.target.capabilities.multi_step.decode_steps([seq], 2, taps=(1,))
+    engine.target.release(seq.id)
+
+
 def test_a_call_with_logits_that_are_not_finite_falls_back_to_single_steps(engine, one_by_one, monkeypatch):
     """Errors name the sequence. Tokens after a stop cause none."""
 

@@ -22,7 +22,7 @@ class MultiStepToy(ToyTarget):
     rounding that reversed a near tie."""
 
     in_one_call, exact = True, False
-    steps_per_call = 1
+    steps_per_call, has_states = 1, True
     clumsy = 0
 
     def __init__(self, *args: object, **kwargs: object):
@@ -35,13 +35,21 @@ class MultiStepToy(ToyTarget):
         return replace(super().capabilities, multi_step=self if self.in_one_call else None)
 
     def decode_steps(
-        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self,
+        seqs: Seq[Sequence],
+        steps: int,
+        sampling: StepSampling = ARGMAX,
+        exit: int | None = None,
+        taps: Seq[int] = (),
     ) -> DecodedSteps:
         self.asked.add(steps)
         texts = [list(seq.tokens) for seq in seqs]
-        scores = []
+        scores, states = [], dict[int, list[Tensor]]({tap: [] for tap in taps})
         for j in range(steps):
             rows = [self._row(tuple(text[-self.order :])) for text in texts]
+            for tap, each in states.items():
+                read = self._table[rows]
+                each.append(torch.from_numpy(read if tap == -1 else read @ self._mixture(tap)))
             scores.append(torch.from_numpy(self._table[rows]).to(torch.float64 if self.exact else torch.float32))
             for text, token in zip(texts, sampling.pick(scores[-1], j).tolist(), strict=True):
                 self.picks += 1
@@ -53,7 +61,8 @@ class MultiStepToy(ToyTarget):
         tokens = torch.tensor([text[len(seq.tokens) :] for seq, text in zip(seqs, texts, strict=True)])
         logits, heat = torch.stack(scores), sampling.inv_temperature  # [K, B, V]
         probs = torch.softmax(logits * heat[:, None], -1) if self.exact and heat is not None else None
-        return DecodedSteps(tokens.T, logits, probs)
+        read = {tap: torch.stack(each) for tap, each in states.items()}
+        return DecodedSteps(tokens.T, logits, probs, states=read or None)
 
 
 class MaskedToy(ToyTarget):

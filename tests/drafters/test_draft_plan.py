@@ -74,7 +74,7 @@ class TestOnTheCommandLine:
 
     def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:
         for names in (("model",), ("suffix", "model")):
-            with pytest.raises(ParameterError, match="'model' was asked for without a draft model"):
+            with pytest.raises(ParameterError, match="'model' needs a draft model"):
                 parse_draft(names, None)
 
     def test_names_are_checked_one_by_one(self) -> None:
@@ -175,8 +175,11 @@ class TestInPython:
     @pytest.mark.parametrize(
         ("thing", "error", "says"),
         [
-            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [], nn.Linear(2, 2))),
-            ("model", ParameterError, "'model' was asked for without a draft model"),
+            *(
+                (thing, ParameterError, "is not a model")
+                for thing in (42, object(), {"model": "d"}, [], nn.Linear(2, 2))
+            ),
+            ("model", ParameterError, "'model' needs a draft model"),
             ("no/such/draft", CheckpointError, "no/such/draft"),
         ],
     )

@@ -149,7 +149,7 @@ class TestDraftTokens:
             assert len(drafter.propose([seq], [Budget(9)])) == 6
             assert calls == [1]
             assert drafter.traits.longest == 6
-        with pytest.raises(ParameterError, match=r"shape is 'tree', the head is parallel"):
+        with pytest.raises(ParameterError, match=r"shape is 'tree', but the head is parallel"):
             eagle_drafter(V, 3, PARALLEL, shape="tree")
 
     def test_a_topk_tree_holds_the_most_probable_of_all_paths(self) -> None:
@@ -258,7 +258,7 @@ class TestMaking:
         for asked, folder, kind in (("eagle", "three", "eagle3"), ("eagle3", "one", "eagle")):
             caplog.clear()
             assert make_drafter(asked, tiny_decoder(), head=tmp_path / folder).name == kind
-            assert [kind in r.message and "it is run as" in r.message for r in caplog.records] == [True]
+            assert [kind in r.message and "it runs as" in r.message for r in caplog.records] == [True]
         caplog.clear()
         make(tiny_decoder(), head=tmp_path / "one")
         make_eagle3(tiny_decoder(), head=tmp_path / "three")

@@ -184,9 +184,9 @@ class Failing(MultiStepToy):
         return out
 
     def decode_steps(
-        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, *more: Any
     ) -> DecodedSteps:
-        draft = super().decode_steps(seqs, steps, sampling, exit)
+        draft = super().decode_steps(seqs, steps, sampling, *more)
         for b, seq in enumerate(seqs):
             for j in range(1, steps):
                 if fails([*seq.tokens, *draft.tokens[:j, b].tolist()]):

@@ -190,5 +190,5 @@ def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in
 def test_a_mask_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     masked(tmp_path)
     rewrite(tmp_path, pard_token=12)
-    with pytest.raises(ConfigError, match=r"pard_token is 12, the vocabulary has the ids 0\.\.11"):
+    with pytest.raises(ConfigError, match=r"pard_token is 12, but the vocabulary has the ids 0\.\.11"):
         Decoder.load(tmp_path)

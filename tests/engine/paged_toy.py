@@ -4,6 +4,7 @@ block that was taken over wrongly, or written while shared, is found at the next
 import contextlib
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
@@ -52,11 +53,11 @@ class PagedToy(MultiStepToy):
         return out
 
     def decode_steps(
-        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, *more: Any
     ) -> DecodedSteps:
         for seq in seqs:  # as the executors do, which fail where one does not fit: the others have their blocks then
             self.pool.reserve(seq.id, seq.kv_len, seq.end + steps - 1)
-        outputs = super().decode_steps(seqs, steps, sampling, exit)
+        outputs = super().decode_steps(seqs, steps, sampling, *more)
         for seq in seqs:
             self._write(seq.id, seq.kv_len)
         return outputs

@@ -190,7 +190,7 @@ def test_a_cache_of_fixed_size_is_enough_for_one_prompt_after_the_other() -> Non
     for _ in steps:
         tight.check()
     assert [search.beams.best() for search in searches] == [search.beams.best() for search in plain]
-    with pytest.raises(TargetError, match=f"may grow to {need} KV blocks, the cache has {need - 1}"):
+    with pytest.raises(TargetError, match=f"may grow to {need} KV blocks, but the cache has {need - 1}"):
         next(searched(PagedToy(vocab=8, blocks=need - 1), TEXTS, params)[0])
 
 
@@ -200,7 +200,7 @@ def test_a_target_without_fork_is_refused() -> None:
         def capabilities(self) -> Any:
             return replace(super().capabilities, fork=None)
 
-    with pytest.raises(ParameterError, match="Unforked, which cannot fork"):
+    with pytest.raises(ParameterError, match="Unforked: it cannot fork"):
         LLM(Unforked(vocab=8)).beam_search([[1]])
 
 

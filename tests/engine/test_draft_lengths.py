@@ -569,6 +569,20 @@ def test_a_drafter_that_read_a_long_prompt_for_nothing_owes_all_of_it() -> None:
     assert plain == pytest.approx((100 - SAVED_FIRST) / TRIAL_SHARE, rel=0.01)
 
 
+@pytest.mark.parametrize("policy", [LengthsFromRates(), LengthsFromPrices()])
+def test_time_of_the_drafter_outside_of_drafts_is_owed(policy: LengthPolicy) -> None:
+    """Prompts that it reads beside others, in steps that draft or not; between steps, all it does. In plain steps."""
+    for draft in (1, 0, 1, 0):
+        policy.learn(Step([0], [draft], [draft], [0], 0.1 * draft, 1.0))
+    saved = policy.trials.saved
+    policy.learn(Step([0], [0], draft=2.0, rest=1.0, prompt_rows=0, aside=3.0))
+    assert policy.trials.saved == pytest.approx(saved - 5, rel=0.01)
+    policy.learn(Step([0], [0], draft=0.64, rest=1.5, prompt_rows=64))
+    assert policy.trials.saved == pytest.approx(saved - 5.64, rel=0.01)
+    policy.learn(Step([0], [1], [1], [0], 0.64 + 0.1, 1.5, prompt_rows=64))
+    assert policy.trials.saved == pytest.approx(saved - 5.64 - 0.64, abs=0.2)
+
+
 def test_drawing_a_token_costs_what_a_further_one_takes() -> None:
     """Lookups in between, which draw nothing, change nothing. Drafts gain 2 tokens in 1.27 plain steps."""
     policy = LengthsFromPrices()

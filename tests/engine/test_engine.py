@@ -2,17 +2,20 @@
 
 import random
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from slipstream.core import step as steps
-from slipstream.core.drafter import Budget, Drafter
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import Budget, Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
+from slipstream.core.target import TargetOut
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.draft_lengths import DraftLengths
@@ -237,7 +240,7 @@ def test_a_seeded_text_does_not_depend_on_how_its_prompt_was_read(case: str) -> 
 def test_requests_of_which_one_is_refused_leave_nothing_waiting() -> None:
     toy_engine = engine(toy(blocks=10))
     seqs = [Sequence([1], SamplingParams(max_tokens=n)) for n in (5, 50)]
-    with pytest.raises(TargetError, match="may grow to 51 tokens, the KV cache holds 40"):
+    with pytest.raises(TargetError, match="may grow to 51 tokens, but the KV cache holds 40"):
         next(toy_engine.decode(seqs))
     assert not toy_engine.unfinished
 
@@ -428,11 +431,18 @@ def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(make, monkeypa
     assert {seq_id for ids in warped for seq_id in ids} == {sampled.id}
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "dflash", "medusa", "lookahead", "hybrid"])
-def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(name: str) -> None:
-    """Steps go on without it, several in one call where the target can. A drafter that reads hidden states gets them
-    again after a plain step, and with the next requests after a rest."""
+@pytest.mark.parametrize(
+    ("name", "in_one_call", "has_states"),
+    [(name, False, True) for name in ("model", "ngram", "eagle3", "dflash", "medusa", "lookahead", "hybrid")]
+    + [(name, True, has) for name in ("eagle3", "dflash", "medusa") for has in (True, False)],
+)
+def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(
+    name: str, in_one_call: bool, has_states: bool
+) -> None:
+    """Steps go on without it, several in one call where the target can. A drafter that reads hidden states gets those
+    of plain steps, with the next step if the call does not return them, and after a rest with the next requests."""
     target = toy()
+    target.in_one_call, target.has_states = in_one_call, has_states
     lengths = ErraticLengths(3)
     toy_engine = engine(target, maker(name)(target), draft_tokens=lengths)
     seqs = [Sequence(prompt(random.Random(i), 20), SamplingParams(max_tokens=50)) for i in range(20)]
@@ -505,6 +515,42 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     assert chosen[:4] == [([first.id], 8)] * 3 + [([first.id], 6)]
     assert chosen[4] == ([first.id, second.id], 0) or chosen[4] == ([second.id, first.id], 0)
     assert [first.output, second.output] == [alone(first), alone(second)]
+
+
+def test_lengths_are_told_of_all_time_that_a_drafter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only the drafter moves: it reads prompts beside others and alone, drafts, and leaves requests."""
+    now, learned = [0.0], list[Step]()
+    for module in ("slipstream.drafters.guard", "slipstream.engine.engine"):
+        monkeypatch.setattr(f"{module}.perf_counter", lambda: now[0])
+
+    class Slow(NoDrafter):
+        traits = DrafterTraits(reads_prompts=True)
+
+        def propose(self, seqs: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+            now[0] += 1
+            return super().propose(seqs, budgets)
+
+        def observe(self, seqs: Seq[Sequence], *rest: Any) -> None:
+            now[0] += 10
+
+        def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+            now[0] += 100
+
+        def release(self, seq_id: int) -> None:
+            now[0] += 1000
+
+    class Told(DraftLengths):
+        def learn(self, step: Step) -> None:
+            learned.append(step)
+            assert step.rest == 0
+            super().learn(step)
+
+    toy_engine = engine(toy(), Slow(), draft_tokens=Told(4), prompt_rows=8, max_batch=1)
+    for _ in range(2):
+        drain(toy_engine, Sequence(list(range(1, 5)) * 200, SamplingParams(max_tokens=6)))
+    assert sum(step.draft + step.aside for step in learned) + toy_engine.drafter.seconds == now[0]
+    assert [step.aside for step in learned if step.aside] == [110, 1000 + 110]
+    assert toy_engine.drafter.seconds == 1000
 
 
 def test_chosen_lengths_bound_a_request_that_allows_more() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams, Structured, Trigger
+from slipstream.errors import ParameterError
 from slipstream.grammar.compiler import Grammars
 from slipstream.tokens.text import load_tokenizer
 from slipstream.zoo import checkpoint_of
@@ -139,6 +140,31 @@ def test_forced_text_that_the_tokens_cannot_write_is_drafted_up_to_there() -> No
     assert done.text == "abcdab"
     assert done.stats.accepted
     assert done.stats.drafter_faults == 0
+
+
+def test_a_form_that_the_tokens_cannot_write_is_refused_in_one_line_that_says_so() -> None:
+    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
+    with pytest.raises(ParameterError, match="no token writes what must come next, after 2 tokens") as refused:
+        llm.generate([[1]], SamplingParams(structured=Structured(grammar='start: "abé"')))
+    assert "\n" not in str(refused.value)
+
+
+AWKWARD: list[dict[str, Any]] = [
+    {"regex": "retur"}, {"regex": "(retur|impor)"}, {"choice": ["de", "def", "defa"]}, {"regex": "(🙂|🙁)x"},
+    {"json_schema": record(**{"日本": {"const": "\x00🙂"}, '"\\': {"const": "<|endoftext|>"}})},
+]  # fmt: skip
+
+
+def test_forms_that_end_inside_a_token_or_a_character_have_the_text_of_plain_decoding() -> None:
+    drafts, plain = LLM("embedded"), LLM("embedded", draft_tokens=0)
+    accepted = 0
+    for form in AWKWARD:
+        params = SamplingParams(structured=Structured(**form), max_tokens=60)
+        done, alone = (llm.generate(["x = "], params)[0] for llm in (drafts, plain))
+        assert (done.token_ids, done.finish_reason) == (alone.token_ids, alone.finish_reason), form
+        assert not done.stats.drafter_faults
+        accepted += done.stats.accepted
+    assert accepted > 20
 
 
 def test_a_text_that_ends_with_its_form_is_drafted_to_its_end(tokenizer: Any) -> None:

@@ -1,14 +1,19 @@
 """A server of known truth is followed: what is said is right, changes are said, and restarts."""
 
+import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from slipstream.errors import ServedError
+from slipstream.measure import served_watch
 from slipstream.measure.counters import Counters, read_counters
 from slipstream.measure.diagnosis_served import PARTS
-from slipstream.measure.served_watch import COSTS, LOST, PAYS, RESTARTED, UNDECIDED, PayWatch, line_of
+from slipstream.measure.endpoint import Endpoint
+from slipstream.measure.served_watch import COSTS, LOST, PAYS, RESTARTED, UNDECIDED, PayWatch, follow, line_of
 from tests.measure.simulated_servers import Engine, Served, page
 
 FREE = Served(requests=4, share=0.5, alpha=0.85, varies=0.95, row=0.0, longest=8, ragged=True)
@@ -121,3 +126,31 @@ def test_of_llama_server_the_value_to_send_is_named() -> None:
     (event,) = events(PayWatch(0.05), [*Server(8).samples(served, 2)])
     assert event["event"] == COSTS
     assert line_of({"at": "now", **event}).endswith('Send "speculative.n_max": 0')
+
+
+def test_a_server_that_restarts_before_anything_was_said_is_followed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a server that never had counters is none to follow."""
+
+    async def run(samples: list[Counters | None]) -> list[str]:
+        read = iter(samples)
+
+        class Client:
+            def __init__(self, *_: object) -> None: ...
+            async def __aenter__(self) -> "Client":
+                return self
+
+            async def __aexit__(self, *_: object) -> None: ...
+            async def counters(self) -> Counters | None:
+                return next(read)
+
+        monkeypatch.setattr(served_watch, "TrafficClient", Client)
+        said = []
+        with contextlib.suppress(RuntimeError):  # no more samples
+            async for event in follow(Endpoint("http://localhost:1/v1"), 0.0, 0.05, 0.0):
+                said.append(event["event"])
+        return said
+
+    before, after = Server(4).samples(FREE, 1)[:2], Server(5).samples(FREE, 3)
+    assert asyncio.run(run([*before, None, None, *after]))[:2] == [LOST, PAYS]
+    with pytest.raises(ServedError, match="reports no counters"):
+        asyncio.run(run([None]))

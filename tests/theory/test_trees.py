@@ -118,15 +118,15 @@ def test_a_shape_is_read_from_paths_in_any_order_full_or_cut_to_its_shallow_node
     ("make", "says"),
     [
         (lambda: optimal_tree((0.6, 0.8), 4), "sum to at most 1"),  # shares of all ranks up to it
-        (lambda: optimal_tree(((0.6, -0.1),), 4), "no acceptance probabilities"),
-        (lambda: optimal_tree((float("nan"),), 4), "no acceptance probabilities"),
+        (lambda: optimal_tree(((0.6, -0.1),), 4), "cannot be the acceptance probabilities"),
+        (lambda: optimal_tree((float("nan"),), 4), "cannot be the acceptance probabilities"),
         (lambda: optimal_tree((0.5,), -1), "at least 0"),
         (lambda: TreeShape.of_paths([[0, 1]]), "no parent"),
         (lambda: TreeShape.of_paths([[]]), "no parent"),
         (lambda: TreeShape.of_paths([[0], [0]]), "twice"),
         (lambda: TreeShape((0,), (0,)), "parent 0"),
         (lambda: TreeShape((-1,), (-1,)), "rank -1"),
-        (lambda: TreeShape((-1,), ()), "1 parents and 0 ranks"),
+        (lambda: TreeShape((-1,), ()), "1 parents but 0 ranks"),
     ],
 )
 def test_an_invalid_tree_is_refused(make, says: str) -> None:

@@ -210,7 +210,7 @@ def test_a_tokenizer_of_gemma_4_is_that_of_the_checkpoint(tmp_path: Path) -> Non
 
 def test_a_bos_that_is_no_token_is_an_error(tmp_path: Path) -> None:
     keys = sentencepiece_keys(sentencepiece(400), model="gemma4", merges=[], add_bos_token=True)
-    with pytest.raises(LoadError, match="it puts BOS around a text, and names no such token"):
+    with pytest.raises(LoadError, match="it puts BOS around a text, but names no such token"):
         load_tokenizer(write(tmp_path / "a.gguf", **keys))
 
 
@@ -235,7 +235,7 @@ def test_special_tokens_of_phi_3_swallow_the_white_space_behind_them(name: str, 
 
 def test_scores_that_are_missing_are_an_error(tmp_path: Path) -> None:
     keys = sentencepiece_keys(sentencepiece(400), scores=[0.0])
-    with pytest.raises(LoadError, match="tokens and scores of 1"):
+    with pytest.raises(LoadError, match="tokens but 1 scores"):
         load_tokenizer(write(tmp_path / "a.gguf", **keys))
 
 

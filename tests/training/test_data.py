@@ -77,7 +77,7 @@ def test_data_shorter_than_a_window_is_refused(length: int, encoder: DocumentEnc
 
 def test_a_stream_of_another_tokenizer_is_refused(encoder: DocumentEncoder, tmp_path: Path) -> None:
     write_stream(tmp_path / "a.bin", [[5, 300, 7] * 50], eos=0)
-    with pytest.raises(DataError, match=r"holds id 300, the target's vocabulary is 0\.\.299"):
+    with pytest.raises(DataError, match=r"holds id 300; the target's vocabulary is 0\.\.299"):
         prepare_data(tmp_path / "data", [str(tmp_path / "a.bin")], encoder, 300, 16)
 
 

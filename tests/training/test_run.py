@@ -86,7 +86,7 @@ def test_an_EAGLE_head_is_trained_on_and_keeps_its_shape_and_vocabulary(prepared
     assert all(torch.equal(tensor, exported[name]) for name, tensor in longer.state_dict().items())
     assert longer.config.draft_vocab == 40
     for options, refused in (
-        ({"layers": 2, "taps": (1,)}, "--start was given with --layers, --taps"),
+        ({"layers": 2, "taps": (1,)}, "--start does not work with --layers, --taps"),
         ({"start": str(head_dir("eagle3", target_dir()))}, "cannot be continued for this target"),
     ):
         monkeypatch.setitem(OPTIONS, "eagle3", EagleOptions(**{"steps": 2, "start": str(head)} | options))
@@ -150,7 +150,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(fault, prepa
 def test_a_run_is_not_overwritten_nor_resumed_as_another(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
     config = small("medusa", tiny_target, tiny_data, tmp_path)
     prepare(config, say=quiet).loop.run()
-    with pytest.raises(TrainingError, match="holds a run already"):
+    with pytest.raises(TrainingError, match="contains a run already"):
         prepare(config, say=quiet)
     resumed = replace(config, resume=True)
     for other, message in (
@@ -356,7 +356,7 @@ def test_a_draft_continues_from_a_checkpoint(tiny_target: Path, tiny_data: Path,
     run = prepare(replace(config, options=options), say=quiet)
     assert run.loop.evaluate()["loss"] == pytest.approx(0.0, abs=1e-3), "the target itself has its own distributions"
     other = make_family("llama", tmp_path / "other")
-    with pytest.raises(Exception, match="96 ids, the target 48"):
+    with pytest.raises(Exception, match="96 ids, but the target has 48"):
         prepare(replace(config, options=DraftOptions(start=str(other))), say=quiet)
 
 

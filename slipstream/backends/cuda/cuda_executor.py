@@ -59,6 +59,8 @@ class CudaExecutor(TorchExecutor):
         self._tables = torch.zeros_like(self._small.tables, device="cpu", pin_memory=pinned)
         self._sent: tuple[object, ...] = ()  # which tables the device has
 
+    has_states = False
+
     @property
     def multi_step(self) -> CudaExecutor:
         return self
@@ -87,10 +89,12 @@ class CudaExecutor(TorchExecutor):
 
     @torch.inference_mode()
     def decode_steps(
-        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None, taps: Seq[int] = ()
     ) -> DecodedSteps:
         """See `MultiStep`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
+        if taps:
+            raise TargetError("hidden states were asked for, the cuda backend returns none of several steps")
         if steps > MOST_STEPS:
             raise TargetError(f"{steps} steps were asked for, the cuda backend runs at most {MOST_STEPS} in one call")
         with self._calls:

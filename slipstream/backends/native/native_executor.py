@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 
 import numpy as np
@@ -50,7 +51,7 @@ class NativeExecutor(NativePaged):
     or q8_0 on a processor without float16.
     """
 
-    torch_threads = 1
+    torch_threads, has_states = 1, True
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
         quantised, dtype = settings.weight_format, settings.dtype or torch.float32
@@ -134,23 +135,28 @@ class NativeExecutor(NativePaged):
         return kept["logits"][:rows]  # type: ignore[no-any-return]
 
     def decode_steps(
-        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None, taps: Seq[int] = ()
     ) -> DecodedSteps:
         """See `MultiStep`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
+        if taps:
+            check_slice(self.config, 0, self.config.layers, taps)
+            if batch.splits[-1] > len(batch.seq_ids):
+                raise TargetError("hidden states of several steps were asked for where several tokens are pending")
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
         logits = np.empty((steps, count, self._padded), np.float32)
         probs = np.empty((steps, count, vocab if sampling.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
+        tapped = np.empty((steps, len(taps), count, width), np.float32)
         last, picks = np.asarray(batch.splits[1:], np.int64) - 1, make_picks(sampling, steps, count, vocab)
         with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
                 *(passes.decode, self._model, self._caches(batch, steps), rows.record[:1], rows.record[1:]),
                 *(as_int64(batch.tokens), last, exit or self.config.layers, picks),
-                *(drawn, logits, probs, stream, later),
+                *(np.asarray(taps, np.int64), tapped, drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
         check_finite(status)
@@ -159,7 +165,8 @@ class NativeExecutor(NativePaged):
         if exit is not None:
             streams = torch.from_numpy(stream), torch.from_numpy(later)
             return DecodedSteps(torch.from_numpy(drawn), drawn_logits, drawn_probs, *streams)
-        return cut_steps(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)
+        states = {tap: torch.from_numpy(tapped[:, i]) for i, tap in enumerate(taps)}
+        return cut_steps(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)._replace(states=states)
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""

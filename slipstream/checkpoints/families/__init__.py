@@ -1,5 +1,5 @@
 """The families that our own decoder runs, by `model_type`. A family is data: one entry, which translates config.json
-and the keys of GGUF files; kernels know none."""
+and the keys of GGUF files. Kernels know no families."""
 
 from collections.abc import Mapping
 

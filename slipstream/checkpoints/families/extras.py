@@ -1,4 +1,4 @@
-"""Families that are Llama with further parts: other norms, positions, multipliers or activations."""
+"""Families that are Llama with other norms, positions, multipliers or activations."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from slipstream.core.strict import JsonMapping, JsonObject
 
 
 def biases(config: ReadKeys, attention: bool = False) -> dict[str, bool]:
-    """The biases of families with Llama's flags. attention: the default of `attention_bias`."""
+    """Return the biases of families with Llama's flags. attention: the default of `attention_bias`."""
     biased = flag(config, "attention_bias", attention)
     return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": flag(config, "mlp_bias", False)}
 
 
 def _phi3(config: ReadKeys) -> Fields:
-    """Phi-3, Phi-4 and Phi-4-mini. With LongRoPE, the context ends where its factors change."""
+    """Describe Phi-3, Phi-4 and Phi-4-mini. With LongRoPE, the context ends at the length where its factors change."""
     given = common(config, context=4096, eps=1e-5)
     rope = partial_rope(config, given["head_dim"])
     trained = count_of(config, "original_max_position_embeddings", 4096)
@@ -60,7 +60,7 @@ def _smollm3(config: ReadKeys) -> Fields:
 
 
 def multipliers(config: ReadKeys) -> dict[str, float]:
-    """Read Granite's multipliers of the embedding, of the outputs added to the residual stream, and of the logits."""
+    """Return Granite's multipliers of the embedding, of the outputs added to the residual stream, and of the logits."""
     return {
         "embedding_scale": positive(config, "embedding_multiplier", 1.0),
         "residual_scale": positive(config, "residual_multiplier", 1.0),
@@ -75,7 +75,7 @@ def _granite(config: ReadKeys) -> Fields:
 
 
 def _olmo2(config: ReadKeys) -> Fields:
-    """OLMo 2 and 3: norms of outputs only, and of whole queries and keys."""
+    """Describe OLMo 2 and 3: they normalise outputs instead of inputs, and queries and keys of all heads together."""
     given, kind = common(config, context=2048, eps=1e-5) | biases(config), config["model_type"]
     if kind == "olmo2":
         given["rope_parameters"] = rope_parameters(config)
@@ -97,7 +97,7 @@ def _ministral3(config: ReadKeys) -> Fields:
     given = common(config, context=262144, eps=1e-5, size=128)
     rope = rope_parameters(config, 1e6)
     beta = rope.get("llama_4_scaling_beta")
-    rope.get("max_position_embeddings")  # the context, which is said outside, too
+    rope.get("max_position_embeddings")  # the context, which is also outside of this object
     if beta:
         given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"), 0)
     window = config.get("sliding_window") and count_of(config, "sliding_window")
@@ -105,7 +105,7 @@ def _ministral3(config: ReadKeys) -> Fields:
 
 
 def _exaone4(config: ReadKeys) -> Fields:
-    """Layers without a window have no positions, unless no layer has one."""
+    """Describe EXAONE 4: layers without a window have no positions, unless no layer has a window."""
     given = common(config, context=2048, eps=1e-5)
     used, pattern = config.get("sliding_window", 4096) is not None, config.get("sliding_window_pattern", 4)
     if isinstance(pattern, str):  # as in "LLLG"
@@ -127,7 +127,7 @@ def _exaone4(config: ReadKeys) -> Fields:
 def _hunyuan(config: ReadKeys) -> Fields:
     given = common(config, context=2048, eps=1e-5) | biases(config)
     rope, size = rope_parameters(config), given["head_dim"]
-    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # fixed at every length
+    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):  # the same at every length
         theta = positive(rope, "rope_theta") * positive(rope, "alpha") ** (size / (size - 2))
         rope |= {"rope_type": "default", "rope_theta": theta, "factor": None}
     return describe(given | {"rope_parameters": rope}, qk_norm="head", late_norm=True)
@@ -140,7 +140,7 @@ def _seed_oss(config: ReadKeys) -> Fields:
 
 
 def _glm4(config: ReadKeys) -> Fields:
-    """GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`), which normalises outputs, too."""
+    """Describe GLM-4-9B (`glm`) and GLM-4-0414 (`glm4`), which also normalises outputs."""
     given = common(config, context=131072, eps=1.5625e-07, size=128)
     given["qkv_bias"] = flag(config, "attention_bias", True)
     rope = partial_rope(config, given["head_dim"], default=0.5)
@@ -157,7 +157,7 @@ def _stablelm(config: ReadKeys) -> Fields:
 
 
 def _nemotron(config: ReadKeys) -> Fields:
-    """Nemotron 3 and 4, Minitron: LayerNorm, squared ReLU without a gate."""
+    """Describe Nemotron 3 and 4, Minitron: LayerNorm, squared ReLU without a gate."""
     given = common(config, context=4096, norm_eps="norm_eps", eps=1e-5, act=("hidden_act", "relu2")) | biases(config)
     given |= {"norm": "layer", "gated": False}
     return describe(given | {"rope_parameters": partial_rope(config, given["head_dim"], default=0.5)})
@@ -178,8 +178,8 @@ def _starcoder2(config: ReadKeys) -> Fields:
 
 
 def _cohere(config: ReadKeys) -> Fields:
-    """Command R and R7B: attention and MLP read one LayerNorm without a bias; R7B's layers without a window have no
-    positions."""
+    """Describe Command R and R7B: attention and MLP read the same LayerNorm, which has no bias. In R7B, layers without
+    a window have no positions."""
     refuse(config, "use_qk_norm", False)
     given = common(config, context=8192, norm_eps="layer_norm_eps", eps=1e-5, tied=True)
     biased = flag(config, "attention_bias", False)
@@ -206,8 +206,8 @@ def _ernie(config: ReadKeys) -> Fields:
 
 
 def _muse_glimmer(config: ReadKeys) -> Fields:
-    """Every fourth layer from the last one has neither window nor positions; queries and keys have norms without
-    weights, and the output of attention a gate."""
+    """Describe Muse Glimmer: every fourth layer, counted from the last, has neither window nor positions. Queries and
+    keys have norms without weights, and the output of attention has a gate."""
     given = common(config, context=131072, eps=1e-5, size=128, act=("hidden_activation", "silu"))
     biased, layers = flag(config, "attention_bias", False), given["layers"]
     given |= {"qkv_bias": biased, "o_bias": biased, "embed_norm": True}
@@ -220,9 +220,9 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     theta = positive(rope, "rope_theta")
     thetas = config.get("layer_rope_theta") or [0 if each else theta for each in full]
     if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
-        why = f"it must say 0 or the rope_theta of all, {theta}, for each of {layers} layers"
+        why = f"it must be 0 or the common rope_theta, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
-    stored = flag(config, "qk_norm_stored", False)  # the key is of GGUF files, whose norms have the factor as weights
+    stored = flag(config, "qk_norm_stored", False)  # key of GGUF files: the norms' weights are the factor
     return describe(
         given | {"rope_parameters": rope},
         window=[window if each else None for each in slides],
@@ -238,7 +238,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
 
 
 def read_windows(pattern: int) -> Any:
-    """Windows as metadata say: of all layers but every `pattern`-th, if nothing is said of which."""
+    """Return a reader of windows in metadata. Without a list, all layers but every `pattern`-th have a window."""
 
     def keys(header: GgufHeader) -> JsonMapping:
         window = header.size("attention.sliding_window")
@@ -260,7 +260,7 @@ def _olmo2_keys(header: GgufHeader) -> JsonMapping:
     if not header.size("attention.sliding_window"):
         return {}
     rope = header.rope
-    plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}  # scalings are of layers without a window
+    plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}  # scaling applies to layers without a window
     return {
         "model_type": "olmo3", **read_windows(4)(header),
         "rope_parameters": {"sliding_attention": plain, "full_attention": rope},

@@ -1,4 +1,4 @@
-"""`Family`: how the checkpoints and GGUF files of an architecture are read, and what its readers share."""
+"""`Family`: says how checkpoints and GGUF files of an architecture are read; and helpers of its readers."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Fields = JsonObject
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How a `model_type` is read.
+    """Says how checkpoints of a `model_type` are read.
 
-    read        config.json -> fields of its DecoderConfig.
-    reads       keys that other families refuse, and this one reads.
-    names       parts of tensor names in safetensors -> canonical ones (`weights`).
-    fused       the canonical parts, one after another, of a tensor that holds several.
-    grouped     which of these tensors hold all parts of one head or group, then of the next -> "heads" (of attention)
-                or "groups" (of recurrent heads).
-    otherwise   canonical parts that some layers lack -> the parts that their tensors are there.
-    pairs       rotary embeddings rotate neighbours (2i, 2i + 1) of what is stored, instead of i and i + D / 2.
-    plus_one    which norms are stored as their weight minus 1: "all", those of "layers", or none.
-    transposed  weights of all experts are stored [E, in, out]. in_turn: gate and up rows in turn.
-    further     whether its checkpoints may bring MTP layers, which predict further tokens: no part of the decoder.
+    read        config.json -> fields of the DecoderConfig.
+    reads       keys that this family reads, while other families refuse them.
+    names       parts of tensor names in safetensors -> canonical parts (`weights`).
+    fused       tensor with several parts -> its canonical parts, in order.
+    grouped     fused tensors that hold all parts of one group, then of the next -> "heads" (of attention) or "groups"
+                (of recurrent heads).
+    otherwise   canonical parts that some layers lack -> the parts that the tensors are in those layers.
+    pairs       whether rotary embeddings rotate neighbours (2i, 2i + 1) in stored weights, instead of i and i + D / 2.
+    plus_one    norms that are stored as their weight minus 1: "all", those of "layers", or "" for none.
+    transposed  whether weights of all experts are stored [E, in, out]. in_turn: whether gate and up rows alternate.
+    further     whether checkpoints may have MTP layers, which predict further tokens and are no part of the decoder.
     gguf        `general.architecture` of its GGUF files, or several; "": our own decoder reads none.
-    keys        the further keys of config.json that a GGUF file's metadata say.
-    gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files, where llama.cpp's usual ones are others.
+    keys        function from a GGUF header to further keys of config.json.
+    gguf_names  canonical parts, or keys of `fused`, -> names in GGUF files that differ from llama.cpp's usual names.
     gguf_pairs  as `pairs`, in GGUF files.
     gguf_lists  metadata of GGUF files that may differ between layers.
     """
@@ -65,18 +65,17 @@ SANDWICH = {
     "post_attention_layernorm": "attention_out_norm", "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp_out_norm",
 }  # fmt: skip
-"""Names of norms in families that normalise outputs, too; here the norm before the MLP has Llama's name."""
+"""Names of norms in families that also normalise outputs; here the norm before the MLP gets Llama's name."""
 
 
 def common(
     config: ReadKeys, *, context: int, eps: float = 1e-6, tied: bool = False, size: int | None = None,
     act: tuple[str, str] = ("hidden_act", "silu"), norm_eps: str = "rms_norm_eps",
 ) -> Fields:  # fmt: skip
-    """Read the keys that nearly all families share, as fields of DecoderConfig. The arguments are a family's defaults.
+    """Return the fields of DecoderConfig that nearly all families have. The arguments are the family's defaults.
 
-    size  of a head; None: hidden_size / heads. act, norm_eps: the keys of the activation, with its default, and of the
-          norms' epsilon.
-    """
+    size  size of a head; None: hidden_size / heads. act: key of the activation, and its default. norm_eps: key of the
+          norms' epsilon."""
     heads, hidden = count_of(config, "num_attention_heads"), count_of(config, "hidden_size")
     if size is None and hidden % heads and not config.get("head_dim"):
         fix = "set head_dim in config.json"
@@ -95,7 +94,7 @@ def common(
 
 
 def describe(given: JsonMapping, **parts: Any) -> Fields:
-    """A DecoderConfig of these fields. parts: fields of its `LayerDescription`s, a list for each layer's own."""
+    """Add layers to these fields of a DecoderConfig. parts: fields of `LayerDescription`; a list: one per layer."""
 
     shape = {key: given[key] for key in ("heads", "kv_heads", "head_dim", "intermediate_size")} | parts
     each = tuple(

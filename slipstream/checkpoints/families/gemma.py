@@ -1,4 +1,4 @@
-"""Gemma 1 to 3, text only: embeddings scaled by their width, norms stored as their weight minus 1, GELU."""
+"""Gemma, text only: embeddings scaled by sqrt(width), GELU; before Gemma 4, norms are stored as weight - 1."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _gemma3(config: ReadKeys) -> Fields:
 
 
 def _gemma4(config: ReadKeys) -> Fields:
-    """Gemma 4: layers without a window have heads of another size, and the last layers read the keys and values of
-    earlier ones. Those of 26B-A4B have experts beside the MLP, which is described as their shared expert."""
+    """Describe Gemma 4: layers without a window have heads of another size, and the last layers read the keys and
+    values of earlier layers. 26B-A4B has experts beside the MLP, which is described as a shared expert here."""
     both = config.get("use_bidirectional_attention")
     if both not in (None, "vision"):
         raise make_refusal(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
@@ -90,11 +90,11 @@ def _gemma4(config: ReadKeys) -> Fields:
     first = layers - count_of(config, "num_kv_shared_layers", 0, least=0)
     last = {kind: max((i for i in range(first) if slides[i] == kind), default=-1) for kind in set(slides)}
     if min(last.values()) < 0:
-        raise ConfigError(f"num_kv_shared_layers leaves {first} layers, without one of each kind", fix="correct it")
+        raise ConfigError(f"num_kv_shared_layers leaves {first} layers, not one of each kind", fix="correct it")
     if not config.get("rope_parameters"):
         full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
         config["rope_parameters"] = {SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: full}
-    ropes = ropes_by_kind(config, config.get("rope_freq_base_swa", 1e4), 1e6)  # the key is of GGUF files
+    ropes = ropes_by_kind(config, config.get("rope_freq_base_swa", 1e4), 1e6)  # a key of GGUF files
     for rope, kind in zip(ropes, (True, False), strict=True):
         rope["head_dim"] = next((size for size, each in zip(own["head_dim"], slides, strict=True) if each == kind), 2)
     doubled = flag(config, "use_double_wide_mlp", False)
@@ -126,14 +126,14 @@ def _gemma4(config: ReadKeys) -> Fields:
 
 
 def _gemma4_unified(config: ReadKeys) -> Fields:
-    """Gemma 4 12B: the same, with other defaults, and without an embedding for each layer."""
+    """Describe Gemma 4 12B: like Gemma 4 with other defaults, and without an embedding for each layer."""
     usual = {"max_position_embeddings": 262144, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
     config.update({**usual, **config})
     return _gemma4(config)
 
 
 def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str, list[int]]:
-    """The size of heads and the number of key/value heads of each layer."""
+    """Return the head size and the number of key/value heads of each layer."""
     overrides = object_of(config, "per_layer_config")
     full = {"head_dim": config.get("global_head_dim", 512)}
     if flag(config, "attention_k_eq_v", False) and config.get("num_global_key_value_heads"):
@@ -179,15 +179,15 @@ def _gemma4_keys(header: GgufHeader) -> JsonObject:
     shared, widths = header.size("attention.shared_kv_layers"), header.by_layer("feed_forward_length")
     kv_heads, doubled, wrong = header.by_layer("attention.head_count_kv"), len(set(widths)) > 1, ""
     if {len(kinds), len(kv_heads), len(widths)} != {layers}:
-        wrong = f"its lists are not of {layers} layers"
+        wrong = f"its lists do not have {layers} layers"
     elif widths != [widths[0] * (2 if doubled and i >= layers - shared else 1) for i in range(layers)]:
-        wrong = "its feed_forward_length is doubled in other layers than those that share keys"
+        wrong = "its feed_forward_length is doubled in layers that do not share keys"
     elif kinds[-1] == SLIDING:
         wrong = "its last layer has a window"
     elif "rope_freqs.weight" not in tensors:
         wrong = "it has no rope_freqs.weight, which says how far heads turn in layers without a window"
     if wrong:
-        why = "no model of this architecture is like that"
+        why = "no known model of this architecture does this"
         fix = "convert the model again, or give the folder of its checkpoint"
         raise UnsupportedModelError(f"our own decoder does not run {header.path.name}: {wrong}", why=why, fix=fix)
     sizes = {SLIDING: header.size("attention.key_length_swa"), FULL: header.size("attention.key_length")}

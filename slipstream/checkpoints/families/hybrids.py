@@ -1,5 +1,5 @@
 """Families with recurrent layers: LFM2 and LFM3 (short convolutions), Qwen3-Next, Qwen3.5 and OLMo Hybrid (Gated
-DeltaNet). Those with Mamba-2 are in `mamba2`."""
+DeltaNet). `mamba2` has the families with Mamba-2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINEAR = "linear_attention"
 
 
 def mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurrence | None]:
-    """Return the mixer of each layer by `layer_types`: `part`, or attention (None)."""
+    """Return the mixer of each layer by `layer_types`: `part`, or None for attention."""
     layers, types = len(default), config.get("layer_types", config.get("layers_block_type"))
     types = default if types is None else types
     recurrent = ("conv",) if part.kind == CONVOLUTION else (LINEAR, "mamba")
@@ -84,7 +84,7 @@ def _lfm2_moe(config: ReadKeys) -> Fields:
 
 
 def _lfm3(config: ReadKeys) -> Fields:
-    """LFM3: windows in some layers, a gate for each head, norms of outputs, too."""
+    """Describe LFM3: some layers have windows, attention has a gate for each head, and outputs are normalised, too."""
     given, part = _lfm(config, 7, size=128)
     given["qkv_bias"] = given["o_bias"] = flag(config, "attention_bias", False)
     layers, window = given["layers"], config.get("sliding_window") and count_of(config, "sliding_window")
@@ -116,14 +116,14 @@ def _delta(config: ReadKeys) -> Recurrence:
 
 
 def _qwen(config: ReadKeys) -> Fields:
-    """Qwen3-Next and Qwen3.5: three of four layers are Gated DeltaNet, the fourth is attention with a gate."""
+    """Describe Qwen3-Next and Qwen3.5: three of four layers are Gated DeltaNet, the fourth is attention with a gate."""
     given = common(config, context=32768, size=256) | {"qkv_bias": flag(config, "attention_bias", False)}
     given["o_bias"] = given["qkv_bias"]
     refuse(config, "attn_output_gate", True)
     layers, every = given["layers"], count_of(config, "full_attention_interval", 4)
     given["rope_parameters"] = partial_rope(config, given["head_dim"], 1e4, 0.25)
     for key in ("mrope_section", "mrope_interleaved"):
-        given["rope_parameters"].get(key)  # of pictures: the positions of a text are the same in all sections
+        given["rope_parameters"].get(key)  # for pictures: text has the same position in all sections
     parts = mixers(config, _delta(config), [LINEAR if (i + 1) % every else FULL for i in range(layers)])
     if given["model_type"] == "qwen3_5_text":
         return describe(given, recurrence=parts, qk_norm="head", gate="output")
@@ -137,11 +137,11 @@ def _qwen(config: ReadKeys) -> Fields:
 
 
 def _olmo_hybrid(config: ReadKeys) -> Fields:
-    """OLMo Hybrid: layers of Gated DeltaNet have norms of inputs, layers of attention norms of outputs."""
+    """Describe OLMo Hybrid: layers of Gated DeltaNet normalise inputs, layers of attention normalise outputs."""
     given = common(config, context=65536) | biases(config)
     heads, layers = given["heads"], given["layers"]
     for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
-        config.get(f"linear_{name}")  # how training begins
+        config.get(f"linear_{name}")  # only used when training begins
     rope = rope_parameters(config)
     rotates = bool(object_of(config, "rope_parameters").get("rope_theta") or config.get("rope_theta"))
     key = count_of(config, "linear_key_head_dim", 3 * given["hidden_size"] // (4 * heads))
@@ -164,7 +164,7 @@ def _olmo_hybrid(config: ReadKeys) -> Fields:
 
 
 def layer_types(header: GgufHeader, recurrent: str) -> list[str]:
-    """`layer_types` of config.json: layers without heads of keys and values are recurrent."""
+    """Return `layer_types` of config.json: layers without key/value heads are recurrent."""
     return [FULL if heads else recurrent for heads in header.by_layer("attention.head_count_kv")]
 
 

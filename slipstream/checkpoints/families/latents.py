@@ -25,30 +25,30 @@ from slipstream.errors import ConfigError, UnsupportedModelError
 
 
 def _describe(config: ReadKeys, given: Fields, experts: Experts) -> Fields:
-    """A decoder with these experts whose layers all have latent attention."""
+    """Describe a decoder with these experts, whose layers all have latent attention."""
     refuse(config, "rope_interleave", True)
     refuse(config, "moe_layer_freq", 1)
     if "q_lora_rank" not in config:
-        why = "a number says how wide the vector is that queries are computed from, null that there is none"
+        why = "it is the width of the vector that queries are computed from, or null if there is none"
         raise ConfigError("config.json has no q_lora_rank", why=why, fix="export it again")
     part = Latent(
         rank=count_of(config, "kv_lora_rank"), query_rank=count_of(config, "q_lora_rank", 0, least=0),
         plain=count_of(config, "qk_nope_head_dim"), rotated=count_of(config, "qk_rope_head_dim"),
         value=count_of(config, "v_head_dim"),
     )  # fmt: skip
-    config.get("qk_head_dim")  # their sum
+    config.get("qk_head_dim")  # the sum of both
     biased, rope = flag(config, "attention_bias", False), rope_parameters(config)
     if biased and not part.query_rank:
         raise make_refusal("attention_bias is true, which is not run without q_lora_rank")
     rope["dimensions"] = part.rotated
-    rope.get("partial_rotary_factor")  # says the same
+    rope.get("partial_rotary_factor")  # repeats `dimensions`
     scale, grown = (part.plain + part.rotated) ** -0.5, rope.get("mscale_all_dim")
     if grown and rope.get("rope_type", rope.get("type", "default")) != "default":
         scale *= (1 + 0.1 * positive(rope, "mscale_all_dim") * math.log(max(1.0, positive(rope, "factor")))) ** 2
     beta = rope.get("llama_4_scaling_beta") if given["model_type"] == "mistral4" else None
     if beta:
         given["growth"] = (beta, count_of(rope, "original_max_position_embeddings"), 0)
-        rope.get("max_position_embeddings")  # the context, which is said outside, too
+        rope.get("max_position_embeddings")  # the context, which is also outside of this object
     given |= {"qkv_bias": biased, "o_bias": biased, "rope_parameters": rope}
     return describe_mixture(
         given, experts, latent=part, kv_heads=1, head_dim=part.rotated + part.rank, scale=scale, growing=bool(beta)
@@ -60,7 +60,7 @@ def _common(config: ReadKeys, context: int, eps: float = 1e-6) -> Fields:
 
 
 def _experts(config: ReadKeys, sparse: list[bool], **parts: Any) -> Experts:
-    """The mixture of the layers that are `sparse`. parts: what its family has in another way than others."""
+    """Return the mixture of the `sparse` layers. parts: fields in which the family differs from the others."""
     inner = count_of(config, "moe_intermediate_size")
     usual: dict[str, Any] = {
         "norm_topk": flag(config, "norm_topk_prob", True), "groups": count_of(config, "n_group", 1),
@@ -128,11 +128,11 @@ def _mistral4(config: ReadKeys) -> Fields:
 
 
 def _keys(header: GgufHeader) -> JsonMapping:
-    """The keys of a GGUF file of any of them."""
+    """Return keys of config.json for a GGUF file of any of these families."""
     if not header.size("attention.key_length_mla"):
         raise UnsupportedModelError(
             f"{header.path.name} has no {header.architecture}.attention.key_length_mla",
-            why="it was made before llama.cpp stored the keys and values of heads as attn_k_b and attn_v_b",
+            why="the file was made before llama.cpp stored the keys and values of heads as attn_k_b and attn_v_b",
             fix="convert the model again, or download a newer file",
         )
     corrected = any(tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors)

@@ -1,4 +1,4 @@
-"""Llama and the families that differ from it in biases, windows and experts only; GPT-2."""
+"""Llama, the families that differ from it only in biases, windows and experts, and GPT-2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIKE_LLAMA = {
 
 
 def _llama_like(config: ReadKeys) -> Fields:
-    """RMS norm, rotary positions, gated MLP."""
+    """Describe a family with RMS norm, rotary positions and a gated MLP."""
     kind, hidden = config["model_type"], count_of(config, "hidden_size")
     heads, layers = count_of(config, "num_attention_heads"), count_of(config, "num_hidden_layers")
     attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and flag(config, "attention_bias", False)
@@ -46,12 +46,12 @@ _VL = {
     "qwen2_vl_text": ("qwen2", 32768, 1e6), "qwen2_5_vl_text": ("qwen2", 32768, 1e6),
     "qwen3_vl_text": ("qwen3", 128000, 5e5), "qwen3_vl_moe_text": ("qwen3_moe", 128000, 5e5),
 }  # fmt: skip
-"""Text parts of Qwen-VL -> the family that computes the same, and their own defaults of the context and of theta."""
+"""Text parts of Qwen-VL -> (the family that computes the same, default of the context, default of theta)."""
 
 
 def _qwen_vl(config: ReadKeys) -> Fields:
-    """M-RoPE gives each section of a head a position of its own: time, height, width. The three are equal for tokens of
-    a text, so that it turns queries and keys as the plain rotary embedding does."""
+    """Describe the text part of Qwen-VL. M-RoPE gives each section of a head its own position: time, height, width. For
+    tokens of a text the three are equal, so M-RoPE equals the plain rotary embedding."""
     config["model_type"], context, theta = _VL[config["model_type"]]
     rope = rope_parameters(config, theta)
     for key in ("mrope_section", "mrope_interleaved"):
@@ -66,7 +66,7 @@ def _qwen_vl(config: ReadKeys) -> Fields:
 
 
 def _gpt2(config: ReadKeys) -> Fields:
-    """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
+    """Describe GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
     hidden, heads, layers = count_of(config, "n_embd"), count_of(config, "n_head"), count_of(config, "n_layer")
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
@@ -85,22 +85,22 @@ def _gpt2(config: ReadKeys) -> Fields:
 def _windows(config: JsonMapping, kind: str, layers: int) -> tuple[int | None, ...]:
     if kind == "llama":
         return (None,) * layers
-    if kind in ("mistral", "mixtral"):  # a missing key: 4096 for Mistral, none for Mixtral
+    if kind in ("mistral", "mixtral"):  # default: 4096 for Mistral, no window for Mixtral
         used = config.get("sliding_window", 4096 if kind == "mistral" else None) is not None
     else:
         used = config.get("sliding_window", 4096) is not None and flag(config, "use_sliding_window", False)
     types = config.get("layer_types") if kind in ("qwen2", "qwen3") else None
     if not used and "sliding_attention" not in (types or ()):
         return (None,) * layers
-    window = count_of(config, "sliding_window", 4096, least=2) if used else None  # transformers runs 1 in its own way
+    window = count_of(config, "sliding_window", 4096, least=2) if used else None  # transformers treats 1 differently
     if kind in ("mistral", "mixtral", "qwen3_moe"):
         return (window,) * layers
     if types is None:
         first = count_of(config, "max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(layers))
     if not used:
-        what = f"layer_types names {types!r:.200}, and no window is used"
-        raise ConfigError(what, why="layer_types must name full_attention then", fix="correct config.json")
+        what = f"layer_types names {types!r:.200}, but no window is used"
+        raise ConfigError(what, why="without a window, layer_types must name full_attention", fix="correct config.json")
     return tuple(window if slides else None for slides in layer_kinds(config, layers))
 
 
@@ -126,7 +126,7 @@ def _experts(config: JsonMapping, kind: str, layers: int) -> Experts | None:
 
 
 def sparse_layers(config: JsonMapping, layers: int) -> tuple[bool, ...]:
-    """Which layers of a Qwen are mixtures of experts."""
+    """Return for each layer of a Qwen whether it is a mixture of experts."""
     step, dense = count_of(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
 

@@ -18,19 +18,19 @@ from slipstream.errors import ConfigError
 
 
 def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool = True) -> Recurrence:
-    """Read the parts of Mamba-2 with outputs of `width`, which are normed in groups or not at all."""
-    for key in ("mamba_chunk_size", "chunk_size", "mamba_expand", "expand"):  # how prompts are cut; or of the width
+    """Return a Mamba-2 mixer with outputs of `width`. normed: whether outputs are normed in groups."""
+    for key in ("mamba_chunk_size", "chunk_size", "mamba_expand", "expand"):  # no effect here
         config.get(key)
     limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
     if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
-        why = "transformers applies it to prompts, and not to the tokens that follow"
+        why = "transformers applies it to prompts, but not to the tokens after them"
         raise make_refusal(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
     heads, groups = count_of(config, "mamba_n_heads", 128), count_of(config, "mamba_n_groups", 1)
     if config.get("mamba_d_head") == "auto":
         config["mamba_d_head"] = width // heads
     value = count_of(config, "mamba_d_head", width // heads)
     if heads * value != width:
-        what = f"{heads} heads of Mamba-2 with {value} outputs make {heads * value}, the configuration says {width}"
+        what = f"{heads} heads of Mamba-2 with {value} outputs make {heads * value}, but the configuration says {width}"
         raise ConfigError(what, fix="correct config.json")
     return Recurrence(
         kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
@@ -41,7 +41,7 @@ def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool =
 
 
 def _granite_hybrid(config: ReadKeys) -> Fields:
-    """Granite 4, whose layers are Mamba-2 or attention, with or without experts beside a shared MLP."""
+    """Describe Granite 4, whose layers are Mamba-2 or attention, with or without experts beside a shared MLP."""
     given = common(config, context=2048) | biases(config) | multipliers(config)
     part = _mamba(config, count_of(config, "mamba_expand", 2) * given["hidden_size"])
     given["rope_parameters"] = rope_parameters(config)
@@ -65,11 +65,11 @@ _MAMBA_KEYS = {
     "n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias",
     "use_bias": "mamba_proj_bias",
 }  # fmt: skip
-"""Keys of Nemotron-H -> what they are called in other families."""
+"""Keys of Nemotron-H -> the names of these keys in other families."""
 
 
 def _nemotron_h(config: ReadKeys) -> Fields:
-    """Nemotron-H and Nemotron 3 Nano: a layer is Mamba-2, attention without positions, an MLP or a mixture."""
+    """Describe Nemotron-H and Nemotron 3 Nano: a layer is Mamba-2, attention without positions, an MLP or a mixture."""
     types = config.get("layers_block_type", config.get("layer_types")) or config.get("hybrid_override_pattern")
     kinds = [_LETTERS.get(each) if isinstance(types, str) else _KINDS.get(each) for each in types or ()]
     if not kinds or None in kinds:
@@ -80,12 +80,12 @@ def _nemotron_h(config: ReadKeys) -> Fields:
     for name, value in plain.items():
         refuse(config, name, value)
     for name in ("time_step_min", "time_step_max", "time_step_floor"):
-        config.get(name)  # how training begins
+        config.get(name)  # only used when training begins
     act, eps = ("mlp_hidden_act", "relu2"), "layer_norm_epsilon" if config.get("layer_norm_epsilon") else "norm_eps"
     size = count_of(config, "attention_head_dim", 128)
     given = common(config, context=4096, eps=1e-5, norm_eps=eps, size=size, act=act) | biases(config)
     given |= {"gated": False, "rope_parameters": rope_parameters(config)}
-    config.pop("mamba_proj_bias", None)  # which transformers does not read
+    config.pop("mamba_proj_bias", None)  # transformers does not read it
     own = {other: config[name] for name, other in _MAMBA_KEYS.items() if name in config}
     config.update({"mamba_n_groups": 8, "mamba_d_state": 128, "mamba_d_head": 64, **config, **own})
     part = _mamba(config, count_of(config, "mamba_n_heads", 128) * count_of(config, "mamba_d_head"))
@@ -106,7 +106,7 @@ def _nemotron_h(config: ReadKeys) -> Fields:
 
 
 def _numbers(config: ReadKeys, key: str, count: int) -> list[float]:
-    """A list of so many positive numbers; ones where there is none."""
+    """Return a list of `count` positive numbers; ones if the key is missing."""
     values = config.get(key)
     values = [1.0] * count if values is None else values
     if not isinstance(values, (list, tuple)) or len(values) != count:
@@ -115,8 +115,9 @@ def _numbers(config: ReadKeys, key: str, count: int) -> list[float]:
 
 
 def _falcon_h1(config: ReadKeys) -> Fields:
-    """Falcon-H1: Mamba-2 and attention read the same input, and nearly every projection has a multiplier. That of an
-    output product is applied before it, where its input is a product: to the values, and to the MLP's `up`."""
+    """Describe Falcon-H1: Mamba-2 and attention read the same input, and nearly every projection has a multiplier. The
+    multiplier of an output projection is folded into the projection before it: `attention_out` into the values, the
+    MLP's `down` into `up`."""
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         refuse(config, key, False)
     given = common(config, context=8192, eps=1e-5)
@@ -181,7 +182,7 @@ def _nemotron_h_keys(header: GgufHeader) -> JsonMapping:
 
 
 def _falcon_h1_keys(header: GgufHeader) -> JsonMapping:
-    """The converter applies all multipliers to the weights."""
+    """Return keys of config.json. The converter has applied all multipliers to the weights."""
     normed = any(name.endswith("ssm_norm.weight") for name in _names(header))
     return _mamba_keys(header) | {
         "mamba_d_ssm": header.size("ssm.inner_size"), "mamba_rms_norm": normed, "mamba_norm_before_gate": False,

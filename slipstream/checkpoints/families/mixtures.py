@@ -1,4 +1,4 @@
-"""Families with mixtures of experts that Mixtral's and Qwen3's parts do not describe."""
+"""Families with mixtures of experts whose parts differ from Mixtral's and Qwen3's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNKED = "chunked_attention"
 
 
 def describe_mixture(given: JsonMapping, experts: Experts, **parts: Any) -> Fields:
-    """A decoder whose layers are mixtures where `experts` says so."""
+    """Describe a decoder in which the layers that `experts` names are mixtures."""
     inner = [0 if sparse else given["intermediate_size"] for sparse in experts.layers]
     sparse = list(experts.layers)
     return describe({**given, "experts": experts}, sparse=sparse, intermediate_size=inner, **parts)
@@ -58,7 +58,7 @@ def _gpt_oss(config: ReadKeys) -> Fields:
 def _qwen2_moe(config: ReadKeys) -> Fields:
     refuse(config, "use_sliding_window", False)
     given = common(config, context=32768)
-    layer_kinds(config, given["layers"])  # none has a window then
+    layer_kinds(config, given["layers"])  # checks that no layer has a window
     given["qkv_bias"] = flag(config, "qkv_bias", True)
     experts = Experts(
         count_of(config, "num_experts", 60), count_of(config, "num_experts_per_tok", 4),
@@ -70,7 +70,7 @@ def _qwen2_moe(config: ReadKeys) -> Fields:
 
 
 def _granite_moe(config: ReadKeys) -> Fields:
-    """Granite 3 MoE, and with a shared expert."""
+    """Describe Granite 3 MoE, with or without a shared expert."""
     given = common(config, context=2048) | biases(config) | multipliers(config)
     shared = count_of(config, "shared_intermediate_size", 0, least=0) if "shared_intermediate_size" in config else 0
     experts = Experts(
@@ -82,7 +82,7 @@ def _granite_moe(config: ReadKeys) -> Fields:
 
 
 def _glm4_moe(config: ReadKeys) -> Fields:
-    """GLM-4.5 to 4.7."""
+    """Describe GLM-4.5 to 4.7."""
     given = common(config, context=131072, eps=1e-5)
     given["qkv_bias"] = flag(config, "attention_bias", False)
     rope = partial_rope(config, given["head_dim"], default=0.5)
@@ -113,10 +113,10 @@ def _minimax_m2(config: ReadKeys) -> Fields:
 
 def _ernie_moe(config: ReadKeys) -> Fields:
     given = common(config, context=131072, eps=1e-5, tied=True)
-    refuse(config, "use_bias", False)  # its experts would have none
+    refuse(config, "use_bias", False)  # experts would have no biases
     refuse(config, "moe_norm_min", 1e-12)
     layers = given["layers"]
-    names = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}  # transformers knows both
+    names = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}  # transformers reads both names
     for name, other in names.items():
         config.setdefault(other, config.get(name))
     first, step = count_of(config, "moe_layer_start_index", 1, least=0), count_of(config, "moe_layer_interval", 1)
@@ -142,8 +142,8 @@ def _olmoe(config: ReadKeys) -> Fields:
 
 
 def _llama4(config: ReadKeys) -> Fields:
-    """Llama 4: three of four layers see a chunk of the text, the fourth sees all of it and has no positions. Experts
-    are chosen by their scores, whose sigmoids multiply the inputs."""
+    """Describe Llama 4: three of four layers see a chunk of the text, the fourth sees the whole text and has no
+    positions. Experts are chosen by their scores; the sigmoids of the scores multiply the experts' inputs."""
     given, biased = common(config, context=131072, eps=1e-5, size=128), flag(config, "attention_bias", False)
     given |= {"qkv_bias": biased, "o_bias": biased}
     layers, inner = given["layers"], given["intermediate_size"]
@@ -152,7 +152,7 @@ def _llama4(config: ReadKeys) -> Fields:
     listed = config.get("moe_layers")
     sparse = [(i + 1) % step == 0 if listed is None else i in listed for i in range(layers)]
     rotates = [(i + 1) % interval != 0 for i in range(layers)]
-    if config.get("no_rope_layers"):  # an empty list says nothing
+    if config.get("no_rope_layers"):  # an empty list means the default
         rotates = flags_of(config, "no_rope_layers", rotates)
     chunked = rotates
     if config.get("layer_types") is not None:
@@ -222,7 +222,7 @@ def _ernie_moe_keys(header: GgufHeader) -> JsonMapping:
 
 
 def _llama4_keys(header: GgufHeader) -> JsonMapping:
-    """llama.cpp knows the chunks and the growth of the published models only; a window of 0 leaves both out."""
+    """Return keys of config.json. In llama.cpp, chunks and growth are constants; a window of 0 switches both off."""
     plain, layers = header.setting("attention.sliding_window") == 0, header.size("block_count")
     kinds = header.layer_types(4)
     return {

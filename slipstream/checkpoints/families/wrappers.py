@@ -1,4 +1,4 @@
-"""Multimodal models of which our own decoder runs the text part: `text_config`, and the tensors that belong to it."""
+"""Multimodal models whose text part our own decoder runs: their `text_config`, and the tensors of the other parts."""
 
 import re
 
@@ -21,20 +21,20 @@ WRAPPERS: dict[str, JsonMapping] = {
     "muse_glimmer": {"model_type": "muse_glimmer_text"},
     "lfm2_vl": {"model_type": "lfm2"},
 }  # fmt: skip
-"""`model_type` of the whole model -> keys that its published `text_config` leaves out, with transformers' defaults. A
-`text_config` of any family that our decoder runs is read."""
+"""`model_type` of a multimodal model -> keys that its published `text_config` leaves out, with transformers' defaults.
+A `text_config` of any family that our decoder runs is read."""
 
 OTHER_PARTS = re.compile(
     r"((vision|audio)_(tower|model|embedder|adapter|projection)|visual|embed_(vision|audio)|multi_modal_projector|patch_merger)\."
 )
-"""Beginnings of names of tensors that see pictures or hear sounds, after `model.` and the like."""
+"""Prefixes of the names of vision and audio tensors, after `model.` and similar prefixes."""
 
 _OF_BOTH = ("eos_token_id", "tie_word_embeddings", "quantization_config", "pard_token")
 
 
 def text_part(config: ReadKeys) -> ReadKeys:
-    """Return the configuration of the text part of a multimodal model. Keys of the whole model win. Older files of
-    Qwen-VL have no `text_config`: they say everything in one object."""
+    """Return the configuration of the text part of a multimodal model. Keys of the whole model take precedence. Older
+    files of Qwen-VL have no `text_config` but one object with all keys."""
     usual, given = WRAPPERS[config["model_type"]], object_of(config, "text_config")
     if not given:
         config.update({**usual, **config, "model_type": usual["model_type"]})

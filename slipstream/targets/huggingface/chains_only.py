@@ -1,7 +1,8 @@
-"""`ChainsOnly`: a transformers model as a `Target`, with a transformers cache for each sequence.
+"""`ChainsOnly`: a transformers model as a `Target`, with one transformers cache per sequence.
 
-For models that cannot be packed (see `packed_pass`): attention with code or biases of its own (ALiBi), recurrent and
-convolution layers. Each sequence is one forward, drafts are chains, and rejected tokens are rolled back (`rollback`).
+It is for models that cannot be packed (see `packed_pass`): attention with own code or biases (ALiBi), recurrent or
+convolution layers. Each sequence is one forward pass, drafts are chains, and rejected tokens are rolled back
+(`rollback`).
 """
 
 import inspect
@@ -25,14 +26,14 @@ from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.rollback import RollbackCache
 
 _LAG = 16
-"""Most accepted tokens that are read again with the next ones, where states were put back."""
+"""Largest number of accepted tokens that are read again together with the next tokens, after states were restored."""
 
 
 class ChainsOnly:
-    """parts: the model; shape: of it; chunk: most tokens of a prompt in one forward.
+    """parts: the model; shape: its sizes; chunk: largest number of prompt tokens in one forward pass.
 
-    one_by_one  tokens after the first forward are read one at a time: for models that forget their state when they read
-                several (Mamba in transformers 5.23, whose scan takes none).
+    one_by_one  whether tokens after the first forward pass are read one at a time, for models that forget their state
+                when they read several (Mamba in transformers 5.23).
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ChainsOnly:
         self._cache_name = parts.cache_name
         if not self._cache_name:
             raise UnsupportedModelError(
-                f"a {shape.model_type!r} model takes no cache of transformers",
+                f"a {shape.model_type!r} model does not take a cache of transformers",
                 why="its state is inside the model, where rejected draft tokens could not be removed",
                 fix="use another model; transformers itself runs this one, without speculation",
             )
@@ -85,40 +86,40 @@ class ChainsOnly:
         return TargetOut(out, {tap: torch.cat(each) for tap, each in hidden.items()}, splits)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
-        """Nothing to do: the next run goes back to where its sequence is."""
+        """Does nothing: the next run rolls its cache back."""
 
     def release(self, seq_id: int) -> None:
         self._caches.pop(seq_id, None)
 
     def _run_one(self, seq: Sequence, chain: Seq[int], taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
-        chain."""
+        """Return the logits [n + 1, V] of the last pending token and the chain, and the hidden states of all pending
+        tokens and the chain."""
         text = [*seq.tokens[: seq.end], *chain]
         cache = self._roll_back(seq)
         try:
             if seq.kv_len - len(cache.tokens) > _LAG:
                 self._forward(seq, cache, text[len(cache.tokens) : seq.kv_len], 1, ())
             cache.mark()
-            read = seq.kv_len - len(cache.tokens)  # tokens that were accepted, and are read again
+            read = seq.kv_len - len(cache.tokens)  # accepted tokens that are read again
             pieces: list[dict[int, Tensor]] = []
             while len(text) - len(cache.tokens) > max(self.chunk, len(chain) + 1):
                 most = min(self.chunk, len(text) - len(cache.tokens) - len(chain) - 1)
                 pieces.append(self._forward(seq, cache, text[len(cache.tokens) : len(cache.tokens) + most], 1, taps)[1])
             before = len(cache.tokens)
             logits, last = self._forward(seq, cache, text[before:], len(chain) + 1, taps)
-            if may_spoil(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
+            if may_spoil(logits, 1):  # an overflow at one draft token may spoil the rows before it
                 if not cache.roll_back(before):
                     cache = self._caches[seq.id] = RollbackCache(self.parts.cache_config)
                 if len(cache.tokens) < before:
                     self._forward(seq, cache, text[len(cache.tokens) : before], 1, ())
                 logits, last = self._apart(seq, cache, text[before:], len(chain) + 1, taps)
-        except BaseException:  # some layers may have read the tokens, and others not
+        except BaseException:  # perhaps only some layers have read the tokens
             del self._caches[seq.id]
             raise
         return logits, {tap: torch.cat([p[tap] for p in (*pieces, last)])[read:] for tap in taps}
 
     def _roll_back(self, seq: Sequence) -> RollbackCache:
-        """The cache of a sequence, with nothing but tokens of it that were accepted."""
+        """Return the cache of a sequence, rolled back to accepted tokens of this sequence."""
         cache = self._caches.get(seq.id)
         if cache is not None:
             length = min(len(cache.tokens), seq.kv_len)
@@ -136,7 +137,7 @@ class ChainsOnly:
         check_ids(ids[0], self.vocab_size)
         given = self._inputs(seq, cache, ids)
         if "logits_to_keep" in self._takes:
-            # Where layers share keys (Gemma 4), a number leaves the other rows out of the last hidden states, too.
+            # Row indices: where layers share keys (Gemma 4), a count would also cut the last hidden states.
             rows = torch.arange(len(tokens) - keep, len(tokens), device=self.device)
             given["logits_to_keep"] = rows if taps else keep
         with self.parts.collect_states(taps) as seen, self._few_rows.fast():
@@ -149,7 +150,7 @@ class ChainsOnly:
     def _apart(
         self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """`_forward`, one token after another, so that no token can spoil one before it (see `rows_apart`)."""
+        """Run `_forward` for one token after another, so that no token can spoil an earlier one (see `rows_apart`)."""
         each = []
         for token in tokens:
             cache.mark()
@@ -166,7 +167,7 @@ class ChainsOnly:
 
 
 def fork_cache(caches: dict[int, RollbackCache], parent_id: int, child_id: int, length: int) -> None:
-    """See `core.target.Fork`. A copy of states; keys and values are shared until one of the two goes on."""
+    """Fork a cache as `core.target.Fork`. States are copied; keys and values are shared until one changes."""
     parent = caches.get(parent_id)
     read = None if parent is None else len(parent.tokens)
     check_fork(parent_id, child_id, length, read, child_id in caches)

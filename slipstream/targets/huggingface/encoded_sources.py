@@ -28,8 +28,8 @@ MOST_ENCODED = 8192
 
 @dataclass(eq=False)
 class Source:
-    """hidden [1, S, d]: what the encoder made of a source. cross: keys and values of the cross-attention, filled by the
-    first pass of the decoder. rules: the processors of its text."""
+    """hidden [1, S, d]: the encoder's output for a source. cross: keys and values of the cross-attention, filled by the
+    decoder's first pass. rules: the logits processors of the request's text."""
 
     hidden: Tensor
     cross: DynamicCache
@@ -37,12 +37,12 @@ class Source:
 
 
 class EncodedSources:
-    """parts: the model; vocab_size: how many ids a source may have; pad: its padding id.
+    """parts: the model; vocab_size: number of ids that a source may have; pad: the model's padding id.
 
-    together  whether several sources are encoded in one pass, padded. False for models that then compute something
-              else, such as mixtures of experts with a limited capacity.
-    rules     what the model forces and forbids in its texts; None: nothing.
-    calls     is held while the encoder runs: in a packed pass of the decoder, the model has another attention.
+    together  whether several sources are encoded in one padded pass. False for models whose results it would change,
+              such as mixtures of experts with a limited capacity.
+    rules     tokens that the model forces and forbids in its texts; None: none.
+    calls     lock that is held while the encoder runs, because a packed pass of the decoder replaces the attention.
     """
 
     def __init__(self, parts: ModuleParts, vocab_size: int, pad: int | None):
@@ -51,7 +51,7 @@ class EncodedSources:
         self.rules: OutputRules | None = None
         self.calls = threading.RLock()
         self._encoder: Any = parts.module.get_encoder()
-        self._output_type: Any = None  # of the encoder; mixtures of experts have one of their own
+        self._output_type: Any = None  # class of the encoder's output; it differs between models
         self._sources: dict[int, Source] = {}
 
     def __len__(self) -> int:
@@ -60,19 +60,20 @@ class EncodedSources:
     def of(self, seq_id: int) -> Source:
         """Return a sequence's source. Raises TargetError for unknown ids."""
         if seq_id not in self._sources:
-            raise TargetError(f"no source of sequence {seq_id} is kept", why="it was never run, or is released already")
+            raise TargetError(f"no source of sequence {seq_id} is kept", why="it did not run, or is released")
         return self._sources[seq_id]
 
     @all_threads()
     @torch.inference_mode()
     def read(self, seqs: Seq[Sequence]) -> None:
-        """Encode the sources of sequences that have not been read. Raises TargetError for a sequence without one."""
+        """Encode the sources of sequences that are not encoded yet. Raises TargetError for a sequence without a
+        source."""
         seqs = [seq for seq in seqs if seq.id not in self._sources]
         for seq in seqs:
             if not source_of(seq):
                 raise TargetError(
                     f"sequence {seq.id} has no source",
-                    why="an encoder-decoder answers one",
+                    why="an encoder-decoder answers a source",
                     fix="see core.target.start_sequence",
                 )
             check_ids(torch.tensor(list(source_of(seq))), self.vocab_size)
@@ -80,13 +81,13 @@ class EncodedSources:
         for group in self._groups([len(source_of(seq)) for seq in seqs]):
             each = self.encode([source_of(seqs[b]) for b in group])
             if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
-                # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
+                # In some models, padding that sees nothing in its window becomes NaN, which spreads to other rows.
                 each = [self.encode([source_of(seqs[b])])[0] for b in group]
             for b, hidden in zip(group, each, strict=True):
                 self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
 
     def encode(self, sources: Seq[Seq[int]]) -> list[Tensor]:
-        """The encoder's hidden states [1, S, d] of each source, from one pass."""
+        """Return the encoder's hidden states [1, S, d] of each source, from one pass."""
         longest, device = max(map(len, sources)), self.parts.device
         ids = [[*source, *[self.pad or 0] * (longest - len(source))] for source in sources]
         seen = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
@@ -97,11 +98,11 @@ class EncodedSources:
         return [out.last_hidden_state[b : b + 1, : len(source)].contiguous() for b, source in enumerate(sources)]
 
     def output(self, hidden: Tensor) -> Any:
-        """Hidden states [1, S, d] as the model's decoder takes them from its encoder."""
+        """Wrap hidden states [1, S, d] as the model's decoder takes them from its encoder."""
         return self._output_type(last_hidden_state=hidden)
 
     def apply_rules(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor) -> Tensor:
-        """Logits [B + N, V] as the rules of each text leave them, each row with the text that leads to it."""
+        """Apply the rules of each text to the logits [B + N, V], each row with the text that leads to it."""
         if not any(self.of(seq.id).rules for seq in seqs):
             return logits
         rows = []
@@ -116,7 +117,7 @@ class EncodedSources:
         return torch.cat(rows).to(logits.dtype)
 
     def share(self, parent_id: int, child_id: int) -> None:
-        """Both texts answer the same source."""
+        """Let a forked text share its parent's source."""
         self._sources[child_id] = self.of(parent_id)
 
     def release(self, seq_id: int) -> None:

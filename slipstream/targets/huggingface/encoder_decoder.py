@@ -1,8 +1,8 @@
 """An encoder-decoder of transformers (T5, BART, Marian, ...) as a `Target`.
 
-A request's prompt is its source, which the encoder reads once (`encoded_sources`). The text begins with the model's
-start token. Its decoder runs like a decoder without an encoder: packed over our own KV blocks, with the cross-attention
-of each sequence (`packed_cross`), or one sequence after another, each with a cache of transformers.
+A request's prompt is its source, which the encoder reads once (`encoded_sources`). The output text begins with the
+model's start token. The decoder runs like any other: packed over our own KV blocks, with the cross-attention of each
+sequence (`packed_cross`), or one sequence after another, each with a cache of transformers.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -36,7 +36,7 @@ from slipstream.targets.huggingface.rollback import RollbackCache
 
 
 class PackedAnswers(PackedModule):
-    """The decoder of an encoder-decoder as an `Executor`. sources: what its sequences answer."""
+    """The decoder of an encoder-decoder as an `Executor`. sources: the encoded sources of its sequences."""
 
     def __init__(self, parts: ModuleParts, shape: ModuleShape, runtime: Runtime, sources: EncodedSources, kind: str):
         super().__init__(parts, shape, runtime, kind)
@@ -51,7 +51,7 @@ class PackedAnswers(PackedModule):
         assert one.cross is not None
         given = {
             "decoder_input_ids": one.tokens[None],
-            "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # or some models count the cache's tokens
+            "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # or else models count cached tokens
             "encoder_outputs": self._sources.output(one.cross.hidden),
             self._cache_name: EncoderDecoderCache(self._cache, self._cross_cache),
         }
@@ -66,8 +66,8 @@ class PackedAnswers(PackedModule):
 
 
 class ChainsAnswers(ChainsOnly):
-    """The decoder of an encoder-decoder that cannot be packed. sources: what its sequences answer; more: `chunk` and
-    `one_by_one` of `ChainsOnly`."""
+    """The decoder of an encoder-decoder that cannot be packed. sources: the encoded sources of its sequences; more:
+    `chunk` and `one_by_one` of `ChainsOnly`."""
 
     def __init__(self, parts: ModuleParts, shape: ModuleShape, runtime: Runtime, sources: EncodedSources, **more: Any):
         super().__init__(parts, shape, runtime, **more)
@@ -84,15 +84,15 @@ class ChainsAnswers(ChainsOnly):
     def _forward(
         self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """See `ChainsOnly`. Some models (M2M100) number the positions after a padding token otherwise than when they
-        read the tokens one at a time."""
+        """Run as in `ChainsOnly`; texts with padding tokens run one token at a time, because some models (M2M100) would
+        number the positions after a padding token differently."""
         if self._sources.pad in tokens[:-1]:
             return self._apart(seq, cache, tokens, keep, taps)
         return super()._forward(seq, cache, tokens, keep, taps)
 
 
 class EncoderDecoder:
-    """runner: the decoder, around `PackedAnswers` or `ChainsAnswers`. sources: what its sequences answer."""
+    """runner: the decoder, around `PackedAnswers` or `ChainsAnswers`. sources: the encoded sources of its sequences."""
 
     def __init__(self, runner: Decoder | ChainsOnly, encoder: Encoder, sources: EncodedSources):
         self.runner, self.encoder, self.sources = runner, encoder, sources
@@ -105,11 +105,11 @@ class EncoderDecoder:
     @all_threads()
     @torch.inference_mode()
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
-        """See `Target.run`. Raises TargetError for a sequence without a source."""
+        """Run as `Target.run`. Raises TargetError for a sequence without a source."""
         self.sources.read(seqs)
         try:
             out = self.runner.run(seqs, draft, taps)
-        except BaseException:  # some layers may have written keys and values of new sources, and others not
+        except BaseException:  # perhaps only some layers have written keys of new sources
             for seq in seqs:
                 self.sources.of(seq.id).cross = DynamicCache()
             raise
@@ -124,8 +124,8 @@ class EncoderDecoder:
 
 
 def fork_answer(fork: Fork, sources: EncodedSources, parent_id: int, child_id: int, length: int) -> None:
-    """See `core.target.Fork`. Both answer the same source. Raises TargetError for what `OutputRules.check_beams` does
-    not let pass."""
+    """Fork a text as `core.target.Fork`; the child answers the same source. Raises TargetError for rules that beams do
+    not allow (`OutputRules.check_beams`)."""
     if sources.rules is not None:
         sources.rules.check_beams()
     fork(parent_id, child_id, length)
@@ -133,8 +133,8 @@ def fork_answer(fork: Fork, sources: EncodedSources, parent_id: int, child_id: i
 
 
 def start_of(module: PreTrainedModel) -> tuple[int, ...]:
-    """The ids that texts begin with, as transformers chooses them. Raises UnsupportedModelError for a model that reads
-    something else than text, or that names no such id."""
+    """Return the ids that texts begin with, as transformers chooses them. Raises UnsupportedModelError for a model that
+    does not read text, or that names no such id."""
     name, config, generation = type(module).__name__, module.config, module.generation_config
     if module.main_input_name != "input_ids":
         raise UnsupportedModelError(
@@ -150,7 +150,7 @@ def start_of(module: PreTrainedModel) -> tuple[int, ...]:
         if value is not None:
             break
     raise UnsupportedModelError(
-        f"a {name} does not say with which token its texts begin (decoder_start_token_id)",
+        f"a {name} does not name the token with which its texts begin (decoder_start_token_id)",
         why="the decoder would begin with nothing",
         fix="set model.generation_config.decoder_start_token_id to one id",
     )

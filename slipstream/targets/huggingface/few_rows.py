@@ -1,10 +1,9 @@
 """Linear layers of a transformers model over few rows, on processors for which torch's own are slow.
 
-Decoding reads every weight for one row, or for the few of a draft. `F.linear` calls MKL, which on AMD's processors is
-far from the speed of memory, and takes three times as long for two rows as for one. Within `fast`, layers use our own
-product on the same weights. It adds up in an order that does not depend on the number of rows. Nothing is copied, so
-weights may change between passes. In bfloat16, torch's product uses instructions for it and is slower over few rows
-only.
+Decoding reads every weight for one row, or for the few rows of a draft. `F.linear` calls MKL, which on AMD's processors
+is far from the speed of memory, and takes three times as long for two rows as for one. Within `fast`, layers use our
+own product on the same weights; it adds up in an order that does not depend on the number of rows. Nothing is copied,
+so weights may change between passes. In bfloat16, only few rows are slower by torch's product.
 """
 
 import functools
@@ -19,11 +18,11 @@ from torch import Tensor, nn
 from slipstream.backends.native import unpacked_product
 
 MOST_ROWS = {torch.float32: 32, torch.bfloat16: 8}
-"""Rows over which our product is faster (measured up to 32)."""
+"""Largest number of rows for which our product is faster (measured up to 32)."""
 
 
 class FewRows:
-    """module: of transformers. wanted: whether its layers are to be faster; None: where `is_faster`."""
+    """module: a transformers model. wanted: whether to use our product in its layers; None: if `is_faster`."""
 
     def __init__(self, module: nn.Module, wanted: bool | None = None):
         wanted = is_faster() if wanted is None else wanted
@@ -32,7 +31,7 @@ class FewRows:
 
     @contextmanager
     def fast(self) -> Iterator[None]:
-        """The layers are fast in this block, of which several may run at once."""
+        """Use our product in the layers within this block. Blocks may be nested."""
         for layer in self.layers:
             vars(layer)["forward"] = functools.partial(linear, weight=layer.weight, bias=layer.bias)
         try:
@@ -43,13 +42,14 @@ class FewRows:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Return whether nobody has changed what this layer does: quantisation and device maps do."""
+    """Return whether this is an unmodified linear layer. Quantisation and device maps replace its weight or
+    `forward`."""
     changed = "forward" in vars(layer) or type(layer.weight) is not nn.Parameter
     return not changed and layer.weight.dtype in MOST_ROWS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` of x [..., in], weight [out, in] and bias [out]: [..., out]."""
+    """Compute `F.linear` of x [..., in], weight [out, in] and bias [out]: [..., out]."""
     rows = x.numel() // max(1, weight.shape[1])
     if not 0 < rows <= MOST_ROWS.get(weight.dtype, 0) or not (weight.is_cpu and x.is_cpu and x.dtype is weight.dtype):
         return F.linear(x, weight, bias)
@@ -63,8 +63,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def is_faster() -> bool:
-    """Return whether `linear` is faster than `F.linear` here: on AMD's processors, as far as Linux names them. It was
-    not measured on Intel's, for which MKL is made."""
+    """Return whether `linear` is faster than `F.linear` here: on AMD's processors, as far as Linux names them. Not
+    measured on Intel's processors, for which MKL is made."""
     cpuinfo = Path("/proc/cpuinfo")
     amd = cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()
     return amd and torch.backends.mkl.is_available() and unpacked_product.available()

@@ -1,11 +1,11 @@
 """Any causal language model or encoder-decoder of transformers as a `Target`.
 
-    packed           rows of several sequences in one forward over our own KV blocks: trees, batches, prefix cache
-    chains only      one transformers cache for each sequence
-    encoder-decoder  either of these, and what its encoder made of its source (`encoder_decoder`)
-    refused          where the cache cannot be rolled back
+packed           rows of several sequences in one forward over our own KV blocks: trees, batches, prefix cache
+chains only      one transformers cache for each sequence
+    encoder-decoder  a packed or chains-only decoder, and the encoder's output for its source (`encoder_decoder`)
+    refused          models whose cache cannot be rolled back
 
-Which of these holds is not looked up in a list of architectures: the model is tried (`trials`).
+No list of architectures decides which of these applies: the model is tried (`trials`).
 """
 
 import logging
@@ -36,14 +36,13 @@ log = logging.getLogger("slipstream")
 def of_module(
     module: PreTrainedModel, checkpoint: Path | None = None, chunk: int = 512, kv_blocks: int | None = None
 ) -> Target:
-    """A target around a transformers model in memory, which stays as it is.
+    """Make a target around a transformers model in memory, which is not changed.
 
-    kv_blocks  blocks of a KV cache of fixed size; None: it grows.
+    kv_blocks  number of blocks of a KV cache of fixed size; None: the cache grows.
 
-    Raises UnsupportedModelError unless the model writes text and can be rolled back, and an encoder-decoder reads text
-    and has only supported settings in its generation configuration; ParameterError for a model that is being trained,
-    or for a KV cache of fixed size where each sequence has a separate cache.
-    """
+    Raises UnsupportedModelError unless the model writes text and can be rolled back (an encoder-decoder must also read
+    text, and have only supported settings in its generation configuration); ParameterError for a model in training
+    mode, or for a KV cache of fixed size if each sequence has its own cache."""
     name = type(module).__name__
     answers = bool(module.config.is_encoder_decoder)
     if module.training:
@@ -65,7 +64,7 @@ def of_module(
         assert shape.source_context is not None
         encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
         sources.together = fault_of(trials.check_together, sources, trial) is None
-        # Experts with a limited capacity would take tokens of any sequence.
+        # Experts with a limited capacity would be filled by tokens of other sequences.
         kinds: Seq[str] = () if any(hasattr(part, "expert_capacity") for part in module.modules()) else KINDS[:1]
 
         def pack(kind: str) -> Target:
@@ -98,8 +97,8 @@ def of_module(
 def _run_alone(
     module: PreTrainedModel, parts: ModuleParts, start: Seq[int], pad: int | None
 ) -> tuple[ModuleShape, Trial, DynamicCache]:
-    """Return the model's shape, its logits for two texts, and an empty cache. start, pad: ids of the texts of an
-    encoder-decoder. A fault of its own code, before the trial begins, becomes an UnsupportedModelError."""
+    """Return the model's shape, its trial (logits for two texts), and an empty cache. start, pad: ids of an
+    encoder-decoder's texts. An error of the model's own code becomes an UnsupportedModelError."""
     ids = [token for token in range(int(parts.config.vocab_size)) if token != pad]
     a, b = ([ids[(37 * i + first) % len(ids)] for i in range(7)] for first in (11, 16))
     texts = [[*start, *a], [*start, *b]]
@@ -114,14 +113,14 @@ def _run_alone(
     except Exception as fault:  # a model's own code may raise anything
         raise UnsupportedModelError(
             f"a {type(module).__name__} does not run on a text alone: {type(fault).__name__}: {fault}",
-            why="it was called with token ids and nothing else, as a language model is",
+            why="it was called like a language model, with token ids and nothing else",
             fix="check that model(input_ids=ids, use_cache=False) gives logits",
         ) from fault
     return shape, Trial(texts, sources, truth, limit), cache
 
 
 def _first_packed(name: str, packed: Callable[[str], Target], kinds: Seq[str], trial: Trial) -> Target | None:
-    """The target in the first of these kinds of packed passes that is exact."""
+    """Return a target that runs packed, in the first of these kinds that is exact; None if none is."""
     faults: list[str] = []
     for kind in kinds:
         target = packed(kind)
@@ -130,12 +129,12 @@ def _first_packed(name: str, packed: Callable[[str], Target], kinds: Seq[str], t
             return target
         faults.append(why)
     if faults:
-        log.info("%s is not packed (%s): each sequence is a forward of its own", name, faults[0])
+        log.info("%s is not packed (%s): each sequence runs in its own forward pass", name, faults[0])
     return None
 
 
 def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial: Trial) -> Target:
-    """The target with a cache for each sequence, which reads one token at a time if its states need it."""
+    """Return the target with a cache for each sequence. It reads one token at a time if its states need it."""
     target = chains(False)
     why = fault_of(trials.check_chains, target, trial)
     if why is None:
@@ -144,7 +143,7 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
     if not states or fault_of(trials.check_chains, target, trial) is not None:
         raise UnsupportedModelError(
             f"a {name} cannot be rolled back: {why}",
-            why="several tokens in one forward, after others that were rejected, must give what one at a time gives",
+            why="after a rejection, several tokens in one pass must give the same as one token at a time",
             fix="use another model; transformers itself runs this one, without speculation",
         )
     log.warning(
@@ -155,7 +154,7 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
 
 
 def _check_streams(module: PreTrainedModel, parts: ModuleParts, trial: Trial) -> None:
-    """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
+    """Raise unless each layer passes on one residual stream, which draft heads can read (Gemma 3n has four)."""
     with parts.collect_states(range(len(parts.layers) + 1)):
         forward_logits(module, parts, trial.texts[0])
 
@@ -163,14 +162,14 @@ def _check_streams(module: PreTrainedModel, parts: ModuleParts, trial: Trial) ->
 def _refuse_fixed_cache(name: str, kv_blocks: int | None) -> None:
     if kv_blocks is not None:
         raise ParameterError(
-            f"a KV cache of {kv_blocks} blocks was asked of a {name}",
-            why="its sequences have caches of their own, which grow",
+            f"a {name} cannot have a KV cache of {kv_blocks} blocks",
+            why="each of its sequences has its own cache, which grows",
             fix="leave kv_tokens out",
         )
 
 
 def _lends(parts: ModuleParts, shape: ModuleShape, runtime: Runtime) -> HeadHost | None:
-    """Offer draft heads the model's parts; None if its layers, embedding or output head were not found."""
+    """Offer the model's parts to draft heads; None if its layers, embedding or output head were not found."""
     embedding, head = parts.embedding, parts.head
     if len(parts.layers) != shape.layers or embedding is None or head is None:
         return None

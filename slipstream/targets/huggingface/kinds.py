@@ -1,6 +1,6 @@
-"""How each architecture runs: for models of transformers, as `huggingface_target` finds by trying them.
+"""How each architecture of transformers runs, as `huggingface_target` finds out by trying it.
 
-A table for `slipstream info` and docs/support.md; nothing is decided by it. Tests try a tiny model of each entry.
+This table is only for `slipstream info` and docs/support.md; no code decides by it. Tests try each entry.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """name and note: for people. trees, heads, early_exit: as in `Capabilities`. With trees, a batch is one
-    forward."""
+    """name and note: for users. trees, heads, early_exit: as in `Capabilities`. A kind with trees runs a batch in one
+    forward pass."""
 
     name: str
     note: str
@@ -46,4 +46,4 @@ ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"), ENCODER_DECODER),
     "mvp": ENCODER_DECODER_EACH,
 }  # fmt: skip
-"""`model_type` of transformers 5.23 -> how it takes part. Others are tried when they are loaded, too."""
+"""`model_type` of transformers 5.23 -> how it runs. Other types are tried when they are loaded, too."""

@@ -32,11 +32,11 @@ log = logging.getLogger("slipstream")
 
 @dataclass(frozen=True)
 class DescribedModule(Described):
-    """A checkpoint that transformers runs. What exactly it can do is known when it is tried (`trials`)."""
+    """A checkpoint that transformers runs. Its exact capabilities are known only after loading (`trials`)."""
 
     @staticmethod
     def of(checkpoint: Checkpoint, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedModule:
-        """Raises ParameterError for settings that transformers does not have."""
+        """Describe a checkpoint. Raises ParameterError for settings that transformers does not have."""
         _refuse(settings, refusals.get("decoder", "executor='transformers' was given"))
         resolved = resolve(replace(settings, executor="torch"))
         return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals)
@@ -62,16 +62,16 @@ class DescribedModule(Described):
         _check_code(config, checkpoint, trusted, settings.role)
         if settings.lora is not None and config.get("quantization_config"):
             raise UnsupportedModelError(
-                f"lora was given with {str(checkpoint)!r}, which is quantised",
-                why="an adapter is merged into weights that are numbers",
+                f"lora does not work with {str(checkpoint)!r}, which is quantised",
+                why="an adapter is merged into weights in floating point",
                 fix="give the checkpoint that it was quantised from",
             )
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        held = sum(checkpoint.stored.values())  # names missing shards and pickles
+        held = sum(checkpoint.stored.values())  # raises for missing shards and pickles
         if not trusted and self.config.parameters > 8 * held:
             raise CheckpointError(
-                f"config.json of {folder} describes {self.config.parameters:,} weights, the files hold {held:,} bytes",
-                why="transformers would take memory for all of them before it looks",
+                f"config.json of {folder} describes {self.config.parameters:,} weights; the files hold {held:,} bytes",
+                why="transformers would take memory for all of them before it reads the files",
                 fix="take both from the same checkpoint",
             )
         local = checkpoint.is_local or not trusted  # the code of a hub id is not in `folder`
@@ -80,8 +80,8 @@ class DescribedModule(Described):
             module.to(settings.device)
         if adapter is not None:
             _merge(adapter, module)
-        for name, parameter in module.named_parameters():  # quantised ones are what their library made of the file
-            if is_plain(parameter) and not parameter.is_meta:  # offloaded ones are read when they are used
+        for name, parameter in module.named_parameters():  # quantised weights are checked by their library
+            if is_plain(parameter) and not parameter.is_meta:  # offloaded weights are read at their first use
                 check_finite(f"{name} in {folder}", parameter)
         target = of_module(module, folder, kv_blocks=settings.kv_blocks)
         for why in self.refusals.values():
@@ -90,13 +90,13 @@ class DescribedModule(Described):
 
 
 def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
-    """A target around a model in memory. Raises ParameterError for settings that would change it."""
+    """Make a target around a model in memory. Raises ParameterError for settings that would change the model."""
     _refuse(settings, "the model is loaded already")
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
     wanted = getattr(torch, settings.dtype) if isinstance(settings.dtype, str) else settings.dtype
     if wanted not in (None, dtype):
         raise ParameterError(
-            f"dtype is {str(wanted)!r}, the loaded model is in {str(dtype)!r}", fix=f"model.to({wanted})"
+            f"dtype is {str(wanted)!r}, but the loaded model is in {str(dtype)!r}", fix=f"model.to({wanted})"
         )
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -114,7 +114,7 @@ def _refuse(settings: LoadSettings, because: str) -> None:
 
 
 def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remote_code: bool, role: str) -> None:
-    """Raise UnsupportedModelError for a checkpoint that needs code of its own, unless that is trusted."""
+    """Raise UnsupportedModelError for a checkpoint that needs its own code, unless the user trusts this code."""
     from transformers import CONFIG_MAPPING
 
     kind, code = config.get("model_type"), object_of(config, "auto_map")
@@ -147,7 +147,7 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
         if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
             raise UnsupportedModelError(
                 f"{str(checkpoint)!r} is quantised by {quantised['quant_method']!r}",
-                why="transformers does not know it, and would leave out the scales of the weights",
+                why="transformers does not know this method, and would leave out the scales of the weights",
                 fix="use the unquantised checkpoint, or one in a format that transformers knows",
             )
         auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -170,11 +170,11 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
     unused = sorted(map(str, report["unexpected_keys"]))
     modules = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
     beside = [name for name in unused if name.rpartition(".")[0] in modules]  # a scale, a bias
-    if beside and quantised is None:  # else they may be notes of the library
+    if beside and quantised is None:  # otherwise they may belong to the quantisation
         raise CheckpointError(
             f"{checkpoint} holds {len(beside)} tensors beside weights that the model has no place for: {few(beside)}",
             why="leaving them out would run another model than the one that was trained",
-            fix="correct config.json (a bias that it denies, a quantisation?)",
+            fix="correct config.json (does it deny a bias, or lack a quantisation?)",
         )
     if unused:
         log.warning(f"{checkpoint} holds {len(unused)} tensors that transformers does not use: {few(unused)}")
@@ -184,7 +184,8 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
 
 
 def _merge(adapter: Adapter, module: PreTrainedModel) -> None:
-    """Merge an adapter into a model in memory. Raises its errors, and ParameterError for offloaded weights."""
+    """Merge an adapter into a model in memory. Raises the adapter's errors, and ParameterError for offloaded
+    weights."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     shared = None if head is None or head.weight is not embedding.weight else head.weight
     for name, parameter in module.named_parameters():

@@ -13,15 +13,15 @@ Pair = tuple[Tensor, Tensor]
 
 
 class ModuleBlocks(TensorBlocks):
-    """For each layer keys [Hk, places, D] and values [Hv, places, Dv], which are empty until it first writes: heads and
-    widths may differ between layers, and between keys and values."""
+    """Keys [Hk, places, D] and values [Hv, places, Dv] of each layer, empty before its first write. Numbers of heads
+    and widths may differ between layers, and between keys and values."""
 
     def __init__(self, layers: int):
         with torch.inference_mode():
             self.layers = [torch.zeros(0, 0, 0)] * (2 * layers)  # keys and values of layer 0, of layer 1, ...
 
     def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys [Hk, M, D] and values [Hv, M, Dv] to places [M]; returns all of the layer's."""
+        """Write keys [Hk, M, D] and values [Hv, M, Dv] to places [M]; returns all keys and values of the layer."""
         for i, new in enumerate((k, v), start=2 * layer):
             if not len(self.layers[i]):
                 size = self.layers[i].shape[1]
@@ -33,7 +33,7 @@ class ModuleBlocks(TensorBlocks):
         return keys, values
 
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of n blocks of a layer, in this order: keys [Hk, n * BLOCK, D] and values."""
+        """Return copies of n blocks of a layer, in this order: keys [Hk, n * BLOCK, D] and values."""
         keys, values = (
             x.unflatten(1, (-1, BLOCK)).index_select(1, blocks.to(x.device)).flatten(1, 2)
             for x in self.layers[2 * layer : 2 * layer + 2]
@@ -41,6 +41,6 @@ class ModuleBlocks(TensorBlocks):
         return keys, values
 
     def read(self, places: Seq[int]) -> Tensor:
-        """A copy of these places, [numbers, places]: keys and values of all layers below each other."""
+        """Return a copy of these places, [numbers, places]: keys and values of all layers, concatenated."""
         written = (x for x in self.layers if len(x))
         return torch.cat([x[:, list(places)].transpose(1, 2).flatten(0, 1).cpu() for x in written])

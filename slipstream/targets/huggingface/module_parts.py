@@ -1,8 +1,8 @@
-"""`ModuleParts`: where the layers, the embedding and the output head of a transformers model are.
+"""`ModuleParts`: finds the layers, the embedding and the output head of a transformers model.
 
 Models differ in names and not in structure: a decoder holds a list of layers, and each layer takes the residual stream
-[1, M, d] first and returns it, alone or first in a tuple. Hidden states are read by hooks, and layers are left out by
-taking their place for one pass, so nothing of the model's own code is repeated here.
+[1, M, d] first and returns it, alone or first in a tuple. Hooks read hidden states, and stand-ins replace layers that
+are left out of a pass, so the model's own code is not repeated here.
 """
 
 import inspect
@@ -23,7 +23,7 @@ class ModuleParts:
     """module: a causal language model or an encoder-decoder of transformers.
 
     decoder  the part without the output head.
-    layers   its layers in order; empty where they were not found.
+    layers   its layers in order; empty if they were not found.
     """
 
     def __init__(self, module: PreTrainedModel):
@@ -33,12 +33,13 @@ class ModuleParts:
         size = getattr(self.config, "num_hidden_layers", 0)
         lists = (part for part in self.decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == size)
         self.layers: list[nn.Module] = list(next(lists, ()))
-        self._tuples = False  # whether layers return the residual stream in a tuple, as the last hooked pass has shown
+        self._tuples = False  # whether layers return a tuple; the last hooked pass tells
 
     @property
     def cache_name(self) -> str:
-        """The argument of the model's forward that takes a `Cache`, whose name changes with models and versions; "" if
-        there is none. Its annotation says it. Older models say tuples of tensors at the library's own name for it."""
+        """Name of the argument of the model's forward that takes a `Cache`; "" if there is none. The name differs
+        between models and versions, so the annotation tells. Older models annotate tuples of tensors, under
+        transformers' own name for the cache."""
         for name, given in inspect.signature(self.module.forward).parameters.items():
             kinds = get_args(given.annotation) or (given.annotation,)
             if any(isinstance(kind, type) and issubclass(kind, Cache) for kind in kinds):
@@ -67,14 +68,14 @@ class ModuleParts:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go: where the embedding is, or the first weight that is not offloaded."""
+        """Device for token ids: the device of the embedding, or of the first weight that is not offloaded."""
         embedded = [] if self.embedding is None else list(self.embedding.parameters())
         devices = (weight.device for weight in (*embedded, *self.module.parameters()) if not weight.is_meta)
         return next(devices, torch.device("cpu"))
 
     @contextmanager
     def collect_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
-        """Collects the hidden states [M, d] of a pass in this block, by tap (see `TargetOut.hidden`)."""
+        """Collect the hidden states [M, d] of a pass in this block, by tap (see `TargetOut.hidden`)."""
         seen: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             for tap in taps:
@@ -83,9 +84,9 @@ class ModuleParts:
 
     def _hook(self, tap: int, seen: dict[int, Tensor]) -> RemovableHandle:
         if tap != -1 and not 0 <= tap <= len(self.layers):
-            raise TargetError(f"tap {tap} was asked of a model with {len(self.layers)} layers")
+            raise TargetError(f"tap {tap} does not exist in a model with {len(self.layers)} layers")
 
-        # Copies: a layer may add to its input in place.
+        # The states are copied, because a layer may add to its input in place.
         def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             seen[tap] = _stream(args[0] if args else kwargs["hidden_states"]).clone()
 
@@ -102,8 +103,8 @@ class ModuleParts:
 
     @contextmanager
     def only(self, first: int, last: int, hidden: Tensor | None) -> Iterator[None]:
-        """Layers first..last-1 alone run in this block; others return what they are given. hidden: the residual stream
-        [M, d] that layer `first` starts from, None for the embeddings."""
+        """Run only layers first..last-1 in this block; the others return their input. hidden: the residual stream [M,
+        d] that layer `first` starts from, None for the embeddings."""
 
         def stand_in(given: Tensor | None) -> Callable[..., object]:
             def forward(*args: object, **kwargs: object) -> object:
@@ -116,7 +117,7 @@ class ModuleParts:
         with ExitStack() as undo:
             for i, layer in enumerate(self.layers):
                 if not first <= i < last:
-                    replaced = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
+                    replaced = layer.__dict__.get("forward")  # set by tools that move tensors between devices
                     undo.callback(put_back, layer, replaced)
                     layer.forward = stand_in(hidden if i == first - 1 else None)
             yield
@@ -124,10 +125,10 @@ class ModuleParts:
 
 @torch.inference_mode()
 def weight_of(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[V, d]: what an embedding looks up, or an output head multiplies by. `layer` may be offloaded or quantised."""
+    """Return the weight [V, d] of an embedding or output head. `layer` may be offloaded or quantised."""
     weight: Tensor = layer.weight
     if weight.is_meta:
-        from accelerate.utils import align_module_device  # which has put it there
+        from accelerate.utils import align_module_device  # accelerate has offloaded the layer
 
         with align_module_device(layer):
             return weight_of(layer, device, dtype)
@@ -135,13 +136,13 @@ def weight_of(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         return weight.detach().to(device)
     if isinstance(layer, nn.Embedding):
         return weight.dequantize().to(device)
-    rows = torch.eye(layer.in_features, dtype=dtype, device=device)  # libraries differ in how they store weights
+    rows = torch.eye(layer.in_features, dtype=dtype, device=device)  # works for any storage format
     product: Tensor = layer(rows) if layer.bias is None else layer(rows) - layer.bias.to(device)
     return product.T.contiguous()
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Return whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
+    """Return whether this is a plain floating-point tensor; quantised weights have other classes or types."""
     plain = type(weight) in (nn.Parameter, Tensor) and type(weight.data) is Tensor
     return plain and weight.is_floating_point() and weight.itemsize > 1
 
@@ -154,7 +155,7 @@ def put_back(layer: nn.Module, replaced: Any) -> None:
 
 
 def _stream(output: Any) -> Tensor:
-    """The residual stream [M, d] in what a layer takes or returns."""
+    """Return the residual stream [M, d] in the input or output of a layer."""
     if not isinstance(output, Tensor):
         output = output[0]
     if output.ndim != 3:

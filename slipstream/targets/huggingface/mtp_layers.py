@@ -1,9 +1,9 @@
 """`MtpLayers`: the MTP layers of a checkpoint, built and loaded by transformers (`MtpModel`), as an `EagleRuntime`.
 
-They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a
-hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; it is in slot i. So the last
-rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open* until all
-layers have run them with tokens of the text.
+They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k is in slot
+i. It reads a hidden state of token i (from the target, or from layer k - 1), and token i + 1 + k. So in every layer but
+the first, the last rows read draft tokens, and run again when the real tokens are known. A row is called *open* until
+every layer has run it with real tokens.
 """
 
 import copy
@@ -38,13 +38,13 @@ from slipstream.targets.huggingface.packed_pass import KINDS, running
 from slipstream.targets.huggingface.trials import fault_of, limit_of, same
 
 MOST_OPEN = 64
-"""Most rows of a sequence that layers are run for in each draft; only drafts with fewer tokens than layers reach it."""
+"""Largest number of rows that layers run again for a draft; only drafts with fewer tokens than layers reach it."""
 
 
 @dataclass
 class _Open:
-    """The open rows of a sequence: slot and position of the first, what layer 0 reads at each [n, d], what the last
-    layer returned, and the tokens of the rows, with the draft tokens after them."""
+    """The open rows of a sequence: slot and position of the first row, layer 0's input at each row [n, d], the last
+    layer's output, and the rows' tokens followed by draft tokens."""
 
     first: int
     position: int
@@ -57,7 +57,7 @@ class _Open:
         return len(self.features)
 
     def close(self, rows: int) -> None:
-        """All layers have run the first rows."""
+        """Remove the first rows, which every layer has run with real tokens."""
         if rows <= 0:
             return
         self.first, self.position = self.first + rows, self.position + rows
@@ -65,8 +65,8 @@ class _Open:
 
 
 class MtpLayers(PackedLayers):
-    """model: the layers, with the target's embedding and output head; device: of the embedding. context: most tokens
-    of a sequence. kind: how attention takes part, one of `packed_pass.KINDS`. place: device of the layers."""
+    """model: the layers, with the target's embedding and output head; device: of the embedding. context: largest number
+    of tokens in a sequence. kind: how attention runs, one of `packed_pass.KINDS`. place: device of the layers."""
 
     name = "transformers"
     mask: Tensor | None = None
@@ -86,7 +86,7 @@ class MtpLayers(PackedLayers):
     @all_threads()
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
-        """See `EagleRuntime`. The layer of the row's depth runs: rows `from_head` must be chains."""
+        """Run as `EagleRuntime.extend`, through the layer of the rows' depth. Rows `from_head` must be chains."""
         with self._calls, self._few_rows.fast():
             batch = replace(batch, positions=[p + 1 for p in batch.positions])
             if self.layers == 1:
@@ -114,7 +114,7 @@ class MtpLayers(PackedLayers):
         return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
     def settle(self, seq_ids: Iterable[int]) -> None:
-        """Run all layers for the open rows that need no draft tokens."""
+        """Run all layers for the open rows that need no draft tokens, and close these rows."""
         for seq_id in seq_ids:
             state = self._open.get(seq_id)
             if state is not None and (closed := state.rows - self.layers + 1) > 0:
@@ -128,7 +128,8 @@ class MtpLayers(PackedLayers):
         super().release(seq_id)
 
     def _read(self, batch: Batch, features: Tensor) -> Tensor:
-        """Outputs [B, d] of layer 0 for the last of the open rows, which these true rows join."""
+        """Add these rows, which have real tokens, to the open rows. Returns layer 0's outputs [B, d] for the last
+        rows."""
         for b, seq_id in enumerate(batch.seq_ids):
             rows, past = slice(batch.splits[b], batch.splits[b + 1]), batch.past[b]
             state, new, ids = self._open.get(seq_id), features[rows], batch.tokens[rows].tolist()
@@ -143,10 +144,10 @@ class MtpLayers(PackedLayers):
         return self._through(0, batch.seq_ids, open_rows)
 
     def _draft(self, batch: Batch, features: Tensor) -> Tensor:
-        """Outputs [B, d] for the last rows, with one more draft token of each sequence."""
+        """Add one draft token to each sequence. Returns the outputs [B, d] for the last rows."""
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
-        if depth >= self.layers:  # each layer has run all rows: one more for each
+        if depth >= self.layers:  # each layer has run all rows; run one row more
             past = [state.first + state.rows + depth // self.layers - 1 for state in each]
             return self.run(depth % self.layers, replace(batch, past=past), features)
         for state, token in zip(each, batch.tokens.tolist(), strict=True):
@@ -158,7 +159,7 @@ class MtpLayers(PackedLayers):
         return hidden
 
     def _through(self, layer: int, seq_ids: Seq[int], each: Seq[_Open]) -> Tensor:
-        """Run open rows through one layer; outputs [B, d] of the last ones."""
+        """Run open rows through one layer. Returns the outputs [B, d] of each sequence's last row."""
         splits = [0, *accumulate(state.rows for state in each)]
         tokens = [token for state in each for token in state.tokens[layer : layer + state.rows]]
         positions = [state.position + layer + i for state in each for i in range(state.rows)]
@@ -171,7 +172,7 @@ class MtpLayers(PackedLayers):
 
     @torch.inference_mode()
     def run(self, layer: int, batch: Batch, hidden: Tensor) -> Tensor:
-        """Outputs [M, d] of one layer for hidden states [M, d], with the tokens and positions that the rows read."""
+        """Run one layer on hidden states [M, d], with the tokens and positions that the rows read; outputs [M, d]."""
         check_ids(batch.tokens, self.model.embed_tokens.num_embeddings)
         at = [p + past - batch.positions[start]
               for start, stop, past in zip(batch.splits, batch.splits[1:], batch.past, strict=False)
@@ -187,14 +188,14 @@ class MtpLayers(PackedLayers):
 
 def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
     """Load the MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass
-    with the same results as transformers' own. checkpoint: its folder; None: the folder that the model names. Raises
-    the family of LoadError."""
+    whose results equal transformers' own. checkpoint: its folder; None: the folder that the model names. Raises the
+    family of LoadError."""
     config = module.config.get_text_config(decoder=True)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
-            "drafter 'mtp' was asked of a quantised target",
+            "drafter 'mtp' does not work with a quantised target",
             why="transformers loads MTP layers in floating point only",
-            fix="use the checkpoint that it was quantised from, or another drafter",
+            fix="use the checkpoint that the target was quantised from, or another drafter",
         )
     opened = Checkpoint.open(checkpoint or module.config.name_or_path or "a model in memory")
     folder = opened.download()
@@ -209,15 +210,15 @@ def load_mtp(module: PreTrainedModel, checkpoint: Path | None, device: torch.dev
             return layers
         why = why or fault
     raise UnsupportedModelError(
-        f"the MTP layers of a {config.model_type!r} model cannot be run for several sequences",
+        f"the MTP layers of a {config.model_type!r} model cannot run for several sequences at once",
         why=why,
         fix="use another drafter",
     )
 
 
 def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
-    """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
-    shared, and the target stays as it is."""
+    """Build and load `MtpModel`, which copies what it needs from a target. It gets a stand-in that shares the target's
+    modules but has another configuration, so the target is not changed."""
     text = module.config.get_text_config(decoder=True)
     family, first = FAMILIES[text.model_type], text.num_hidden_layers
     stand_in = copy.copy(module)
@@ -228,14 +229,14 @@ def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     for key, value in (*((k, [v] * layers) for k, v in family.types.items()), *family.config.items()):
         setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
-    # The patterns of the class name the layers of released checkpoints.
+    # The class's own patterns name the MTP layers of released checkpoints.
     stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected or ())
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
-    known = getattr(module, "_weight_conversions", None)  # of models that were loaded
+    known = getattr(module, "_weight_conversions", None)  # set if the model was loaded from files
     conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
     setattr(stand_in, "_weight_conversions", conversions)  # noqa: B010 its class does not declare it
     place = next(module.get_decoder().layers[-1].parameters()).device
-    why, fix = "config.json and the weights must say the same", "download the checkpoint again, or use another drafter"
+    why, fix = "config.json and the weights must agree", "download the checkpoint again, or use another drafter"
     with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError, why):
         model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
     for name, parameter in model.layers.named_parameters():
@@ -245,7 +246,7 @@ def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
 
 @torch.inference_mode()
 def _check(layers: MtpLayers) -> None:
-    """Raise unless two sequences in packed passes give what transformers' own pass over each gives."""
+    """Raise unless packed passes over two sequences give the same as transformers' own pass over each."""
     model, at = layers.model, [*range(7), *range(5)]
     ids = ((torch.arange(12) * 37 + 11) % model.embed_tokens.num_embeddings).to(layers.device)
     hidden = torch.randn(12, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(layers.place)

@@ -1,9 +1,9 @@
 """Forces and forbids tokens as an encoder-decoder's generation configuration asks, like transformers' `generate`.
 
-Translation and summarisation models are trained for it: the first token of the output may be a language code, the last
-one the end of the text, and some ids never occur. transformers' own processors do the work, at every draft token, with
-the text that leads to it. `SamplingParams` gives the parameters of a request (temperature, filters, lengths). Beams
-are another call (`LLM.beam_search`); a warning says so.
+Translation and summarisation models are trained for such rules: the first token of the output may be a language code,
+the last the end of the text, and some ids never occur. transformers' own processors apply them, at every draft token,
+with the text that leads to this token. `SamplingParams` gives the parameters of a request (temperature, filters,
+lengths). Beams need another call (`LLM.beam_search`); a warning says so.
 """
 
 import copy
@@ -23,15 +23,14 @@ _REFUSED: dict[str, object] = {
     "sequence_bias": None, "guidance_scale": 1, "exponential_decay_length_penalty": None, "watermarking_config": None,
     "stop_strings": None, "remove_invalid_values": False, "token_healing": False,
 }  # fmt: skip
-"""Fields that are not supported, each with its neutral values. Any other value is refused."""
+"""Fields that are not supported, each with its neutral value. Any other value is refused."""
 
 
 class OutputRules:
-    """module: of transformers; start: how many ids every text begins with; eos_ids: ids that end a text; device: of the
-    logits.
+    """module: a transformers model; start: number of ids that every text begins with; eos_ids: ids that end a text;
+    device: device of the logits.
 
-    Raises UnsupportedModelError, which names the field, for what is not supported.
-    """
+    Raises UnsupportedModelError, which names the field, for a field that is not supported."""
 
     def __init__(self, module: Any, start: int, eos_ids: Seq[int], device: torch.device):
         self._module, self._start, self._device = module, start, device
@@ -42,18 +41,16 @@ class OutputRules:
             if value not in (None, nothing):
                 raise UnsupportedModelError(
                     f"the model's generation configuration has {name}={value!r}",
-                    why="it would change the text, and is not offered",
+                    why="it would change the text, and is not supported",
                     fix=f"remove it from generation_config.json, or set model.generation_config.{name} = None",
                 )
         beams = getattr(generation, "num_beams", None) or 1
         if beams > 1:
-            log.warning(
-                f"the model's generation configuration asks for {beams} beams: LLM.generate has none, see beam_search"
-            )
+            log.warning(f"the model's generation configuration asks for {beams} beams: use LLM.beam_search")
 
     def check_beams(self) -> None:
-        """Raise TargetError for a rule that changes how probable the other tokens are: transformers' beams are compared
-        by their probabilities from before the rules. A token that is forced is the only one."""
+        """Raise TargetError for a rule that changes the other tokens' probabilities: transformers compares beams by the
+        probabilities before such rules. (A forced token is the only one, so forcing is allowed.)"""
         for name in (
             "encoder_repetition_penalty", "repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
             "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens", "begin_suppress_tokens",
@@ -61,22 +58,22 @@ class OutputRules:
             value = getattr(self._module.generation_config, name)
             if value and value != 1.0:
                 raise TargetError(
-                    f"beams were asked of a model whose generation configuration has {name}={value!r}",
-                    why="it would be applied before beams are compared, in transformers after it",
+                    f"beams do not work with a model whose generation configuration has {name}={value!r}",
+                    why="here it would apply before beams are compared, in transformers afterwards",
                     fix=f"set model.generation_config.{name} = None, or decode without beams",
                 )
 
     def of(self, seq: Sequence) -> list[LogitsProcessor]:
-        """The processors of one text, in transformers' order; empty where nothing is forced or forbidden.
+        """Return the logits processors of one text, in transformers' order; [] if no token is forced or forbidden.
 
-        A text that must have a form, or may not end yet, is not ended by force at its limit. Raises TargetError if its
-        first token is forced and it must have a form."""
+        The end of text is not forced at the length limit if the text has structured output, or must not end yet. Raises
+        TargetError if the first token is forced, but the text has structured output."""
         asked = copy.copy(self._module.generation_config)
         if asked.forced_bos_token_id is not None and self._start == 1 and seq.constraint is not None:
             raise TargetError(
-                f"the model's generation configuration forces the first token ({asked.forced_bos_token_id}), the "
+                f"the model's generation configuration forces the first token ({asked.forced_bos_token_id}), but the "
                 "request asks for a structured output",
-                why="the form does not allow that token",
+                why="the grammar of the output does not allow that token",
                 fix="leave `structured` out, or set forced_bos_token_id to None",
             )
         asked.do_sample = asked.renormalize_logits = False

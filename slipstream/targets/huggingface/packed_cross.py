@@ -1,9 +1,9 @@
 """Cross-attention in packed passes through the decoder of an encoder-decoder.
 
-Each sequence answers a source of its own, so cross-attention runs each sequence's rows on the keys and values of its
-source. The model computes them for the sources that are new in a pass, one after another as one long source; they are
-divided here and stay with each source (`EncodedSources`). Where the model asks its cache for keys, it gets a marker
-(`CrossCache`), by which attention knows the layer.
+Each sequence answers its own source, so cross-attention runs each sequence's rows on the keys and values of its source.
+The model computes these for all sources that are new in a pass, concatenated like one long source; here they are split,
+and stay with each source (`EncodedSources`). When the model asks its cache for keys, it gets a marker (`CrossCache`)
+that tells the attention which layer is meant.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -20,8 +20,8 @@ from slipstream.targets.huggingface.module_blocks import Pair
 class CrossAttention:
     """Keys and values of the cross-attention in one pass.
 
-    sources   of the sequences of the pass, in order. layer_of: the layer that a marker stands for; None: other keys.
-    new       those among the sources without keys and values. attended: how many layers have used it.
+    sources   the sources of the pass's sequences, in order. layer_of: marker -> its layer; None for other keys.
+    new       the sources without keys and values. attended: number of layers that have used the cross-attention.
     """
 
     def __init__(self, sources: Seq[Source], layer_of: Callable[[Tensor], int | None]):
@@ -31,12 +31,12 @@ class CrossAttention:
 
     @property
     def hidden(self) -> Tensor:
-        """[1, S, d], what the model computes keys and values from: the new sources, one after another. The model always
-        calls it. In a pass without new sources the result is not used."""
+        """The states [1, S, d] from which the model computes keys and values: the new sources, concatenated. The model
+        always computes them. In a pass without new sources the result is not used."""
         return torch.cat([source.hidden for source in self.new], 1) if self.new else self.sources[0].hidden
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """keys [1, Hk, S, D] and values of all new sources."""
+        """Split keys [1, Hk, S, D] and values among the new sources."""
         lengths = [source.hidden.shape[1] for source in self.new]
         if keys.shape[2] != sum(lengths):
             raise TargetError(f"cross-attention wrote {keys.shape[2]} keys for sources of {sum(lengths)} tokens")
@@ -44,8 +44,8 @@ class CrossAttention:
             source.cross.update(k, v, layer)
 
     def share(self, key: Tensor) -> list[Pair] | None:
-        """Keys [Hk, S, D] and values of each sequence's source, in the layer whose marker `key` is. None for other
-        keys: they are of self-attention."""
+        """Return keys [Hk, S, D] and values of each sequence's source, in the layer whose marker `key` is. Returns None
+        for other keys: they belong to self-attention."""
         layer = self.layer_of(key)
         if layer is None:
             return None

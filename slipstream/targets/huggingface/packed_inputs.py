@@ -1,8 +1,8 @@
 """Stands in for the caches and positions of a transformers model in packed passes.
 
-The caches hand keys and values to the pass (`PackedPass.write`, `CrossAttention.write`). Decoders whose positions are
-embedded count tokens from the length of their cache, which differs between the rows of a pass. The module that embeds
-positions is therefore called with the positions of the rows (`PackedPositions`).
+The caches hand keys and values to the pass (`PackedPass.write`, `CrossAttention.write`). Decoders with position
+embeddings count positions from the length of their cache, which differs between the rows of a pass. So the module that
+embeds positions is called with the positions of the rows (`PackedPositions`).
 """
 
 import inspect
@@ -19,8 +19,8 @@ from slipstream.targets.huggingface.packed_pass import current_pass
 
 
 def argument_of_past(module: nn.Module) -> str | None:
-    """Return the name of the argument that tells a module how many tokens were before; None if it takes none. A module
-    that embeds positions has no parts, and one integer that is 0 by default. Its name differs between versions."""
+    """Return the argument by which a position embedding learns the number of earlier tokens; None for other modules.
+    Such a module has no submodules, and one integer argument with default 0, whose name differs between versions."""
     if next(module.children(), None) is not None:
         return None
     each = inspect.signature(type(module).forward).parameters.values()
@@ -29,7 +29,7 @@ def argument_of_past(module: nn.Module) -> str | None:
 
 
 class PackedLayer(CacheLayerMixin):
-    """Takes the keys and values of one layer from transformers (see `PackedPass.write`)."""
+    """Receives the keys and values of one layer from transformers (see `PackedPass.write`)."""
 
     def __init__(self, index: int):
         super().__init__()
@@ -41,19 +41,19 @@ class PackedLayer(CacheLayerMixin):
         return current_pass().write(self.index, key_states, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the blocks are made by `ModuleBlocks`."""
+        """Does nothing: `ModuleBlocks` makes the blocks."""
 
     def get_seq_length(self) -> int | Tensor:  # type: ignore[override]
         return current_pass().before
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """Nobody reads them: masks are made for each sequence."""
+        """Return sizes that no code reads: masks are made for each sequence."""
         return (query_length if isinstance(query_length, int) else len(query_length)), 0
 
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name up to transformers 5.17
+    get_max_cache_shape = get_max_length  # the method's name up to transformers 5.17
 
 
 class PackedCache(Cache):
@@ -79,7 +79,7 @@ class CrossLayer(PackedLayer):
         return self.marker, self.marker
 
     def get_seq_length(self) -> int:
-        """0 makes the model compute keys and values."""
+        """Return 0 if there are new sources, because the model then computes keys and values; otherwise 1."""
         cross = current_pass().cross
         return 0 if cross is not None and cross.new else 1
 
@@ -97,7 +97,7 @@ class CrossCache(Cache):
 
 
 class PackedPositions:
-    """decoder: of the model; pad: its padding id, after which some models count otherwise."""
+    """decoder: the model's decoder; pad: its padding id, after which some models number positions differently."""
 
     def __init__(self, decoder: nn.Module, pad: int | None):
         self.pad = pad
@@ -106,7 +106,7 @@ class PackedPositions:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """In this block, the modules embed the positions of the pass."""
+        """Make the modules embed the positions of the pass, within this block."""
         with ExitStack() as undo:
             for module, past in self.modules.items():
                 undo.callback(put_back, module, vars(module).get("forward"))
@@ -114,7 +114,7 @@ class PackedPositions:
             yield
 
     def _embed(self, original: Callable[..., Tensor], past: str, *args: object, **kwargs: object) -> Tensor:
-        """Embeddings [M, d] or [1, M, d] by the module's own forward."""
+        """Return embeddings [M, d] or [1, M, d] by the module's own forward."""
         run, takes = current_pass(), inspect.signature(original)
         given = takes.bind(*args, **kwargs).arguments | {past: 0}
         if "position_ids" in takes.parameters:
@@ -129,8 +129,8 @@ class PackedPositions:
         return torch.cat(parts, 1)
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
-        """Rows first..last-1 that can be embedded in one call: consecutive positions of one sequence, and nothing after
-        a padding token, so that each token is numbered as when tokens are read one at a time."""
+        """Yield rows first..last-1 that can be embedded in one call: consecutive positions of one sequence, ending at a
+        padding token, so that each token is numbered as when tokens are read one at a time."""
         run = current_pass()
         positions, tokens = run.positions.tolist(), run.tokens.tolist()
         starts = {row.start for row in run.rows}

@@ -1,7 +1,7 @@
 """`PackedModule`: a transformers model as an `Executor`: packed rows of several sequences over our own KV blocks.
 
-So everything that is made for our own decoder holds for the model: trees, ragged batches, prompts in chunks, the
-prefix cache, hidden states, early exits. What makes it possible is described in `packed_pass`.
+So all features of our own decoder work for the model: trees, ragged batches, prompts in chunks, the prefix cache,
+hidden states, early exits. `packed_pass` describes how.
 """
 
 import inspect
@@ -30,13 +30,13 @@ from slipstream.targets.huggingface.packed_pass import NAME, PackedPass, PackedR
 
 
 class PackedLayers(TorchPaged[ModuleBlocks]):
-    """Layers of transformers that run in packed passes over their blocks, in the way `kind`."""
+    """Layers of transformers that run in packed passes over our own KV blocks; see `packed_pass` for `kind`."""
 
     kind: str
     device: torch.device
 
     def _pack(self, batch: Batch, apart: bool = False, cross: CrossAttention | None = None) -> PackedPass:
-        """The pass over a batch, whose slots are reserved. Masks compare the positions of the batch with slots."""
+        """Return the pass over a batch, and reserve its slots. Masks compare the positions of the batch with slots."""
         places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
         scattered: list[int] = []
         rows: list[PackedRow] = []
@@ -51,8 +51,8 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
 
 @contextmanager
 def attend_packed(*configs: PreTrainedConfig) -> Iterator[None]:
-    """Models with these configurations use the packed attention in this block, and theirs after it: they may be someone
-    else's, too."""
+    """Make models with these configurations use the packed attention within this block. Their own attention is restored
+    afterwards, because other code may use them, too."""
     before = {id(config): (config, config._attn_implementation) for config in configs}
     for config, _ in before.values():
         config._attn_implementation = NAME
@@ -64,9 +64,9 @@ def attend_packed(*configs: PreTrainedConfig) -> Iterator[None]:
 
 
 class PackedModule(PackedLayers):
-    """parts: the model; shape: of it; kind: how it takes part, one of `packed_pass.KINDS`.
+    """parts: the model; shape: its sizes; kind: how attention runs, one of `packed_pass.KINDS`.
 
-    slices  whether layers can be run apart (see `Executor.forward`); decided by `huggingface_target`, which tries.
+    slices  whether layers can run apart (see `Executor.forward`); set by the trial in `trials.check_packed`.
     """
 
     torch_threads = None
@@ -86,7 +86,7 @@ class PackedModule(PackedLayers):
         self.device = parts.device
         self.slices = False
         self._takes = set(inspect.signature(parts.module.forward).parameters)
-        self._cache_name = parts.cache_name or ALL_CACHE_NAMES[0]  # which a model may hand on without naming it
+        self._cache_name = parts.cache_name or ALL_CACHE_NAMES[0]  # a model may pass it on without naming it
         self._few_rows = FewRows(parts.module)
         self._cache = PackedCache(shape.layers)
         super().__init__(ModuleBlocks(shape.layers), kv_blocks, SPREAD)
@@ -103,7 +103,7 @@ class PackedModule(PackedLayers):
             wanted = tuple(dict.fromkeys(taps if layers is None else (*taps, last)))
             through = partial(self._through, batch, hidden, wanted, (first, last), layers is not None)
             logits, seen = through()
-            # In a dense pass, even rows of different sequences meet in attention.
+            # In a dense pass, attention also computes with rows of other sequences, masked.
             if may_spoil(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
                 logits, seen = through(apart=True)
             stream = seen.get(last)
@@ -123,7 +123,7 @@ class PackedModule(PackedLayers):
         sliced: bool,
         apart: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of `span`."""
+        """Return logits [R, V] of the selected rows, and hidden states by tap, of a pass through the layers `span`."""
         only = self.parts.only(*span, hidden) if sliced else nullcontext()
         one = self._pack(batch, apart, self._cross(batch))
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)

@@ -1,22 +1,22 @@
 """A packed pass through a transformers model: rows of several sequences in one forward, registered as an attention.
 
-Attention is the only part of a transformer in which tokens meet. transformers lets anyone register an attention and
-the function that makes its masks. This one runs each sequence on its own blocks, with its own mask, so the rest of the
-model sees one long row of M tokens whose positions are given.
+Attention is the only part of a transformer in which tokens meet. transformers lets anyone register an attention and the
+function that makes its masks. Ours runs each sequence on its own blocks, with its own mask, so the rest of the model
+sees one long row of M tokens with given positions.
 
-Three kinds of models take part (`KINDS`):
+Models run in one of three kinds of passes (`KINDS`):
 
-    blocks    attention gets what was cached, as it was: it reads the blocks in place
-    gathered  the model computes on with cached values (latent attention): it gets those of all sequences, one after
+    blocks    attention gets exactly the cached keys and values: it reads the blocks in place
+    gathered  the model computes with cached values (latent attention): it gets those of all sequences, one after
               another, and attention takes each sequence's share
-    dense     the model has its own attention but asks transformers for its masks: it gets all slots, and one mask in
-              which each sequence sees its own
+    dense     the model has its own attention but asks transformers for its masks: the model gets all slots, and one
+              mask in which each sequence sees only its own slots
 
-In the decoder of an encoder-decoder, cross-attention is run on each sequence's own source (`packed_cross`), and a bias
-of positions (T5) is computed by the model for the positions of the rows, over the slots of the longest sequence.
+In the decoder of an encoder-decoder, cross-attention runs on each sequence's own source (`packed_cross`). A position
+bias (T5) is computed by the model for the positions of the rows, over the slots of the longest sequence.
 
-A mask is a function of two indices in transformers (causal, sliding window, chunks). Evaluated at *positions* it holds
-for any slot of the cache; what a node of a tree may see among the new rows is added here.
+In transformers, a mask is a function of two indices (causal, sliding window, chunks). Called with *positions*, it holds
+for any slot of the cache; the visibility of new rows in a tree is added here.
 """
 
 import threading
@@ -37,19 +37,19 @@ from slipstream.targets.huggingface.module_blocks import ModuleBlocks, Pair
 from slipstream.targets.huggingface.packed_cross import CrossAttention
 
 NAME = "slipstream_packed"
-"""Under which attention and masks are registered."""
+"""Name under which attention and masks are registered."""
 
 KINDS = ("blocks", "gathered", "dense")
-"""How a model takes part, the fastest first."""
+"""Kinds of packed passes, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One sequence of a pass: rows start:stop, and slots 0..total-1 after it.
+    """One sequence of a pass: its rows start:stop, and its slots 0..total-1 after the pass.
 
-    positions  [n] of its new tokens. tree: bool [n, n], what a new token sees among the new ones; None: a chain.
+    positions  [n] positions of its new tokens. tree: bool [n, n], which new tokens each new token sees; None: a chain.
     in_place   whether its blocks are consecutive; first: place of slot 0 in the cache, or in the gathered blocks.
-    offset     of slot 0, where the slots of all sequences lie one after another.
+    offset     index of slot 0 if the slots of all sequences are concatenated.
     """
 
     start: int
@@ -69,13 +69,13 @@ class PackedRow:
 
 @dataclass
 class PackedPass:
-    """kind: one of KINDS. tokens: int64 [M]; places: int64 [M], where each one's keys and values go; scattered: blocks
-    of the sequences whose blocks are not consecutive, one after another. device: of the embeddings. apart: whether each
-    row attends on its own (see `rows_apart`); what is not finite is kept from an attention of the model's own. cross:
+    """kind: one of KINDS. tokens: int64 [M]; places: int64 [M], where each token's keys and values go; scattered:
+    blocks of sequences whose blocks are not consecutive, concatenated. device: of the embeddings. apart: whether each
+    row attends on its own (see `rows_apart`); the model's own attention then gets only finite keys and values. cross:
     cross-attention of the decoder of an encoder-decoder.
 
-    cached, attended  how many layers have written keys and values, and have used `packed_attention`.
-    kept_back  bool [M]: rows whose keys and values were kept from it.
+    cached, attended  number of layers that have written keys and values, and that have used `packed_attention`.
+    kept_back  bool [M]: rows whose keys and values the model's own attention did not get.
     """
 
     kind: str
@@ -96,29 +96,29 @@ class PackedPass:
 
     @property
     def slots(self) -> int:
-        """Slots of all sequences."""
+        """Number of slots of all sequences."""
         return self.rows[-1].offset + self.rows[-1].total
 
     @cached_property
     def positions(self) -> Tensor:
-        """int64 [M], on `device`."""
+        """Positions of the tokens, int64 [M], on `device`."""
         return torch.cat([row.positions for row in self.rows]).to(self.device)
 
     @property
     def before(self) -> Tensor | int:
-        """Stands for the length of the model's cache. In a decoder with cross-attention, [M, 1]: added to the numbers
-        of the rows in the pass, it gives their positions. Elsewhere positions are given, and it is 0."""
+        """The length of the cache that the model is given. For a decoder with cross-attention, [M, 1]: added to a row's
+        index in the pass, it gives the row's position. Otherwise 0, because positions are given."""
         if self.cross is None:
             return 0
         return (self.positions - torch.arange(len(self.places), device=self.device))[:, None]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> Pair:
-        """keys [1, Hk, M, D], values [1, Hv, M, Dv]: of one layer, for all rows. Returns what the model goes on with:
-        the same, or all slots [1, Hk, S, D]."""
+        """Write keys [1, Hk, M, D] and values [1, Hv, M, Dv] of one layer, for all rows. Returns what the model
+        computes with: the same tensors, or all slots [1, Hk, S, D]."""
         self.cached += 1
         self._current = self.blocks.write(layer, self.places, keys[0], values[0])
         self._copied = None if self.scattered is None else self.blocks.gather(layer, self.scattered)
-        if self.cross is not None:  # as many as the longest sequence has, for a bias; attention reads the blocks
+        if self.cross is not None:  # the longest length, for a bias; attention reads the blocks
             keys = keys[:, :, :1].expand(-1, -1, max(row.total for row in self.rows), -1)
         self._written = keys, values
         if self.kind == "blocks":
@@ -127,7 +127,7 @@ class PackedPass:
         if self.apart and self.kind == "dense":
             finite = [x.isfinite().all(-1).all(1)[0].cpu() for x in (keys, values)]  # [M] each
             bad = ~(finite[0] & finite[1])
-            for row, pair in zip(self.rows, each, strict=True):  # earlier slots hold tokens that every row follows
+            for row, pair in zip(self.rows, each, strict=True):  # every row sees the earlier slots
                 past = row.total - (row.stop - row.start)
                 bad[row.start : row.stop] |= not all(bool(x[:, :past].isfinite().all()) for x in pair)
             self.kept_back = bad if self.kept_back is None else self.kept_back | bad
@@ -137,7 +137,7 @@ class PackedPass:
         return torch.cat([k for k, _ in each], 1)[None], torch.cat([v for _, v in each], 1)[None]
 
     def attend(self, key: Tensor, value: Tensor) -> None:
-        """Check that attention is asked about what this layer has just written."""
+        """Check that attention gets exactly the keys and values that this layer has just written."""
         self.attended += 1
         if self.kind == "blocks" and (self._written is None or self._written[0] is not key):
             raise TargetError("the model changes keys after they were cached")
@@ -150,7 +150,7 @@ class PackedPass:
         self._written = None
 
     def check_used(self, layers: int) -> None:
-        """Raise TargetError unless this many layers have used what they were given."""
+        """Raise TargetError unless this many layers have used the attention and the cache that they were given."""
         used = self.cached if self.kind == "dense" else self.attended
         if used != layers:
             raise TargetError(f"{used} of {layers} layers used the attention and the cache that were given")
@@ -158,8 +158,8 @@ class PackedPass:
             raise TargetError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
-        """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: the inputs of
-        attention."""
+        """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: attention's
+        inputs."""
         if self.kind == "blocks":
             return self._of_row(row, hidden)
         first, last = row.offset + hidden, row.offset + row.total
@@ -172,7 +172,7 @@ class PackedPass:
         return cached[0][:, first:last], cached[1][:, first:last]
 
     def find_lost(self) -> set[int]:
-        """Return rows that see a row whose keys and values were kept back: their outputs are meaningless."""
+        """Return the rows that see a row of `kept_back`: their outputs are meaningless."""
         if self.kept_back is None:
             return set()
         lost = set[int]()
@@ -183,11 +183,9 @@ class PackedPass:
         return lost
 
     def bias(self, row: PackedRow, bias: Tensor) -> Tensor:
-        """A sequence's share [H, n, S] of a bias of positions [1, H, M, K], whose columns are positions."""
+        """Return a sequence's share [H, n, S] of a position bias [1, H, M, K], whose columns are positions."""
         if bias.shape[2] != len(self.places) or bias.shape[3] < row.total:
-            raise TargetError(
-                f"a bias of positions has the shape {list(bias.shape)} in a pass of {len(self.places)} rows"
-            )
+            raise TargetError(f"a position bias has the shape {list(bias.shape)} in a pass of {len(self.places)} rows")
         row_bias = bias[0, :, row.start : row.stop, : row.total]
         return row_bias if row.tree is None else row_bias.index_select(-1, row.at.to(row_bias.device))
 
@@ -197,7 +195,7 @@ _here = threading.local()
 
 @contextmanager
 def running(one: PackedPass) -> Iterator[PackedPass]:
-    """Within this block, `one` is the pass of this thread."""
+    """Make `one` the pass of this thread within this block."""
     _here.current = one
     try:
         yield one
@@ -216,16 +214,16 @@ def current_pass() -> PackedPass:
 
 @dataclass
 class PackedMask:
-    """For each sequence what its new tokens see: (bool [n, S] or None for everything, first slot that any sees)."""
+    """What the new tokens of each sequence see: (bool [n, S] or None for all, first slot that any sees)."""
 
     rows: list[tuple[Tensor | None, int]]
     _masks: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)
     _bias: Tensor | None = None
 
     def additive(self, b: int, fold: int, like: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """[fold * n, S]: 0 where it sees, minus infinity elsewhere. bias: of positions (see `PackedPass.bias`), which
-        is added: [1, H / fold, fold * n, S]."""
-        if bias is not self._bias:  # most models compute it in their first layer, and use it in all
+        """Return the mask [fold * n, S]: 0 for slots that are seen, minus infinity elsewhere. bias: a position bias
+        (see `PackedPass.bias`) to add: [1, H / fold, fold * n, S]."""
+        if bias is not self._bias:  # most models share one bias among all layers
             self._masks, self._bias = {}, bias
         key = (b, fold, like.dtype, like.device)
         if key not in self._masks:
@@ -245,12 +243,12 @@ class PackedMask:
 def packed_mask(
     *, mask_function: Callable[..., Tensor] | None = None, dtype: torch.dtype = torch.float32, **_: object
 ) -> PackedMask | Tensor:
-    """See `AttentionMaskInterface`. For models with their own attention a tensor [1, 1, M, S]."""
+    """Make masks as `AttentionMaskInterface`. For models with their own attention a tensor [1, 1, M, S]."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     sees: Any = mask_function or causal_mask_function
     if current_pass().cross is not None and sees is bidirectional_mask_function:
-        return PackedMask([])  # of the cross-attention, in which each sequence sees its whole source
+        return PackedMask([])  # cross-attention: each sequence sees its whole source
     run, zero = current_pass(), torch.zeros((), dtype=torch.int64)
     rows: list[tuple[Tensor | None, int]] = []
     dense = torch.zeros(len(run.places), run.slots, dtype=torch.bool) if run.kind == "dense" else None
@@ -289,10 +287,10 @@ def packed_attention(
     position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """See `AttentionInterface`. query [1, H, M, D] -> [1, M, H, Dv].
+    """Attend as `AttentionInterface`. query [1, H, M, D] -> [1, M, H, Dv].
 
     softcap  scores become softcap * tanh(score / softcap). s_aux: [H], a score for seeing nothing.
-    position_bias  [1, H, M, K], see `PackedPass.bias`; without a meaning in cross-attention.
+    position_bias  [1, H, M, K], see `PackedPass.bias`; ignored in cross-attention.
     """
     run = current_pass()
     crossed = None if run.cross is None else run.cross.share(key)
@@ -300,7 +298,7 @@ def packed_attention(
     if crossed is None:
         run.attend(key, value)
     if dropout or (crossed is None and (not isinstance(attention_mask, PackedMask) or biased or is_causal is False)):
-        raise TargetError("the model's attention has a mask or a bias of its own")
+        raise TargetError("the model's attention has its own mask or bias")
     heads, width = query.shape[1], (value if crossed is None else crossed[0][1]).shape[-1]
     out = query.new_empty(query.shape[2], heads, width)  # [M, H, Dv]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -1,11 +1,11 @@
-"""How far the cache of a transformers model can be rolled back.
+"""Rolls the cache of a transformers model back.
 
-    keys and values of all tokens           the last ones are dropped
-    a convolution or a recurrence           a copy of its state from before the pass is put back, and tokens accepted
-                                            since are read again, together with the next tokens
+    keys and values of all tokens           the last tokens are dropped
+    a convolution or a recurrence           a copy of its state from before the pass is restored, and tokens accepted
+                                            since then are read again, together with the next tokens
 
-A sliding window keeps all tokens, and is masked: transformers would drop tokens before it, and could not go back over
-its edge.
+A sliding window keeps all tokens, and is masked: transformers would drop the tokens before the window, and could not
+roll back across its edge.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from slipstream.errors import UnsupportedModelError
 
 
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
-    """An empty cache for one sequence. config: of the model's text decoder.
+    """Return an empty cache for one sequence. config: configuration of the model's text decoder.
 
-    Raises UnsupportedModelError for a layer of the cache that cannot be rolled back; it names the layer."""
+    Raises UnsupportedModelError, which names the layer, for a layer of the cache that cannot be rolled back."""
     cache = DynamicCache(config=config)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicSlidingWindowLayer:
@@ -40,12 +40,12 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 _MARKS = 6
-"""Most states that are remembered for one sequence."""
+"""Largest number of states that are kept for one sequence."""
 
 
 _CROPPED = ("DynamicLayer", "DynamicIndexedLayer")
-"""Layers of a cache of which the last tokens can be dropped. The second also keeps the keys of an indexer, which
-chooses what attention sees (DeepSeek V3.2)."""
+"""Cache layers whose last tokens can be dropped. The second also keeps the keys of an indexer, which chooses the tokens
+that attention sees (DeepSeek V3.2)."""
 
 
 def has_states(cache: DynamicCache) -> bool:
@@ -54,14 +54,14 @@ def has_states(cache: DynamicCache) -> bool:
 
 
 def attends(cache: DynamicCache) -> bool:
-    """Return whether every layer keeps keys and values of its own: then a packed pass may be possible."""
+    """Return whether every layer keeps its own keys and values: then a packed pass may be possible."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 class RollbackCache:
     """The cache of one sequence.
 
-    tokens  the tokens that it holds. Some may turn out not to be in the sequence, and are rolled back.
+    tokens  the tokens in the cache. Tokens that are not in the sequence are rolled back.
     """
 
     def __init__(self, config: PreTrainedConfig):
@@ -70,7 +70,7 @@ class RollbackCache:
         self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first
 
     def copy(self) -> RollbackCache:
-        """Another cache that holds the same. Keys and values are shared until one of the two goes on: passes replace
+        """Return a copy of the cache. Keys and values are shared until one of the two runs, because passes replace
         them. Marks are never changed."""
         copied = copy.copy(self)
         copied.cache = copy.copy(self.cache)
@@ -79,17 +79,17 @@ class RollbackCache:
         return copied
 
     def mark(self) -> None:
-        """Remember the states of now, if there are any; some of the earlier marks are forgotten."""
+        """Remember the present states, if there are any. The oldest marks are thinned out."""
         if not self._stateful or not self.tokens or (self._marks and self._marks[-1][0] == len(self.tokens)):
             return
         states = [_copy(layer) if _stateful(layer) else None for layer in self.cache.layers]
         self._marks.append((len(self.tokens), states))
-        if len(self._marks) > _MARKS:  # the further back, the fewer are left; the newest three stay
+        if len(self._marks) > _MARKS:  # older marks get sparser; the newest three stay
             at = [length for length, _ in self._marks]
             del self._marks[min(range(1, len(at) - 3), key=lambda i: at[i + 1] - at[i - 1])]
 
     def roll_back(self, length: int) -> bool:
-        """Go back to at most `length` tokens. Returns False if no mark is left: then the text is read again."""
+        """Go back to at most `length` tokens. Returns False if no mark is left; the text must then be read again."""
         drop = len(self.tokens) - length
         if drop <= 0:
             return True
@@ -116,8 +116,8 @@ def _stateful(layer: object) -> bool:
 
 
 def _copy(layer: object) -> Any:
-    """A copy of a layer with tensors of its own. Keys and values, which a pass replaces and does not write to, are
-    shared."""
+    """Return a copy of a layer with its own tensors. Keys and values are shared: a pass replaces them and does not
+    write to them."""
     copied = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict):

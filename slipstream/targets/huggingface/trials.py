@@ -1,16 +1,14 @@
-"""Trials: a few tokens are run as the engine would run them, and compared with the model's own forward, which has no
-cache.
+"""Trials: run a few tokens as the engine would, and compare the logits with the model's own forward without a cache.
 
 A trial must tell quantised activations from a fault. float32 and float64 round too little to matter. But some libraries
 round the *activations* of each linear layer to a few digits (LLM.int8 of bitsandbytes, dynamic int8 of torchao), or
-compute in 16 bits inside. An activation that lies between two steps then falls to one or the other, depending on the
-last bits of what was computed before it, or on the rows beside it. How far that moves the logits depends on the model,
-so it is measured here:
+compute in 16 bits inside. An activation between two steps then falls to one or the other, depending on the last bits of
+earlier computations, or on other rows. The effect on the logits depends on the model, so it is measured here:
 
     rounding  x is split at random into two parts, and the mean of f(2 a) and f(2 (x - a)) replaces f(x) in every
-              quantised layer f. Without rounding that is f(x); with it, all activations are rounded anew.
-    mistake   the logits after a text in which one token, the last but one, is another one: the least that a wrong
-              rollback or a wrong mask would do.
+              quantised layer f. Without rounding that equals f(x); with it, all activations are rounded anew.
+        mistake   the logits after a text in which the last but one token is replaced: the least effect that a wrong
+                  rollback or a wrong mask would have.
 """
 
 import inspect
@@ -40,17 +38,17 @@ log = logging.getLogger("slipstream")
 
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference that rounding explains, relative to the largest logit; transformers computes norms and softmax in
-float32 at least."""
+float32 or more."""
 _ROUGH = 0.05
-"""The same for 16 bits, for the median row: there experts may be picked differently."""
+"""The same bound in 16 bits, for the median row: in single rows, other experts may be picked."""
 _PROBES = 3
 _MARGIN = 2.0
-"""The trials compare more rows than are measured here, so the largest difference may be larger."""
+"""Factor on the measured rounding: the trials compare more rows, so their largest difference may be larger."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest difference that rounding explains, as a share of the largest logit, in every row or in the median."""
+    """The largest difference that rounding explains, as a share of the largest logit, per row or in the median."""
 
     largest: float
     every_row: bool = True
@@ -60,7 +58,7 @@ class Limit:
 class Trial:
     """Two texts of token ids, with their sources if the model is an encoder-decoder.
 
-    truth  for each text the logits [n, V] after each of its tokens, by the model's own forward. limit: see `Limit`.
+    truth  for each text the logits [n, V] after each of its tokens, by the model's forward. limit: allowed difference.
     """
 
     texts: Seq[Seq[int]]
@@ -70,16 +68,16 @@ class Trial:
 
 
 def limit_of(dtype: torch.dtype) -> Limit:
-    """Return the limit for rounding in this dtype. `measured_limit` adds the rounding of quantised activations."""
+    """Return the limit for rounding in this dtype. `measure_limit` adds the rounding of quantised activations."""
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
 def forward_logits(module: PreTrainedModel, parts: ModuleParts, text: Seq[int], source: Seq[int] = ()) -> Tensor:
-    """Logits [n, V] of the model's own forward, with the positions that `generate` passes."""
+    """Return the logits [n, V] of the model's own forward, with the positions that `generate` passes."""
     given = {"decoder_input_ids" if source else "input_ids": torch.tensor([list(text)], device=parts.device)}
     if source:
         given["input_ids"] = torch.tensor([list(source)], device=parts.device)
-    elif "position_ids" in inspect.signature(module.forward).parameters:  # RoBERTa's own ones begin elsewhere
+    elif "position_ids" in inspect.signature(module.forward).parameters:  # RoBERTa's own positions begin elsewhere
         given["position_ids"] = torch.arange(len(text), device=parts.device)[None]
     with torch.inference_mode():
         out: Tensor = module(use_cache=False, **given).logits
@@ -87,7 +85,7 @@ def forward_logits(module: PreTrainedModel, parts: ModuleParts, text: Seq[int], 
 
 
 def fault_of(trial: Callable[..., None], *given: object) -> str | None:
-    """Why a trial failed; None if it did not."""
+    """Run a trial. Returns why it failed; None if it passed."""
     try:
         trial(*given)
     except Exception as fault:  # a model's own code may raise anything
@@ -96,12 +94,12 @@ def fault_of(trial: Callable[..., None], *given: object) -> str | None:
 
 
 def distances(rows: Tensor, wanted: Tensor) -> Tensor:
-    """[n]: the largest difference in each row of [n, d], relative to the largest value that is wanted."""
+    """Return [n]: the largest difference in each row of [n, d], relative to the largest wanted value."""
     return (rows.double() - wanted.double()).abs().amax(-1) / wanted.abs().max().double().clamp(min=1e-9)
 
 
 def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
-    """Raise unless [n, d] equals what is wanted, in float64, as far as rounding allows."""
+    """Raise unless rows [n, d] equal the wanted rows as far as rounding allows, compared in float64."""
     errors = distances(rows, wanted)
     error = float(errors.max() if limit.every_row else errors.median())
     if not error <= limit.largest:
@@ -111,8 +109,8 @@ def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
 
 
 def check_packed(target: Target, trial: Trial) -> None:
-    """Check two sequences in one pass, a tree whose later branch is kept, and, for a `Decoder`, layers run apart: it
-    then notes whether its executor can run them."""
+    """Check two sequences in one pass, and a tree whose later branch is kept. For a `Decoder`, also try layers apart,
+    and note in its executor whether they work."""
     a, b = trial.texts
     truth, limit = trial.truth, trial.limit
     seqs = [
@@ -155,7 +153,7 @@ def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], wh
 
 
 def check_chains(target: Target, trial: Trial) -> None:
-    """Chains of which none, one and all tokens are accepted."""
+    """Check chains of which none, one and all tokens are accepted."""
     for text, source, truth in zip(trial.texts, trial.sources, trial.truth, strict=True):
         with release_after(target, SourcedSequence(list(text[:2]), source=source)) as seq:
             for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
@@ -169,7 +167,7 @@ def check_chains(target: Target, trial: Trial) -> None:
 
 
 def check_together(sources: EncodedSources, trial: Trial) -> None:
-    """Two sources in one pass of the encoder."""
+    """Check two sources in one pass of the encoder."""
     with torch.inference_mode():
         alone = [sources.encode([each])[0] for each in trial.sources]
         for hidden, wanted in zip(sources.encode(trial.sources), alone, strict=True):
@@ -177,8 +175,8 @@ def check_together(sources: EncodedSources, trial: Trial) -> None:
 
 
 def find_quantised(module: nn.Module) -> list[nn.Module]:
-    """Linear layers whose weights are not plain tensors of floating-point numbers. `in_features` is a name that all
-    libraries use; a layer with parts is a wrapper around a linear one."""
+    """Return the linear layers whose weights are not plain floating-point tensors. All libraries use the name
+    `in_features`; a layer with submodules is a wrapper around a linear layer."""
     linears = (
         layer
         for layer in module.modules()
@@ -189,11 +187,11 @@ def find_quantised(module: nn.Module) -> list[nn.Module]:
 
 
 def measure_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
-    """Measure the limit of a model: it is larger than for its dtype where activations are quantised, but at most half
-    of the difference that a mistake makes. A warning then says so.
+    """Measure the limit of a model. If activations are quantised, it is larger than the dtype's, but at most half of
+    the difference that a mistake makes; a warning then says so.
 
     run   the model's own forward: the logits [n, V] of a text of n tokens.
-    text  of seven tokens or more.
+    text  a text of seven tokens or more.
     """
     usual, layers = limit_of(module.dtype), find_quantised(module)
     if not layers or not usual.every_row:
@@ -212,13 +210,13 @@ def measure_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], te
     log.warning(
         f"a {type(module).__name__} rounds its activations: logits depend on the rows that are computed together, by "
         f"up to {rounding:.1e} of the largest. The text is the target's up to that rounding: where two tokens are "
-        "nearly equally likely, a greedy text may part from that of generate"
+        "nearly equally likely, a greedy text may differ from that of generate"
     )
     return Limit(max(usual.largest, min(_MARGIN * rounding, mistake / 2)))
 
 
 def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -> Runtime:
-    """Describe how the model runs. limit: of its trials."""
+    """Describe how the model runs. limit: the limit of its trials."""
     layers = find_quantised(module)
     name = None
     if layers:
@@ -231,7 +229,7 @@ def runtime_of(module: PreTrainedModel, limit: Limit, checkpoint: Path | None) -
 
 @contextmanager
 def _round_again(layers: Seq[nn.Module], seed: int) -> Iterator[None]:
-    """In this block, quantised layers round other numbers than they are given, which have the same sum."""
+    """Make quantised layers round other numbers with the same sum, within this block (see the module)."""
     chance = torch.Generator().manual_seed(seed)
 
     def split(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -391,13 +391,13 @@ def test_lookups_copy_from_the_source(drafter: str) -> None:
 
 def test_a_draft_model_of_another_kind_is_refused() -> None:
     for of, draft, says in (
-        (target("t5"), llama(), "the target is an encoder-decoder, the draft model is a decoder"),
-        (llama(), model("t5"), "the target is a decoder, the draft model is an encoder-decoder"),
-        (target("t5"), target("mbart"), r"begin with the ids \(0,\), those of the draft model with \(2,\)"),
+        (target("t5"), llama(), "the target is an encoder-decoder, but the draft model is a decoder"),
+        (llama(), model("t5"), "the target is a decoder, but the draft model is an encoder-decoder"),
+        (target("t5"), target("mbart"), r"begin with the ids \(0,\), the draft model's with \(2,\)"),
     ):
         with pytest.raises(PairError, match=says):
             LLM(of, draft)
-    with pytest.raises(PairError, match="draft_tokenizer='string' was asked of an encoder-decoder"):
+    with pytest.raises(PairError, match="draft_tokenizer='string' does not work with an encoder-decoder"):
         LLM(target("t5"), llama(), draft_tokenizer="string")
 
 
@@ -414,16 +414,16 @@ def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(cap
 
 def test_a_source_that_is_too_long_or_empty_and_a_request_of_the_other_kind_are_refused() -> None:
     llm = LLM(target("bart"))
-    with pytest.raises(PromptError, match="the source has 65 tokens, the context of the target's encoder holds 64"):
+    with pytest.raises(PromptError, match="the source has 65 tokens, but the context of the target's encoder holds 64"):
         llm.generate([[5] * 65])
     with pytest.raises(PromptError, match="empty"):
         llm.generate([[]])
     assert len(llm.generate([[5] * 64], SamplingParams(max_tokens=100))[0].token_ids) == 63  # the decoder's context
     engine = LLM(target("t5")).engine()
-    with pytest.raises(TargetError, match="without a source came to an encoder-decoder"):
+    with pytest.raises(TargetError, match="without a source cannot run on an encoder-decoder"):
         engine.add(Sequence([0]))
     other = LLM(llama()).engine()
-    with pytest.raises(TargetError, match="with a source came to a target without an encoder"):
+    with pytest.raises(TargetError, match="with a source cannot run on a target without an encoder"):
         other.add(SourcedSequence([0], source=[5]))
     with pytest.raises(TargetError, match="has no source"):
         target("t5").run([Sequence([0])], Draft.empty(1))
@@ -440,7 +440,7 @@ def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_a
 def test_a_fixed_kv_cache_custom_generate_and_a_model_without_a_first_token_are_refused() -> None:
     with pytest.raises(ParameterError, match="leave kv_tokens out"):
         LLM(model("t5"), kv_tokens=100)
-    with pytest.raises(ParameterError, match="a T5ForConditionalGeneration was asked of custom_generate"):
+    with pytest.raises(ParameterError, match="a T5ForConditionalGeneration is not supported by custom_generate"):
         model("t5").generate(torch.tensor([SOURCES[0]]), custom_generate=slipstream.custom_generate(), max_new_tokens=3)
     module = random_encoder_decoder("t5")
     module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None

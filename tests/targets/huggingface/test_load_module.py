@@ -229,7 +229,7 @@ def encoder() -> Any:
         (lambda: random_model("gpt-neox", torch.float32), {"dtype": "bfloat16"}, ParameterError, "loaded model is in"),
         (lambda: random_model("gpt-neox").train(), {}, ParameterError, r"model\.eval\(\)"),
         (encoder, {}, UnsupportedModelError, "not a causal language model or an encoder-decoder"),
-        (rwkv, {}, UnsupportedModelError, "takes no cache of transformers"),
+        (rwkv, {}, UnsupportedModelError, "does not take a cache of transformers"),
     ],
 )
 def test_a_loaded_model_that_cannot_be_run_is_refused(make, settings, error, says):

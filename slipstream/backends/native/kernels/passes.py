@@ -112,14 +112,16 @@ forward, _pass = entry(_forward), kernel()(_forward)
 
 @entry
 def decode(
-    boards, models, caches, rows, after, tokens, last, depth, picks, drawn, logits, probs, stream, later, arena, threads
-):
+    boards, models, caches, rows, after, tokens, last, depth, picks, taps, tapped, drawn, logits, probs, stream, later,
+    arena, threads,
+):  # fmt: skip
     """Decode K tokens of each of B sequences: first the pending rows, then one row per sequence and step, with the
     token of the step before.
 
     tokens [M]   of the pending rows; last int64 [B]: the last row of each sequence
     depth        number of layers to run
     picks        `Picks`: how tokens are picked, and whether the call ends before K (not if `stream` is filled)
+    taps, tapped [K, T, B, d]: see `forward`; with taps, one row of each sequence is pending
     drawn        [K, B] receives the tokens, logits [K, B, padded V] the raw logits, and probs [K, B, V], in float64,
                  their distributions; unchanged if maxima are picked
     stream       if not empty: receives the residual stream of the pending rows [M, d]; the last tokens are then
@@ -127,7 +129,6 @@ def decode(
     Returns the same as `forward`; NOT_FINITE if any step returned it.
     """
     steps, streams = drawn.shape[0], stream.shape[0] > 0
-    taps, tapped = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32)
     nothing, bottom, each, state, here = np.empty((0, 0), np.float32), NOTHING, np.arange(drawn.shape[1]), FINE, rows
     for j in range(steps + 1 if streams else steps):
         if j > 0:
@@ -138,8 +139,8 @@ def decode(
         if streams:
             kept = stream if j == 0 else later[j - 1]
         result = _pass(
-            boards, models, caches, here, tokens, nothing, bottom, depth, wanted, not streams, taps, tapped, kept, out,
-            arena, threads,
+            boards, models, caches, here, tokens, nothing, bottom, depth, wanted, not streams, taps,
+            tapped[min(j, steps - 1)], kept, out, arena, threads,
         )  # fmt: skip
         if result != FINE:
             if result != NOT_FINITE:
