@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import mean, median
+from statistics import geometric_mean, mean, median
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -141,7 +141,9 @@ def measure_cell(plain: LLM, drafts: LLM, kind: str, streams: int, tokens: int, 
     cell = compare(plain, plain if kind == "plain" else drafts, asked, passes, lengths.count)
     del cell["done"]
     predicted = lengths.predict()
-    gain, decoding = of_passes(cell["base"], cell["other"]), of_passes(cell["base_decoding"], cell["other_decoding"])
+    gain, decoding = (
+        of_passes(cell[f"base{part}"], cell[f"other{part}"], geometric_mean) for part in ("", "_decoding")
+    )
     known = kind not in ("plain", "tools")
     return cell | {"gain": vars(gain), "decoding": decoding.value, "predicted": predicted if known else None}
 

@@ -90,8 +90,8 @@ def compare(
     return {"gain": vars(gain), **seconds, "differing": differing, "done": done}
 
 
-def of_passes(top: Seq[Seq[float]], bottom: Seq[Seq[float]]) -> Estimate:
+def of_passes(top: Seq[Seq[float]], bottom: Seq[Seq[float]], together: Callable[[Seq[float]], float] = sum) -> Estimate:
     """Estimate the ratio of the seconds [batches, passes] of all batches, with an interval for further passes over the
-    same texts."""
-    sums = ([sum(each) for each in zip(*rows, strict=True)] for rows in (top, bottom))
-    return estimate_ratio(next(sums), next(sums))
+    same texts. together: of the batches of a pass; `geometric_mean` lets a stall in one of them count less."""
+    each = ([together(one) for one in zip(*rows, strict=True)] for rows in (top, bottom))
+    return estimate_ratio(next(each), next(each))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import geometric_mean
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from benchmarks import forced, never_slower
 from benchmarks.forced_schemas import TOOLS
-from benchmarks.paired_cells import Cells, compare
+from benchmarks.paired_cells import Cells, compare, of_passes
 from slipstream import LLM, SamplingParams, Structured
 from slipstream.engine.draft_lengths import LengthsFromPrices
 from slipstream.engine.timed_step import Step
@@ -115,3 +116,12 @@ def test_a_cell_is_measured_with_its_prompts_and_without(monkeypatch: pytest.Mon
             assert all(a > b for a, b in zip(whole, decoding, strict=True))
         assert cell["gain"]["low"] < cell["gain"]["value"] < cell["gain"]["high"]
         assert cell["decoding"] > 0
+
+
+def test_a_stall_in_one_batch_does_not_decide_a_cell() -> None:
+    """Of identical work, one of twelve runs took twenty times as long."""
+    base = [[1.0, 1.1, 0.9, 1.0], [1.0] * 4, [1.1] * 4]
+    other = [[1.0, 1.0, 1.0, 1.0], [1.0, 20.0, 1.0, 1.0], [1.1] * 4]
+    assert of_passes(base, other).value < 0.65
+    assert of_passes(base, other, geometric_mean).value > 0.75
+    assert of_passes(base, base, geometric_mean).value == pytest.approx(1)
