@@ -41,7 +41,9 @@ def quantise_blocks(weight: Tensor, bits: int) -> Blocks:
         whole, scale, minimum = _in_4_bits(groups) if bits == 4 else _in_8_bits(groups)
         integers[i : i + step] = whole.reshape(-1, columns).numpy()
         scales[i : i + step], minima[i : i + step] = scale.numpy(), minimum.numpy()
-    return Blocks(bits, GROUP, integers, Scales(scales), Scales(minima) if bits == 4 else None)
+    if bits == 4:
+        return Blocks(bits, GROUP, integers, Scales(scales), Scales(minima))
+    return Blocks(bits, GROUP, integers, Scales(scales), None, zero=128)
 
 
 def _in_8_bits(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,7 +63,7 @@ class Scales:
 class Blocks:
     """weight[o, c] = integers[o, c] * scales[o, c // group] + minima[o, c // group].
 
-    integers  [outs, columns]; uint8 below 16 if `bits` is 4, otherwise int8.
+    integers  int8 [outs, columns], or uint8: from -zero on, in `bits` bits.
     minima    None if all minima are 0.
     table     see `WeightFormat.table`: weights are table[integers] * scales.
     """
@@ -74,6 +74,7 @@ class Blocks:
     scales: Scales
     minima: Scales | None
     table: tuple[int, ...] = ()
+    zero: int = 0
 
     @property
     def numbers(self) -> np.ndarray:
@@ -122,10 +123,11 @@ class Blocks:
         return Blocks(
             kind.bits,
             group,
-            (self.integers if kind.table else self.numbers).astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
+            (self.integers if kind.table else self.numbers).astype(np.int8, copy=False),
             scales.divide(group, span, factors, columns),
             least and least.divide(group, span, factors, columns),
             kind.table,
+            kind.zero,
         )
 
 
@@ -150,7 +152,7 @@ def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
         fits = kind.powers <= part.scales.powers and kind.minima >= minima and kind.factors >= factors
         if kind.table != part.table:  # then the table's numbers are stored
             return divides and fits and kind.bits == 8 and not kind.table
-        return divides and fits and kind.bits >= part.bits
+        return divides and fits and kind.zero >= part.zero and 2**kind.bits - kind.zero >= 2**part.bits - part.zero
 
     return next((kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts)), None)
 
@@ -184,8 +186,7 @@ def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
 
 
 def _q4_0(raw: np.ndarray) -> Parts:
-    scale = _half(raw, 0)
-    return _join_numbers(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8))
+    return _join_numbers(_nibbles(raw[..., 2:]), np.int8) - np.int8(8), Scales(_half(raw, 0)), None
 
 
 def _q4_1(raw: np.ndarray) -> Parts:
@@ -255,15 +256,14 @@ def _q2_k(raw: np.ndarray) -> Parts:
 
 
 def _q3_k(raw: np.ndarray) -> Parts:
-    """Read numbers from -4 to 3, as 0 to 7 with a minimum. Bit 2 of number 32 * i + j is bit i of byte j."""
+    """Read numbers from -4 to 3. Bit 2 of number 32 * i + j is bit i of byte j."""
     low = [part for half in (raw[..., 32:64], raw[..., 64:96]) for part in _pairs(half)]
     parts = [part | (raw[..., :32] >> np.uint8(i) & 1) << 2 for i, part in enumerate(low)]
     packed, high = raw[..., 96:104], raw[..., 104:108]
     upper = [high >> np.uint8(shift) & 3 for shift in range(0, 8, 2)]
     lower = [packed[..., :4] & 15, packed[..., 4:] & 15, packed[..., :4] >> 4, packed[..., 4:] >> 4]
     factors = _join_numbers([(x | y << 4).astype(np.int8) - 32 for x, y in zip(lower, upper, strict=True)], np.int8)
-    scale = _half(raw, 108)
-    return _join_numbers(parts), Scales(scale, factors), Scales(scale * np.float16(-4), factors)
+    return _join_numbers(parts, np.int8) - np.int8(4), Scales(_half(raw, 108), factors), None
 
 
 def _iq4_nl(raw: np.ndarray) -> Parts:
@@ -297,23 +297,23 @@ class GgufType:
 
     def blocks(self, raw: np.ndarray) -> Blocks:
         kind = FORMATS[self.format]
-        return Blocks(kind.bits, kind.group, *self.read(raw), table=kind.table)  # type: ignore[misc]
+        return Blocks(kind.bits, kind.group, *self.read(raw), table=kind.table, zero=kind.zero)  # type: ignore[misc]
 
 
 TYPES = {
     number: GgufType(*each)  # type: ignore[arg-type]
     for number, each in {
         0: ("F32", 1, 4, "float32"), 1: ("F16", 1, 2, "float16"), 30: ("BF16", 1, 2, "bfloat16"),
-        2: ("Q4_0", 32, 18, "blocks4", _q4_0),
+        2: ("Q4_0", 32, 18, "blocks4_signed", _q4_0),
         3: ("Q4_1", 32, 20, "blocks4", _q4_1),
-        6: ("Q5_0", 32, 22, "blocks8", _q5_0),
-        7: ("Q5_1", 32, 24, "blocks8_minima", _q5_1),
+        6: ("Q5_0", 32, 22, "blocks5", _q5_0),
+        7: ("Q5_1", 32, 24, "blocks5_minima", _q5_1),
         8: ("Q8_0", 32, 34, "blocks8", _q8_0),
         12: ("Q4_K", 256, 144, "blocks4_factors", _q4_k),
-        13: ("Q5_K", 256, 176, "blocks8_factors", _q5_k),
-        14: ("Q6_K", 256, 210, "blocks8_by_16", _q6_k),
+        13: ("Q5_K", 256, 176, "blocks5_factors", _q5_k),
+        14: ("Q6_K", 256, 210, "blocks6_by_16", _q6_k),
         10: ("Q2_K", 256, 84, "blocks4_by_16", _q2_k),
-        11: ("Q3_K", 256, 110, "blocks4_by_16", _q3_k),
+        11: ("Q3_K", 256, 110, "blocks4_by_16_signed", _q3_k),
         20: ("IQ4_NL", 32, 18, "blocks4_iq4", _iq4_nl),
         23: ("IQ4_XS", 256, 136, "blocks4_iq4_factors", _iq4_xs),
         39: ("MXFP4", 32, 17, "blocks4_fp4", _mxfp4),

@@ -19,6 +19,7 @@ class WeightFormat:
     span     number of columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per
              output. If a span is larger than a group, each group also has a factor of 8 bits.
     minima   whether each group of weights also has a minimum.
+    signed   whether integers of fewer than 8 bits have a sign; integers of 8 bits always have one.
     table    the 16 numbers that integers of 4 bits stand for; (): the integers themselves.
     powers   whether scales of spans are powers of 2, stored in 8 bits.
     quantize  value of the setting `quantize` that selects the format; "": none does.
@@ -34,6 +35,7 @@ class WeightFormat:
     group: int = 0
     span: int = 0
     minima: bool = False
+    signed: bool = False
     table: tuple[int, ...] = ()
     powers: bool = False
     quantize: str = ""
@@ -43,6 +45,11 @@ class WeightFormat:
     @property
     def integer(self) -> bool:
         return self.bits <= 8
+
+    @property
+    def zero(self) -> int:
+        """The smallest integer is -zero."""
+        return 1 << self.bits - 1 if self.signed or self.bits == 8 else 0
 
     @property
     def activations(self) -> int:
@@ -85,13 +92,17 @@ FORMATS = {
         WeightFormat("blocks4_fp4", 4, 4, 1, (1, 12), 32, 32, table=FP4, powers=True),
         WeightFormat("blocks4_iq4_factors", 4, 4, 1, (1, 12), 32, 256, table=IQ4),
         WeightFormat("blocks4_iq4", 4, 4, 1, (1, 12), 32, 32, table=IQ4),
-        WeightFormat("blocks4", 4, 4, 1, (1, 12), 32, 32, True, quantize="w4a8", head="blocks8"),
+        WeightFormat("blocks4_signed", 4, 4, 1, (1, 12), 32, 32, signed=True),
+        WeightFormat("blocks4_by_16_signed", 4, 4, 1, (1, 12), 16, 256, signed=True),
         WeightFormat("blocks4_factors", 4, 4, 1, (1, 12), 32, 256, True),
+        WeightFormat("blocks4", 4, 4, 1, (1, 12), 32, 32, True, quantize="w4a8", head="blocks8"),
         WeightFormat("blocks4_by_16", 4, 4, 1, (1, 12), 16, 256, True),
+        WeightFormat("blocks5", 4, 5, 1, (1, 12), 32, 32, signed=True),
+        WeightFormat("blocks5_factors", 4, 5, 1, (1, 12), 32, 256, True),
+        WeightFormat("blocks5_minima", 4, 5, 1, (1, 12), 32, 32, True),
+        WeightFormat("blocks6_by_16", 4, 6, 1, (1, 12), 16, 256, signed=True),
+        WeightFormat("blocks6_any", 4, 6, 1, (1, 12), 16, 256, True, signed=True),  # for joined matrices of other kinds
         WeightFormat("blocks8", 4, 8, 1, (1, 12), 32, 32),
-        WeightFormat("blocks8_by_16", 4, 8, 1, (1, 12), 16, 256),
-        WeightFormat("blocks8_factors", 4, 8, 1, (1, 12), 32, 256, True),
-        WeightFormat("blocks8_minima", 4, 8, 1, (1, 12), 32, 32, True),
         WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # for joined matrices that no other format holds
     )
 }

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native.kernels.formats import FORMATS
 from slipstream.backends.native.kernels.records import LAYER
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.gguf_config import read_tensor, refusal
 from slipstream.checkpoints.gguf_header import GgufHeader, read_header
 from slipstream.checkpoints.gguf_weights import GgufTensors
+from slipstream.checkpoints.weight_blocks import TYPES
 from slipstream.checkpoints.weights import Weights, load_weights
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.backends.native.models import logits, logits_of
-from tests.checkpoints.gguf_files import SIZES, gguf_bytes, random_bytes
+from tests.checkpoints.gguf_files import SIZES, family_config, gguf_bytes, gguf_model, random_bytes
 from tests.checkpoints.tiny_hybrids import FILES, MODELS, make_checkpoint
 from tests.tiny_checkpoints import rewrite
 
@@ -106,11 +108,23 @@ def test_small_tensors_in_other_formats_leave_the_large_ones_in_their_blocks(sma
     config = DecoderConfig.load(file)
     layer = layer_record(NativeExecutor(config, load_weights(file, config)), 0)
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    for part, name in (("qkv", "attn_qkv"), ("gates", "attn_gate"), ("o", "ssm_out")):
+    gates = "second" if small == MIXED["attn_qkv"] else "third"  # neighbours in one format are one product
+    for part, name in (("qkv", "attn_qkv"), (gates, "attn_gate"), ("o", "ssm_out")):
         tensor = tensors[f"blk.0.{name}.weight"]
         assert tensor.nbytes is not None
-        assert layer[part]["out_bytes"] * tensor.shape[0] <= 1.12 * tensor.nbytes, part  # Q4_0 gets minima
-    assert 0 < layer["per_head"]["out_bytes"] <= 4 * config.hidden_size
+        assert layer[part]["out_bytes"] * tensor.shape[0] == tensor.nbytes, part
+    assert 0 < layer["second"]["out_bytes"] <= 4 * config.hidden_size
+
+
+def test_each_projection_of_attention_keeps_its_format_beside_others(tmp_path: Path) -> None:
+    """In one matrix Q4_K would take as many bits as Q6_K beside it."""
+    file, _ = gguf_model(tmp_path, family_config("llama"), ("Q4_K", "Q5_K", "Q6_K"))
+    config = DecoderConfig.load(file)
+    layer, types = layer_record(NativeExecutor(config, load_weights(file, config)), 0), TYPES.values()
+    types_of = {tensor.name: tensor.type for tensor in read_header(file).tensors}
+    stored = [each.format for x in "qkv" for each in types if each.name == types_of[f"blk.0.attn_{x}.weight"]]
+    assert [FORMATS[layer[part]["format"]].name for part in ("qkv", "second", "third")] == stored
+    assert len(set(stored)) == 3
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next"])
@@ -178,7 +192,7 @@ def test_an_mtp_layer_drafts_in_the_blocks_of_its_file(name: str, tmp_path: Path
     llm = LLM(file, "mtp", draft_tokens=3, threads=1)
     matrix, stored = llm.drafter.runtime._head["fc"], next(t for t in header.tensors if "eh_proj" in t.name)  # type: ignore[attr-defined]
     assert stored.nbytes is not None
-    assert matrix["out_bytes"] * stored.shape[0] <= 1.12 * stored.nbytes  # Q4_0 gets minima
+    assert matrix["out_bytes"] * stored.shape[0] == stored.nbytes
     drafted = llm.generate([[5, 9, 5, 9, 5], [7]], params)
     assert all(one.stats.proposed and not one.stats.drafter_faults for one in drafted)
     llm.use(None)

@@ -108,6 +108,6 @@ def test_blocks_hold_the_weights_of_the_file_exactly(name: str) -> None:
     assert blocks.shape == want.shape
     assert np.allclose(blocks.floats(), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
     assert np.array_equal(blocks.floats(), want) or not blocks.table
-    assert blocks.integers.min() >= (0 if blocks.bits == 4 else -128)
-    assert blocks.integers.max() < (16 if blocks.bits == 4 else 128)
+    assert blocks.integers.min() >= -blocks.zero
+    assert blocks.integers.max() < 2**blocks.bits - blocks.zero
     assert blocks.scales.floats(blocks.group, want.shape[1]).shape == (7, want.shape[1] // blocks.group)

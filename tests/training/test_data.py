@@ -64,7 +64,7 @@ def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(
     with pytest.raises(DataError, match="holds no text files"):
         check_data([str(tmp_path)], encoder.tokenizer)
     (tmp_path / "corpus.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"did you mean 'corpus\.jsonl'"):
+    with pytest.raises(DataError, match=r"Did you mean 'corpus\.jsonl'"):
         check_data([str(tmp_path / "corpsu.jsonl")], encoder.tokenizer)
 
 

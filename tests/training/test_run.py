@@ -137,7 +137,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(fault, prepa
         original(tensors, path, **more)
 
     monkeypatch.setattr(resume_state, "save_file", save_file)
-    with pytest.raises(TrainingError, match=r"could not be written.*the previous checkpoint is kept"):
+    with pytest.raises(TrainingError, match=r"could not be written.*The previous checkpoint is kept"):
         run.loop.run()
     assert saves[-1] == 8, "the run went on to its end"
     assert "step 4: the checkpoint" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import TypeVar
 
 import numpy as np
@@ -257,16 +257,21 @@ def _panels(weight: Blocks, kind: Format) -> np.ndarray:
         """-> bytes [panels, parts, bytes of a part]."""
         return np.ascontiguousarray(values).view(np.uint8).reshape(padded // PANEL, parts, -1)
 
-    quads = panels(weight.integers.view(np.uint8), spans * kind.groups, 4)
-    if kind.bits == 4:
-        quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
-    else:
-        quads = quads ^ np.uint8(byte_offset())
+    added = np.uint8(0 if kind.table else kind.added)
+    quads = panels(weight.integers.view(np.uint8) + added, spans * kind.groups, 4)
+    planes = [quads]
+    if kind.bits < 8:
+        low = quads & 15
+        planes = [low[:, :, ::2] | low[:, :, 1::2] << 4]
+    if kind.upper:
+        upper = (quads >> 4).reshape(*quads.shape[:2], -1, 8 // kind.upper, PANEL, 4)
+        shifts = np.arange(0, 8, kind.upper, dtype=np.uint8)[:, None, None]
+        planes.append(np.bitwise_or.reduce(upper << shifts, axis=3))
     tables = [scales for scales in (weight.scales, weight.minima) if scales is not None]
     factors = [
         flat(panels(x.factors, spans * kind.groups), spans * kind.groups) for x in tables if x.factors is not None
     ]
-    groups = np.concatenate([*factors, flat(quads, spans * kind.groups)], axis=2)
+    groups = np.concatenate([*factors, *(flat(plane, spans * kind.groups) for plane in planes)], axis=2)
     return np.concatenate([*(flat(panels(x.values, spans), spans) for x in tables), flat(groups, spans)], axis=2)
 
 
@@ -407,6 +412,17 @@ def decoder_weights(
             matrix["factors"] = layout.keep(np.pad(each, (0, int(matrix["outs"]) - len(each))).astype(np.float32))
         return matrix
 
+    def join_first(layer: np.ndarray, names: Seq[str]) -> None:
+        """The first product, in up to three parts, so that each keeps the format in which it is stored."""
+        parts = [list(part) for _, part in groupby(names, lambda name: as_stored and format_stored(weights, [name]))]
+        parts[1:-1] = [list(chain(*parts[1:-1]))] if len(parts) > 3 else parts[1:-1]
+        at = 0
+        for field_name, part in zip(("qkv", "second", "third"), parts, strict=False):
+            layer[field_name] = join(part)
+            if at:
+                layer[f"{field_name}_at"] = at
+            at += sum(weights.shapes[f"{name}.weight"][0] for name in part)
+
     def norm(record: np.ndarray, field_name: str, name: str) -> None:
         record[field_name] = vector(f"{name}.weight")
         if record[field_name]:
@@ -452,21 +468,18 @@ def decoder_weights(
         layer["sinks"] = vector(f"{at}.self_attn.sinks.weight")
         if described.recurrence is not None:
             layer["recurrent"] = recurrent_layer(described.recurrence, config, i, weights, layout)
-            each = [f"{at}.recurrent.{part}" for part in described.recurrence.projections]
-            small = -1 - len(described.recurrence.per_head)  # where the numbers of each head begin; then the gates
-            products = [names for names in (each[:small], each[small:-1], each[-1:]) if names]
-            if as_stored and len({format_stored(weights, names) for names in products}) > 1:
-                layer["qkv"], layer["per_head"], layer["gates"] = map(join, products)
-            else:
-                layer["qkv"] = join(each)
+            join_first(layer, [f"{at}.recurrent.{part}" for part in described.recurrence.projections])
             layer["o"] = join([f"{at}.recurrent.out_proj"])
         if described.latent is not None:
             pack_latent(layer, f"{at}.self_attn", described.heads)
         elif described.attends:
-            parts = (f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate"))
-            first, last = ("beside", "beside_o") if described.beside else ("qkv", "o")
-            layer[first] = join([name for name in parts if f"{name}.weight" in weights])
-            layer[last] = join([f"{at}.self_attn.o_proj"])
+            parts = [f"{at}.self_attn.{part}_proj" for part in ("q", "k", "v", "gate")]
+            parts = [name for name in parts if f"{name}.weight" in weights]
+            if described.beside or not all(format_stored(weights, [name]) for name in parts):
+                layer["beside" if described.beside else "qkv"] = join(parts)
+            else:
+                join_first(layer, parts)
+            layer["beside_o" if described.beside else "o"] = join([f"{at}.self_attn.o_proj"])
         if described.scaled:
             layer["factor"] = float(weights[f"{at}.layer_scalar.weight"])
         if config.side_width:

@@ -85,8 +85,7 @@ def test_the_features_that_make_test_names_are_those_of_a_processor_with_avx2_on
 
 def random_blocks(seed: int, form: Format, outs: int, columns: int) -> Blocks:
     rng = np.random.default_rng(seed)
-    low, high, kind = (-128, 128, np.int8) if form.bits == 8 else (0, 16, np.uint8)
-    integers = rng.integers(low, high, (outs, columns)).astype(kind)
+    integers = rng.integers(-form.zero, 2**form.bits - form.zero, (outs, columns)).astype(np.int8)
 
     def scales() -> Scales:
         values = rng.standard_normal((outs, columns // form.span)).astype(np.float16)
@@ -96,7 +95,8 @@ def random_blocks(seed: int, form: Format, outs: int, columns: int) -> Blocks:
         factors = rng.integers(-128, 128, (outs, columns // form.group)).astype(np.int8)
         return Scales(values, factors if form.span > form.group else None)
 
-    return Blocks(form.bits, form.group, integers, scales(), scales() if form.minima else None, form.table)
+    minima = scales() if form.minima else None
+    return Blocks(form.bits, form.group, integers, scales(), minima, form.table, form.zero)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.span], ids=lambda form: form.name)
@@ -117,13 +117,15 @@ def test_a_product_equals_the_model_of_its_blocks_bit_for_bit(form: Format, outs
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
-        ("Q4_0", 5),
+        ("Q4_0", 4.5),
         ("Q4_1", 5),
-        ("Q5_1", 9),
+        ("Q5_0", 5.5),
+        ("Q5_1", 6),
         ("Q8_0", 8.5),
+        ("Q3_K", 4.5625),
         ("Q4_K", 4.625),
-        ("Q5_K", 8.625),
-        ("Q6_K", 8.5625),
+        ("Q5_K", 5.625),
+        ("Q6_K", 6.5625),
         ("IQ4_NL", 4.5),
         ("IQ4_XS", 4.3125),
         ("MXFP4", 4.25),

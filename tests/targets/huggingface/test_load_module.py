@@ -242,7 +242,7 @@ def test_settings_that_transformers_does_not_have_are_refused(folder: Path, name
     loaded = random_model("gpt-neox", torch.float32)
     for model, executor, why in (
         (folder, "auto", "does not run the architecture"), (folder, "transformers", "executor='transformers' was"),
-        (loaded, "auto", "the model is loaded already"),
+        (loaded, "auto", "The model is loaded already"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=f"{name}='{value}' was asked of transformers.*{why}"):
             LLM(model, executor=executor, **{name: value})

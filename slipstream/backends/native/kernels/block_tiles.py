@@ -12,6 +12,8 @@ A group of columns within a span is
     factors  int8 [PANEL]     the same for minima
     weights  8 bits: [columns / 4, PANEL, 4]
              4 bits: [columns / 8, PANEL, 4]  a byte holds two columns, i in its lower half and i + 4 in its upper half
+    upper    what 5 or 6 bits have above 4, e bits: [columns * e / 32, PANEL, 4]; byte j of 4 holds columns 4 * q + j,
+             each in bits e * q and up
 
 so a weight is scale * integer + minimum, as in the blocks of GGUF files: nothing is rounded again. In formats with a
 table, 4 bits stand for a number of it. Where scales are powers of 2, a byte has the exponent.
@@ -60,8 +62,9 @@ def _numbers(b: Builder, nibbles: ir.Value, table: tuple[int, ...]) -> ir.Value:
     return b.join([b.bitcast(part, ir.VectorType(INT, count // 4)) for part in found])
 
 
-def _quads(b: Builder, pointer: ir.Value, fmt: Format) -> Iterator[ir.Value]:
-    """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats."""
+def _quads(b: Builder, pointer: ir.Value, fmt: Format, upper: ir.Value | None, step: int) -> Iterator[ir.Value]:
+    """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats. upper:
+    upper bits of quad number `step`, among others."""
     whole = b.load_vector(pointer, INT, PANEL, 4)
     if fmt.bits == 8 and not fmt.wide:
         yield whole
@@ -78,13 +81,18 @@ def _quads(b: Builder, pointer: ir.Value, fmt: Format) -> Iterator[ir.Value]:
             yield b.bitcast(b.lshr(b.and_(numbers, upper), ir.Constant(INTS, [8] * PANEL)), SHORTS)
         return
     kind, low, shift = (SHORTS, 0xFF, 8) if fmt.wide else (INTS, 0x0F0F0F0F, 4)
-    mask, shifts = (ir.Constant(kind, [value] * kind.count) for value in (low, shift))
-    first = b.and_(b.bitcast(whole, kind), mask)
-    if processor.adds_pairs():  # rather load it again than keep it in a register
-        yield first
-        whole = b.load_vector(pointer, INT, PANEL, 4)
-    second = b.lshr(b.bitcast(whole, kind), shifts)
-    yield from [b.and_(second, mask)] if processor.adds_pairs() else [first, b.and_(second, mask)]
+    for k in range(2):
+        if k and processor.adds_pairs():  # rather load it again than keep it in a register
+            whole = b.load_vector(pointer, INT, PANEL, 4)
+        quad = b.bitcast(whole, kind)
+        quad = b.lshr(quad, ir.Constant(kind, [shift] * kind.count)) if k else quad
+        quad = b.and_(quad, ir.Constant(kind, [low] * kind.count))
+        if upper is not None:
+            right = (step + k) * fmt.upper % 8 - 4
+            shifts, mask = (ir.Constant(INTS, [x] * PANEL) for x in (abs(right), 0x10101010 * (2**fmt.upper - 1)))
+            more = b.load_vector(upper, INT, PANEL, 4)
+            quad = b.or_(quad, b.and_(b.lshr(more, shifts) if right > 0 else b.shl(more, shifts), mask))
+        yield quad
 
 
 def _add_narrow(b: Builder, total: ir.Value, weights: ir.Value, number: ir.Value) -> ir.Value:
@@ -114,18 +122,18 @@ def _settle(b: Builder, sums: list[ir.Value]) -> None:
 def block_tile(b: Builder, fmt: Format) -> None:
     """See `tiles.matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
     float32 [groups, rows], quads [groups, rows, group / 4] (wide formats: pairs [groups, rows, group / 2]). A unit is
-    the value of the integer 1; first sums compensate the offset of unsigned weights; the sum of a group's activations
-    is what its minimum is multiplied with."""
+    the value of the integer 1; first sums compensate what is added to weights, see `Format.added`; the sum of a group's
+    activations is what its minimum is multiplied with."""
     w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
     columns, outs, rows, stride, onto = b.function.args[5:]
     groups, span = b.udiv(columns, WORD(fmt.group)), fmt.group * fmt.groups
     panel_bytes = b.mul(b.udiv(columns, WORD(span)), WORD(fmt.span_bytes))
     steps, words = fmt.group // 4, fmt.group * (1 + fmt.wide) // 4
-    # 16 bits hold at most 8 sums of two products of 15 and 127
     narrow = not fmt.offset and not processor.has_byte_dots() and not processor.is_arm()
-    kind = SHORTS if narrow else INTS
+    run = 2 if fmt.upper else steps  # 16 bits hold 8 sums of two products of 15 and 127, and 2 of 63 and 127
     add = _add_narrow if narrow else tiles.add_pairs if fmt.wide else tiles.add_quads
-    zero = ir.Constant(FLOATS, [0.0] * PANEL)
+    zero, no_sum = ir.Constant(FLOATS, [0.0] * PANEL), ir.Constant(INTS, [0] * PANEL)
+    no_short_sum, ones = (ir.Constant(SHORTS, [value] * 2 * PANEL) for value in (0, 1))
 
     def group(count: int, panels: int, o: ir.Value) -> None:
         assert panels == 1
@@ -135,7 +143,8 @@ def block_tile(b: Builder, fmt: Format) -> None:
         wholes = b.place_at(x, b.mul(per_row, WORD(2)), FLOAT)
         numbers = b.place_at(x, b.mul(per_row, WORD(3)), INT)
         totals = [cgutils.alloca_once(b, FLOATS) for _ in range(count)]
-        sums = [cgutils.alloca_once(b, kind) for _ in range(count)]
+        sums = [cgutils.alloca_once(b, INTS) for _ in range(count)]
+        sums_of_run = [cgutils.alloca_once(b, SHORTS) for _ in range(count)] if narrow else sums
         for total in totals:
             b.store(zero, total)
 
@@ -143,28 +152,39 @@ def block_tile(b: Builder, fmt: Format) -> None:
             """Add the products of a group of columns."""
             at = b.mul(g, WORD(count))
             near = b.gep(numbers, [b.mul(at, WORD(words))])
+            firsts = [b.gep(first, [b.add(at, WORD(r))]) for r in range(count)] if fmt.added else []
             for r in range(count):
-                begin = ir.Constant(kind, [0] * kind.count)
-                if fmt.offset:
-                    begin = b.spread(b.load(b.gep(first, [b.add(at, WORD(r))]), align=4))
-                b.store(begin, sums[r])
-            for step in range(0, steps, 8 // fmt.bits):
-                place = b.gep(block, [WORD(fmt.group_heading + step * PANEL * fmt.bits // 2)])
+                b.store(b.spread(b.load(firsts[r], align=4)) if firsts and not narrow else no_sum, sums[r])
+            for step in range(0, steps, 2 if fmt.bits < 8 else 1):
+                place = b.gep(block, [WORD(fmt.group_heading + step * PANEL * (2 if fmt.bits < 8 else 4))])
                 b.fetch_ahead(place)
-                for k, weights in enumerate(_quads(b, place, fmt)):
+                upper = None
+                if fmt.upper:
+                    above = PANEL * (fmt.group // 2 + step * fmt.upper // 8 * 4)
+                    upper = b.gep(block, [WORD(fmt.group_heading + above)])
+                    if step * fmt.upper % 8 == 0:
+                        b.fetch_ahead(upper)
+                for k, weights in enumerate(_quads(b, place, fmt, upper, step)):
                     for r in range(count):
+                        if narrow and (step + k) % run == 0:
+                            b.store(no_short_sum, sums_of_run[r])
                         number = b.spread(b.load(b.gep(near, [WORD(words * r + step * (1 + fmt.wide) + k)]), align=4))
-                        b.store(add(b, b.load(sums[r]), weights, number), sums[r])
-                    if processor.adds_pairs():
-                        _settle(b, sums)
+                        b.store(add(b, b.load(sums_of_run[r]), weights, number), sums_of_run[r])
+                    if processor.adds_pairs() and not fmt.upper:
+                        _settle(b, sums_of_run)
+                    if narrow and (step + k + 1) % run == 0:
+                        for each, total in zip(sums_of_run, sums, strict=True):
+                            b.store(b.add(b.load(total), tiles.pair_products(b, b.load(each), ones)), total)
+                        if fmt.upper and processor.adds_pairs():
+                            _settle(b, sums)
             if scale is not None:
                 scale = _scales(b, scale, block, fmt)
             if minimum is not None:
                 minimum = _scales(b, minimum, b.gep(block, [WORD(PANEL)]), fmt)
             for r in range(count):
                 whole = b.load(sums[r])
-                if narrow:
-                    whole = tiles.pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
+                if firsts and narrow:
+                    whole = b.add(whole, b.spread(b.load(firsts[r], align=4)))
                 part = b.sitofp(whole, FLOATS)
                 if scale is not None:
                     part = b.fmul(part, scale)
@@ -193,16 +213,16 @@ def block_tile(b: Builder, fmt: Format) -> None:
     tiles.by_rows(b, fmt, rows, outs, group, odd=False)
 
 
-@emit(5)
+@emit(6)
 def round_groups(b: Builder, group: int, width: int) -> None:
     """Round a row to integers in [-127, 127], 127 at the largest absolute value of each group, and write it as row r of
     the `count` rows of a tile, in `width` bits; see `block_tile`. Generated explicitly: loops over columns that are not
     contiguous, or whose maximum is a float, are not vectorised.
 
-    Arguments: x (address of float32 [columns]), tile (address), r, count, columns.
+    Arguments: x (address of float32 [columns]), tile (address), r, count, columns, added (see `Format`).
     """
     x, tile = map(b.bytes_at, b.function.args[:2])
-    r, count, columns = b.function.args[2:]
+    r, count, columns, added = b.function.args[2:]
     floats, integers = ir.VectorType(FLOAT, group), ir.VectorType(INT, group)
 
     per_number = b.mul(b.udiv(columns, WORD(group)), b.mul(count, WORD(4)))  # bytes of one number for each group
@@ -220,7 +240,7 @@ def round_groups(b: Builder, group: int, width: int) -> None:
         total = b.call_builtin(f"llvm.vector.reduce.add.v{group}i32", INT, whole)
         unit, at = b.fdiv(top, FLOAT(127)), b.add(b.mul(loop.index, count), r)
         b.store(unit, b.gep(units, [at]), align=4)
-        b.store(b.mul(total, INT(-processor.byte_offset())), b.gep(firsts, [at]), align=4)
+        b.store(b.neg(b.mul(total, b.trunc(added, INT))), b.gep(firsts, [at]), align=4)
         b.store(b.fmul(unit, b.sitofp(total, FLOAT)), b.gep(sums, [at]), align=4)
         narrow = b.trunc(whole, ir.VectorType(ir.IntType(width), group))
         if width == 16:

@@ -20,8 +20,18 @@ class Format(WeightFormat):
 
     @property
     def offset(self) -> bool:
-        """Return whether the numbers of weights are signed: tiles multiply with them + `processor.byte_offset()`."""
+        """Return whether the numbers of weights need 8 bits: tiles multiply with them + `processor.byte_offset()`."""
         return self.bits == 8 or len(self.table) > 0
+
+    @property
+    def upper(self) -> int:
+        """Bits of a weight that are stored apart from its lower 4."""
+        return self.bits - 4 if self.bits < 8 else 0
+
+    @property
+    def added(self) -> int:
+        """What is added to integers, so that they are stored without a sign; 8 bits on Arm have one."""
+        return processor.byte_offset() if self.offset else self.zero
 
     @property
     def heading(self) -> int:

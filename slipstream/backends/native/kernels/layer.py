@@ -19,8 +19,8 @@ from slipstream.backends.native.kernels.records import ADD, ATTENTION, BOARD, CA
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
-_NUMBERS = np.array([fmt.table or range(16) for fmt in FORMATS], np.int8)
-"""What integers of 4 bits stand for, by format."""
+_NUMBERS = np.array([4 * fmt.table or range(-fmt.zero, 64 - fmt.zero) for fmt in FORMATS]).astype(np.int8)
+"""What integers of fewer than 8 bits stand for, by format."""
 _POWERS = np.array([fmt.powers for fmt in FORMATS])
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
@@ -60,14 +60,13 @@ def _widest(model):
     for number in range(model.count):
         layer = layer_of(model, number)
         inner = (layer.up, layer.down, layer.router, layer.shared_router, layer.side_gate, layer.side_out)
-        outer = (layer.qkv, layer.per_head, layer.gates, layer.o, layer.beside, layer.beside_o, layer.latent.q_b)
+        outer = (layer.qkv, layer.second, layer.third, layer.o, layer.beside, layer.beside_o, layer.latent.q_b)
         for matrix in (*outer, *inner, model.side_projection):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs, layer.shared_router.outs, layer.side_gate.outs)
         size, queries = max(size, layer.size), max(queries, layer.o.width + layer.beside_o.width)
         projected = max(projected, layer.qkv.outs, layer.beside.outs, (layer.heads + 2 * layer.kv_heads) * layer.size)
-        projected = max(projected, layer.recurrent.channels + layer.per_head.outs)
-        projected = max(projected, layer.recurrent.gate + layer.gates.outs)
+        projected = max(projected, layer.second_at + layer.second.outs, layer.third_at + layer.third.outs)
         scratch = max(scratch, recurrent.scratch_of(layer.recurrent))
         if layer.latent.rank:
             wanted, read, here, here_bytes = latent.widths(layer)
@@ -128,7 +127,7 @@ def _add_block_row(table, token, out):
     if table.span > table.group:
         scale_bytes = PANEL * (1 + table.minima)
     block = scale_bytes + PANEL * table.group * table.bits // 8
-    lane, count = token % PANEL, table.width // table.group
+    lane, count, upper = token % PANEL, table.width // table.group, table.bits - 4
     panel = table.values + token // PANEL * (count // per * (heading + per * block))
     for g in range(count):
         span = panel + g // per * (heading + per * block)
@@ -143,11 +142,16 @@ def _add_block_row(table, token, out):
         if scale_bytes:
             scale *= np.float32(small(here + lane, 1)[0])
             minimum *= np.float32(small(here + scale_bytes - PANEL + lane, 1)[0])
+        upper_at = here + scale_bytes + PANEL * table.group // 2
         for c in range(table.group):
             number = np.int32(0)
-            if table.bits == 4:
+            if table.bits < 8:
                 byte = small(here + scale_bytes + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0]
-                number = np.int32(_NUMBERS[table.format, byte >> (c % 8 // 4 * 4) & 15])
+                stored = byte >> (c % 8 // 4 * 4) & 15
+                if upper:
+                    byte = small(upper_at + c * upper // 32 * 4 * PANEL + 4 * lane + c % 4, 1)[0]
+                    stored |= (byte >> (c // 4 * upper % 8) & (1 << upper) - 1) << 4
+                number = np.int32(_NUMBERS[table.format, stored])
             else:
                 number = np.int32(small(here + scale_bytes + c // 4 * 4 * PANEL + 4 * lane + c % 4, 1)[0] ^ _FLIPPED)
             out[g * table.group + c] += np.float32(number) * scale + minimum
@@ -292,14 +296,14 @@ def one_layer(
     layer, count = layer_of(model, number), rows.count
     recurs, beside = layer.recurrent.kind != ATTENTION, layer.beside.outs > 0
     mixes = layer.qkv.outs > 0
-    products = 3 if layer.per_head.outs else 1 if mixes else 0
+    products = 3 if layer.third.outs else 2 if layer.second.outs else 1 if mixes else 0
     first, stride = latent.first_room(board, layer)
     for product in range(products):  # in order: one's padding is overwritten by the next
         matrix, place = layer.qkv, first
         if product == 1:
-            matrix, place = layer.per_head, room.qkv + 4 * layer.recurrent.channels
+            matrix, place = layer.second, room.qkv + 4 * layer.second_at
         elif product == 2:
-            matrix, place = layer.gates, room.qkv + 4 * layer.recurrent.gate
+            matrix, place = layer.third, room.qkv + 4 * layer.third_at
         matrices.transformed(
             board, model, matrix, given, given_stride, count, mode, norm, norm_bias, place, stride, NOTHING,
         )  # fmt: skip

@@ -25,7 +25,7 @@ PLAIN, NORM, GATE, ACTIVATE, PACKED = map(np.int64, range(5))  # typed: each lit
 _PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(fmt) for fmt in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
 _round_16, _round_32, _round_64 = (locator(round_groups, group, 8) for group in (16, 32, 64))
 _wide_16, _wide_32, _wide_64 = (locator(round_groups, group, 16) for group in (16, 32, 64))
-_WIDE = tuple(fmt.wide for fmt in FORMATS)
+_WIDE, _ADDED = tuple(fmt.wide for fmt in FORMATS), tuple(fmt.added for fmt in FORMATS)
 _OFFSET = np.int32(byte_offset())
 _MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
 
@@ -215,7 +215,7 @@ def prepare(job, unit, thread):
                 round_row = _wide_64() if matrix.group == 64 else _wide_32() if matrix.group == 32 else _wide_16()
             else:
                 round_row = _round_64() if matrix.group == 64 else _round_32() if matrix.group == 32 else _round_16()
-            call(round_row, (address_of(row), base, r, count, columns))
+            call(round_row, (address_of(row), base, r, count, columns, _ADDED[fmt]))
 
 
 @kernel()
