@@ -1,5 +1,5 @@
-"""Measures several ways to decode the same prompts (`line_up`, then `race`). They take turns, so that disturbances of
-the machine affect all of them equally. An arm is one way of decoding; a pass decodes every prompt once with every arm.
+"""Measures several arms on the same prompts (`line_up`, then `race`). An arm is one way of decoding; a pass decodes
+every prompt once with every arm. The arms take turns, so that disturbances of the machine affect all of them equally.
 An arm is compared with plain decoding in the same passes, never with numbers of another run.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slipstream.drafters.draft_plan import DraftArgument
 
 ArmDrafter: TypeAlias = "str | Drafter | list[str | Drafter] | None"
-"""A name, or names of a stack, of drafters that are created again for every pass; or one drafter."""
+"""Name of a drafter (a list for a stack), which is created again for every pass; or a drafter, which is kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +71,9 @@ def is_recreated(drafter: object) -> TypeGuard[str]:
 def load_weights_once(
     llm: LLM, drafter: DraftArgument, options: JsonObject | None = None
 ) -> tuple[ArmDrafter, JsonObject]:
-    """The drafter and options for an `Arm`. A drafter with weights is loaded here, once; others stay names and are
-    created again for every pass. Any drafter is created once here, so that bad options raise before anything is
-    measured."""
+    """Return (drafter, options) for an `Arm`. A drafter with weights is loaded here, once; a drafter without weights
+    stays a name and is created again for every pass. This function creates each drafter once, so that bad options raise
+    an error before anything is measured."""
     given = dict(options or {})
     loaded = _load(llm, drafter, given)
     if isinstance(drafter, list):
@@ -90,7 +90,7 @@ def _load(llm: LLM, drafter: DraftArgument, options: JsonObject) -> Drafter:
 
 @dataclass(frozen=True)
 class Cell:
-    """One batch decoded once: wall seconds, output tokens, seconds to the first token (mean of the batch), counters."""
+    """One measurement of a batch: wall seconds, output tokens, mean seconds to the first token, counters."""
 
     seconds: float
     tokens: int
@@ -105,7 +105,7 @@ class Run:
     groups       for each batch, the indices of its prompts.
     cells        [groups][passes].
     texts        prompt -> output ids of the untimed first pass.
-    context      tokens of earlier text before each prompt were added up to this number; None: none were.
+    context      earlier text was put before each prompt, up to this number of tokens; None: no text was added.
     divergences  (prompt, where its text differs from plain decoding's); only for greedy decoding.
     """
 
@@ -126,12 +126,12 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Passes that every group has completed."""
+        """Number of passes that all groups have completed."""
         return min((len(row) for row in self.cells), default=0)
 
     @property
     def measured(self) -> bool:
-        """Return whether there is a complete pass, also of plain decoding."""
+        """Return True if this arm and its plain decoding have each completed a pass."""
         return self.rounds > 0 and (self.plain is None or self.plain.rounds > 0)
 
     def stats(self, groups: Seq[int] | None = None) -> SpecStats:
@@ -139,21 +139,21 @@ class Run:
         return sum((c.stats for row in self._rows(groups) for c in row), SpecStats())
 
     def seconds_per_token(self, groups: Seq[int] | None = None) -> np.ndarray:
-        """[groups, passes], prefill included."""
+        """Return seconds per output token, [groups, passes], prefill included."""
         return np.array([[c.seconds / c.tokens for c in row] for row in self._rows(groups)])
 
     def weights(self, groups: Seq[int] | None = None) -> np.ndarray:
-        """[groups]: mean output tokens of each group."""
+        """Return the mean output tokens of each group, [groups]."""
         return np.array([np.mean([c.tokens for c in row]) for row in self._rows(groups)])
 
     def tokens_per_second(self, groups: Seq[int] | None = None) -> Estimate:
-        """Output tokens per second, prefill included."""
+        """Estimate the output tokens per second, prefill included."""
         return estimates.estimate_mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
         """Estimate the time per token of plain decoding over this arm's, paired by prompt and pass. Prompts are
-        weighted by their tokens in plain decoding. 1 for plain decoding itself; no interval if drafts cannot be the
-        cause: nothing was drafted, or nothing was accepted and yet it was faster."""
+        weighted by their tokens in plain decoding. Returns 1 for plain decoding itself. Has no interval if drafts
+        cannot be the cause: nothing was drafted, or the arm was faster although no draft token was accepted."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
@@ -166,12 +166,12 @@ class Run:
         return replace(estimate, low=None, high=None, note=note)
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
-        """Median over prompts and passes."""
+        """Return the seconds to the first token: median over prompts and passes."""
         return float(np.median([c.first for row in self._rows(groups) for c in row]))
 
     def seconds_per_later_token(self, groups: Seq[int] | None = None) -> float | None:
-        """Time per output token of one request after its first token, counted by token and not by step; median over
-        prompts and passes. None if no text has a second token."""
+        """Return the seconds per output token of a request after its first token: median over prompts and passes. None
+        if no text has a second token."""
         chosen = self.groups if groups is None else [self.groups[g] for g in groups]
         times = [
             (c.seconds - c.first) / (c.tokens / len(group) - 1)
@@ -187,8 +187,8 @@ class Run:
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
-    """Make a run for each arm, with prompts in batches of its size (see `group_prompts`). An arm comes after its
-    `against`."""
+    """Make a run for each arm, with the prompts in batches of the arm's size (see `group_prompts`). `arms` must list
+    `against` of an arm before the arm itself."""
     runs: dict[int, Run] = {}
     for arm in arms:
         groups = group_prompts(kinds or [""] * len(prompts), arm.batch)
@@ -198,8 +198,8 @@ def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = Non
 
 
 def group_prompts(kinds: Seq[str], batch: int) -> list[list[int]]:
-    """The indices of the prompts in each batch. kinds: a label per prompt; the prompts of a batch have the same, so the
-    last batch of a label may be smaller."""
+    """Return the indices of the prompts in each batch. kinds: a label for each prompt. All prompts of a batch have the
+    same label, so the last batch of a label may be smaller."""
     groups = []
     for kind in dict.fromkeys(kinds):
         same = [i for i, k in enumerate(kinds) if k == kind]
@@ -208,7 +208,7 @@ def group_prompts(kinds: Seq[str], batch: int) -> list[list[int]]:
 
 
 def count_passes(runs: Seq[Run], rounds: int) -> int:
-    """How often `race` calls `advance`: the length of the progress bar."""
+    """Return how often `race` calls `advance`, for the length of a progress bar."""
     return sum(len(run.groups) for run in runs) * (rounds + 1)
 
 
@@ -220,9 +220,9 @@ def race(
     each_pass: Callable[[], None] = lambda: None,
     seed: int = 0,
 ) -> None:
-    """Decodes everything once untimed (warm-up, texts), then in `rounds` timed passes. Arms take turns.
+    """Decode all prompts in one untimed pass (warm-up, texts), then in `rounds` timed passes. The arms take turns.
 
-    seconds     time limit; at least `FEWEST_PASSES` passes are run, because fewer give no interval.
+    seconds     time limit. At least `FEWEST_PASSES` passes are run, because fewer passes give no interval.
     advance     called after each batch.
     each_pass   called after each timed pass.
 
@@ -247,7 +247,7 @@ def race(
 
 
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
-    """One untimed pass: triggers lazy compilation, and stores the texts."""
+    """Run one untimed pass, which triggers lazy compilation, and store the texts."""
     run.drafter = run.arm.prepare()
     for group in run.groups:
         done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
@@ -260,7 +260,7 @@ def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> 
 def decode(
     arm: Arm, drafter: Drafter | None, prompts: Seq[Seq[int]], seeds: Seq[int]
 ) -> tuple[list[Completion], float]:
-    """Decodes one batch. Returns the completions and the wall seconds."""
+    """Decode one batch. Returns (completions, wall seconds)."""
     llm = arm.llm
     llm.use(drafter)
     llm.draft_tokens = arm.draft_tokens if arm.lengths is None else arm.lengths

@@ -29,20 +29,20 @@ from slipstream.settings import AUTO
 from slipstream.theory.cost_curve import CostCurve
 
 MOST_ARMS = 100
-"""Most arms of one run, plain decoding included."""
+"""Largest number of arms of one run, plain decoding included."""
 LOOPS = 0.1
-"""If a larger share of the output tokens lies in loops, the report warns."""
+"""The report warns if a larger share of the output tokens than this lies in loops (see `measure.loops`)."""
 
 
 def count_steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
-    """How often `bench` calls `advance`."""
+    """Return how often `bench` calls `advance`."""
     arms = len(config.contexts) * len(config.temperatures) * (len(contenders) + 1)
     return arms * (config.rounds + 1) * sum(len(group_prompts(prompts.categories, batch)) for batch in config.batches)
 
 
 def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
-    """For each context, temperature and batch size a run of plain decoding, then one of every contender. What has one
-    label is loaded once."""
+    """Make the runs: for each context, temperature and batch size, plain decoding and then every contender. Contenders
+    with the same label share one loaded drafter."""
     loaded = {c.label: load_weights_once(llm, c.drafter, c.options) for c in {c.label: c for c in contenders}.values()}
     runs: list[Run] = []
     for context, temperature, batch in product(config.contexts, config.temperatures, config.batches):
@@ -71,8 +71,8 @@ def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]])
 
 
 def choose_x_axis(axes: Mapping[str, Seq[object]]) -> str | None:
-    """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals; None if there
-    is none."""
+    """Choose the horizontal axis of the plots: the numeric axis with the most values (the first of several such axes);
+    None if no axis is numeric."""
     numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
     return max(numeric, key=lambda name: len(axes[name]), default=None)
 
@@ -85,8 +85,8 @@ def bench(
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Measures the contenders and writes the result to `out` after every pass. An interruption leaves the measurements
-    so far in the file, with `complete` false, and in the attribute `result` of the raised exception. Raises
+    """Measure the contenders, and write the result to `out` after every pass. If the run is interrupted, the file holds
+    the measurements so far, with `complete` false; so does the attribute `result` of the raised exception. Raises
     ParameterError for more than `MOST_ARMS` arms.
     """
     conditions = {"temperature": config.temperatures, "batch": config.batches, "context": config.contexts}
@@ -171,9 +171,10 @@ def compute_figures(run: Run, groups: Seq[int] | None = None) -> Figures:
 
 
 def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted | None:
-    """Predict tokens per second and speed-up by the closed forms, from the *longest* draft of the arms that differ only
-    in the draft length, and the shortest, which tells the cost of a draft token. costs: of the target. None if the
-    closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no draft)."""
+    """Predict tokens per second and speed-up of an arm by the closed forms. The prediction uses two of the `runs` that
+    differ only in the draft length: the longest, and the shortest, which shows the cost of a draft token. costs: cost
+    curve of the target. None if the closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no
+    draft)."""
     if costs is None or run.plain is None or run.arm.lengths is not None:
         return None
     series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]
@@ -188,8 +189,8 @@ def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted
 
 
 def judge_texts(run: Run) -> str:
-    """Compare the texts with plain decoding's: "plain", "sampled" (not comparable), "identical", "near-tie" or
-    "BUG"."""
+    """Return the verdict on an arm's texts compared with plain decoding's: "plain" (plain decoding itself), "sampled"
+    (not comparable), "identical", "near-tie" or "BUG"."""
     if run.plain is None:
         return "plain"
     if not run.arm.params.greedy:
@@ -200,7 +201,7 @@ def judge_texts(run: Run) -> str:
 
 
 def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
-    """Warnings that limit how far the numbers can be trusted."""
+    """Return the warnings about the numbers. neighbours: share of the machine's time that other processes used."""
     texts = []
     if neighbours is not None and neighbours > QUIET:
         texts.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
@@ -224,7 +225,7 @@ def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
 
 
 def warn_of_loops(runs: Seq[Run]) -> list[str]:
-    """A warning if much of the text of plain decoding is a loop, for the condition where it is most."""
+    """Return a warning if much of plain decoding's text is a loop, with the condition whose share is the largest."""
     plain = [run for run in runs if run.plain is None and run.texts]
     worst = max(plain, key=lambda run: loops.measure_loops(run.texts), default=None)
     if worst is None or loops.measure_loops(worst.texts) <= LOOPS:

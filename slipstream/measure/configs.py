@@ -1,7 +1,7 @@
 """Writes a choice of drafter and draft length as a configuration of Slipstream and of vLLM.
 
-It knows the names and defaults of `vllm serve` 0.33. If vLLM does not have the method, the entry says so and proposes
-no other. Nothing is measured or loaded here; of a draft model or head in a folder, config.json is read.
+The names and defaults are those of `vllm serve` 0.33. If vLLM does not have the method, the configuration says so and
+proposes no other method. Nothing is measured or loaded here; only config.json of a draft model or head is read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
 STARTED_WITH = {"vllm": '"num_speculative_tokens": {k} in --speculative-config', "slipstream": "--draft-tokens {k}"}
-"""How a server is started to draft k tokens."""
+"""Server -> option with which it is started so that it drafts k tokens."""
 
 
 @dataclass(frozen=True)
 class Contender:
     """A drafter to measure. drafter, options: arguments of `LLM.use`.
 
-    adaptive  whether draft lengths are chosen in each step, up to `draft_tokens`.
+    adaptive  True if the draft length is chosen in each step, up to `draft_tokens`.
     """
 
     label: str
@@ -42,15 +42,17 @@ class Contender:
 
     @property
     def length(self) -> int | str:
-        """The draft length as it is shown."""
+        """The draft length as reports show it: a number or "auto"."""
         return AUTO if self.adaptive else self.draft_tokens
 
 
 @dataclass(frozen=True)
 class DrafterChoice(Strict):
-    """drafter     name in the registry; members of a stack as in "suffix,model"; "none".
+    """A drafter and a draft length for one target, to be written as a configuration.
+
+    drafter     name in the registry; a stack such as "suffix,model"; or "none".
     draft_tokens  K.
-    target, draft  folder, hub id or "embedded", as the user gave them; draft: a draft model or a head.
+    target, draft  folder, hub id or "embedded", as the user wrote it; draft: a draft model or a head.
     options     options of the drafter.
     engine      further options of `slipstream generate`, as {"executor": "torch"}; None values are left out.
     """
@@ -65,7 +67,8 @@ class DrafterChoice(Strict):
 
 @dataclass(frozen=True)
 class Settings(Strict):
-    """values: the settings, None if there is no counterpart; text: as typed on a command line; note: a remark."""
+    """values: the settings, None if the program has no counterpart; text: the same as command-line arguments; note: a
+    remark."""
 
     values: JsonObject | None
     text: str
@@ -73,7 +76,7 @@ class Settings(Strict):
 
 
 def slipstream(choice: DrafterChoice) -> JsonObject:
-    """The mapping that `slipstream generate --config FILE` reads: option names and values."""
+    """Return option names and values, as `slipstream generate --config FILE` reads them."""
     options: JsonObject = {"target": choice.target}
     names = choice.drafter.split(",")
     if choice.draft is not None and any(map(_reads_draft, names)):
@@ -88,7 +91,8 @@ def slipstream(choice: DrafterChoice) -> JsonObject:
 
 
 def vllm(choice: DrafterChoice) -> Settings:
-    """Arguments of `vllm serve` by name. Lookups are Slipstream's, by the plug-in `integrations.vllm`."""
+    """Return the arguments of `vllm serve` by name. Drafters without a model run in vLLM as the plug-in
+    `integrations.vllm`."""
     if choice.drafter == "none":
         return Settings({}, "", "plain decoding: leave --speculative-config out")
     names = choice.drafter.split(",")
@@ -137,7 +141,7 @@ def _parallel(choice: DrafterChoice) -> bool:
 
 
 def _said(choice: DrafterChoice) -> JsonMapping:
-    """config.json of the draft model or head; empty if it is no folder."""
+    """Return config.json of the draft model or head; empty if `draft` is not a folder."""
     from slipstream.checkpoints.checkpoint import read_json
 
     return read_json(Path(_draft(choice)) / "config.json", missing_ok=True)

@@ -1,6 +1,6 @@
-"""Counters that servers show at /metrics, for Prometheus, in our definitions (`slipstream.core.stats`).
+"""Reads the counters that servers show at /metrics for Prometheus, under our definitions (`slipstream.core.stats`).
 
-`NAMES` is the only place that knows how a server calls them; docs/server.md shows the same table.
+`NAMES` is the only place with the servers' own names of these counters; docs/server.md shows the same table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 
 SERVERS = {"slipstream": "Slipstream", "vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server"}
-"""Prefix of the names -> the server. Slipstream may have vLLM's for most, and its own for others."""
+"""Prefix of the names -> server. Slipstream may use vLLM's prefix for most names, and its own for the others."""
 NAMES = {
     "drafts": ("spec_decode_num_drafts_total", "spec_verify_calls_total", "spec_decode_num_drafts_total"),
     "draft_tokens": ("spec_decode_num_draft_tokens_total", "", "spec_decode_num_draft_tokens_total"),
@@ -40,16 +40,16 @@ NAMES = {
     "decode_seconds": ("inter_token_latency_seconds_sum", "", ""),
     "engine_steps": ("iteration_tokens_total_count", "", ""),
 }  # fmt: skip
-"""Quantity -> its names without prefix: of vLLM and Slipstream, of SGLang, of llama-server; "": not reported."""
+"""Quantity -> (name of vLLM and Slipstream, of SGLang, of llama-server), without prefix; "": not reported."""
 OF_SLIPSTREAM = {"output_tokens": "request_generation_tokens_sum", "first_tokens": "request_success_total",
                  "decode_seconds": "request_decode_time_seconds_sum", "engine_steps": ""}  # fmt: skip
-"""Names of Slipstream that are not those of vLLM: it counts drafts when a choice ends, so what they are compared with
-has to be of choices that have ended, too."""
+"""Quantity -> name in Slipstream, where it differs from vLLM. Slipstream counts drafts when a choice ends, so tokens
+and times that are compared with drafts must come from choices that have ended, too."""
 NOW = ("running", "waiting", "kv_usage", "accept_length", "engines", "began")
-"""What holds at a moment; the rest counts from when the server was started. engines: how many report requests;
-began: when the process was started, 0 if the page does not say."""
+"""Quantities that are valid at one moment; all others count from the start of the server. engines: number of engines
+that report requests; began: time at which the process was started, 0 if the page does not show it."""
 MEANS = ("kv_usage", "accept_length")
-"""Of several engines, the largest is taken."""
+"""Quantities for which the largest value of several engines is taken, not the sum."""
 NOT_REPORTED = "not reported"
 
 
@@ -62,8 +62,8 @@ def name_of(quantity: str, server: str) -> str:
 
 @dataclass(frozen=True)
 class Counters:
-    """server: key of `SERVERS`. values: by quantity, "accepted_at 1" for position 1; none for what is not reported.
-    models: whose counters are on the page."""
+    """The counters of a server. server: key of `SERVERS`. values: quantity -> value, only for reported quantities;
+    "accepted_at 1" is position 1. models: names of the models whose counters are on the page."""
 
     server: str
     values: Mapping[str, float]
@@ -75,7 +75,7 @@ class Counters:
         return self.values.get("began") != before.values.get("began") or any(fell)
 
     def since(self, before: Counters) -> Counters:
-        """By how much they have grown; since the restart, if there was one."""
+        """Return by how much the counters have grown since `before`, or since a later restart of the server."""
         return self if self.has_restarted(before) else self._with(before, sub)
 
     def __add__(self, later: Counters) -> Counters:
@@ -88,9 +88,9 @@ class Counters:
     def as_dict(self) -> JsonObject:
         """Return plain JSON values; None for a figure that is not reported.
 
-        accepted_at             share of the drafts whose token at position 1, 2, ... was accepted.
+        accepted_at             for position 1, 2, ...: share of the drafts whose token there was accepted.
         acceptance_rate         accepted draft tokens over verified ones.
-        mean_acceptance_length  tokens of a step in which tokens were drafted, the bonus token included.
+        mean_acceptance_length  mean output tokens of a step that drafted, the bonus token included.
         tokens_per_step         output tokens over all steps: a step gives one token and the accepted draft tokens.
         """
         figures: JsonObject = {name: self.values.get(name) for name in NAMES}

@@ -7,13 +7,13 @@ The speed-up follows from the measured costs of target passes, of drafting and o
     draft too expensive       drafting takes no time
     acceptance too low        the acceptance rate is 80 %, and every step drafts
     compute-bound target      verifying a draft takes as long as a plain step
-    batch too large           the same, if a single sequence would be faster
-    few active experts        the same, for a mixture of experts: more rows pick more experts, which must be read
+    batch too large           the same prediction, if a single sequence would gain more
+    few active experts        the same prediction, for a mixture of experts: more rows read more experts
     host overhead             a speculative step takes no more host time than a plain step
     drafts too long           the best shorter draft length
 
-There is no diagnosis where noise could have made the difference: if the measured speed-up has no interval or one that
-includes 1, or if other processes took a part of the machine.
+There is no diagnosis if noise could have made the difference: the measured speed-up has no interval, or its interval
+includes 1, or other processes used a part of the machine.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from slipstream.theory.closed_forms import geometric_rates, smallest
 from slipstream.theory.cost_curve import CostCurve
 
 FINE = 1.05
-"""Smallest speed-up for which the diagnosis is `NOTHING`."""
+"""Smallest speed-up at which the diagnosis is `NOTHING`: nothing is wrong."""
 HEALTHY = 0.8
 """A good acceptance rate."""
 
@@ -53,13 +53,13 @@ FIXES = {
 class Diagnosis:
     """Says what limits a setting.
 
-    cause, fix  `NOTHING`, `UNKNOWN`, or what to change first, and how.
-    speedup     measured if it was measured, else predicted; predicted: from the measured parts.
-    break_even  acceptance rate at which a speculative step is as fast as plain decoding; None: not even at 1.
+    cause, fix  the cause to remove first and how to remove it; or the cause is `NOTHING` or `UNKNOWN`.
+    speedup     the measured speed-up if there is one, else `predicted`, which is computed from the measured parts.
+    break_even  acceptance rate at which a speculative step is as fast as plain decoding; None: slower even at 1.
     acceptance  the constant acceptance rate that yields the measured tokens per step in the closed forms.
     enough      whether removing this one cause would make speculation save time.
     evidence    the numbers behind the diagnosis, in sentences.
-    counterfactuals  cause -> speed-up predicted without it, largest first.
+    counterfactuals  cause -> speed-up predicted without this cause, largest first.
     reason      why there is no diagnosis, in a clause; empty if there is one.
     """
 
@@ -76,8 +76,8 @@ class Diagnosis:
 
 
 def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
-    """Diagnose these measurements; a pure function. neighbours: share of the machine's time that went to other
-    processes, None if unknown."""
+    """Find what limits the speed-up in these measurements; a pure function. neighbours: share of the machine's time
+    that other processes used, None if unknown."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
     gains = {cause: remove_cause(m, cause).prediction().speedup for cause in list_causes(m)}
@@ -98,7 +98,7 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
 
 
 def find_doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
-    """(why these measurements allow no diagnosis, what to do); two empty texts if they do."""
+    """Return (why these measurements allow no diagnosis, what to do); two empty texts if they allow a diagnosis."""
     if neighbours is not None and neighbours > QUIET:
         return (
             f"other processes took {neighbours:.0%} of the machine's time, which slows down drafting, the target and "
@@ -118,7 +118,8 @@ def find_doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
 
 
 def list_causes(m: Measured) -> list[str]:
-    """The causes to consider. The cost of more rows is attributed to exactly one of three."""
+    """Return the causes to consider. The cost of more rows is attributed to one of three causes: a compute-bound
+    target, a large batch or few active experts."""
     rows = COMPUTE
     if m.experts is not None and m.experts[0] < m.experts[1]:
         rows = EXPERTS
@@ -128,7 +129,7 @@ def list_causes(m: Measured) -> list[str]:
 
 
 def remove_cause(m: Measured, cause: str) -> Measured:
-    """The measurements as they would be without that cause."""
+    """Return the measurements as they would be without this cause."""
     if cause == DRAFT:
         return replace(m, draft_fixed=0.0, draft_each=0.0, draft_prefill=0.0)
     if cause == ACCEPTANCE:
@@ -142,7 +143,7 @@ def remove_cause(m: Measured, cause: str) -> Measured:
 
 
 def fit_acceptance(m: Measured) -> float | None:
-    """The constant acceptance rate that yields the measured tokens per step; None if nothing was drafted."""
+    """Find the constant acceptance rate that yields the measured tokens per step; None if nothing was drafted."""
     if not m.position_rates:
         return None
 
@@ -154,7 +155,7 @@ def fit_acceptance(m: Measured) -> float | None:
 
 
 def collect_evidence(m: Measured, cause: str) -> list[str]:
-    """Write the numbers in sentences, the numbers of the cause first."""
+    """Write the numbers behind a diagnosis as sentences; the numbers about `cause` come first."""
     alpha = fit_acceptance(m)
     ms = 1000
     drafted = m.drafted[0] if m.drafted else 0.0

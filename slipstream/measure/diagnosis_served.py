@@ -1,12 +1,13 @@
 """`slipstream tune --base-url URL`: whether speculation pays on a running server, and which setting would help.
 
-Only what the server counts is known, under the load that it has:
+Only the server's counters are known, under its present load. They give up to three speed-ups:
 
     at most   tokens of a decode step: the speed-up if drafts and their verification cost nothing
-    measured  the speed-up against the server's own steps without drafts, where the times of steps tell it
+    measured  the speed-up over the server's own steps without drafts, if the times of steps show it
     assumed   the speed-up if a draft token costs `c` decode steps and a row nothing; it only compares draft lengths
 
-No counter knows what a step takes without speculation. Where "at most" and "measured" decide nothing, it is not judged.
+No counter shows the time of a step without speculation. If "at most" and "measured" decide nothing, the verdict is
+`UNKNOWN`.
 """
 
 import asyncio
@@ -33,16 +34,16 @@ from slipstream.measure.traffic_client import TrafficClient
 KIND = "tune-served"
 OFF, SELDOM, COSTLY = "nothing is drafted", "too few steps draft", "drafts cost more than they gain"
 HARDLY = 0.1
-"""Positions that a smaller share of the drafts accepts are named."""
+"""The report names positions at which a smaller share of the drafts than this has its token accepted."""
 FULL = 0.9
-"""If drafts are shorter than this share of the longest on average, rates by position say little of other lengths."""
+"""If the mean draft is shorter than this share of the longest, rates by position tell little about other lengths."""
 ENOUGH, MANY = 100, 8
-"""Fewest drafts from which another length is recommended; their tokens where the server does not count them."""
+"""Fewest drafts for recommending another length; assumed tokens per draft if the server does not count draft tokens."""
 PARTS, FEWEST_PARTS, FEWEST_STEPS = 20, 12, 20
-"""Parts of the time watched; fewest parts for `estimate_own_steps`, and fewest steps of each."""
+"""Number of parts of the watched time; fewest parts for `estimate_own_steps`, and fewest steps in each part."""
 SURE = 1.3
-"""Smallest gain over the server's own steps without drafts that is called a gain. Speculation may slow these down, too:
-vLLM with our drafters had 0.77 of plain decoding where hardly anything was drafted (docs/vllm.md)."""
+"""Smallest speed-up over the server's own steps without drafts that counts as a gain. Speculation may slow down these
+steps, too: vLLM with our drafters reached 0.77x of plain decoding when it hardly drafted anything (docs/vllm.md)."""
 BLIND_TO = (
     "What counters cannot show: what a step takes on a server that does not speculate (vLLM, for example, turns "
     "asynchronous scheduling off for lookups); other loads and other texts; whether the text is the same, which "
@@ -53,8 +54,8 @@ BEHIND = "if this is a router, give the URL of one server behind it"
 
 @dataclass(frozen=True)
 class ServedForecast:
-    """The longest draft, the speed-ups at most, measured (`estimate_own_steps`) and now (assumed), and the best length
-    up to the longest with its assumed speed-up."""
+    """The longest draft; the speed-ups "at most", "measured" (`estimate_own_steps`) and now ("assumed"); and the best
+    draft length up to the longest, with its assumed speed-up."""
 
     longest: int
     now: float | None
@@ -66,7 +67,8 @@ class ServedForecast:
 
 @dataclass
 class ServedDiagnosis:
-    """cause, fix, reason, evidence: as in `Diagnosis`; `reason` also says what was found. forecast: None if unknown."""
+    """A diagnosis of a server. cause, fix, reason, evidence: as in `Diagnosis`, but `reason` is never empty: it also
+    explains a cause. forecast: None if unknown."""
 
     cause: str = UNKNOWN
     fix: str = ""
@@ -77,15 +79,15 @@ class ServedDiagnosis:
 
 @dataclass(frozen=True)
 class WatchedServer:
-    """counters: as `Counters.as_dict` gives them; None: the server reports none."""
+    """A server and its diagnosis. counters: from `Counters.as_dict`; None if the server reports no counters."""
 
     counters: JsonObject | None = None
     diagnosis: ServedDiagnosis | None = None
 
 
 def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate | None = None) -> ServedDiagnosis:
-    """Diagnose from `Counters.as_dict`; None: the server reports no counters. A pure function. c: cost of a draft
-    token, in decode steps; measured: `estimate_own_steps`."""
+    """Diagnose a server; a pure function. counters: from `Counters.as_dict`, None if the server reports none; c: cost
+    of a draft token, in decode steps; measured: result of `estimate_own_steps`."""
     diagnosis = ServedDiagnosis()
 
     def found(reason: str, fix: str, cause: str = UNKNOWN) -> ServedDiagnosis:
@@ -151,12 +153,12 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
 
 
 def estimate_own_steps(parts: Seq[Counters]) -> Estimate | None:
-    """Estimate the speed-up over steps of the same server without drafts; None if the step times do not tell it.
+    """Estimate the speed-up over the same server's steps without drafts; None if the step times do not show it.
 
-    parts: gains of the counters in each part of the time watched. By least squares, weighted by steps, the time of a
-    step is a quadratic function of its draft tokens (the quadratic term widens the interval where rows are not equally
-    dear), beside requests and prompt tokens in a step, and how late it is, as texts grow. At no draft tokens it is the
-    time of a step without drafts. It is not extrapolated from parts that all draft much.
+    parts: growth of the counters in each part of the watched time. The time of a step is fitted by least squares,
+    weighted by steps: quadratic in its draft tokens (the quadratic term widens the interval if rows differ in cost),
+    linear in requests and prompt tokens per step and in time, because texts grow. The fit at 0 draft tokens is the time
+    of a step without drafts. There is no estimate if all parts draft many tokens: that would be an extrapolation.
     """
     rows, gained = [], 0.0
     for i, part in enumerate(each.as_dict() for each in parts):
@@ -200,7 +202,7 @@ def collect_evidence(counters: JsonMapping) -> list[str]:
 
 
 def judge(samples: Seq[Counters], c: float) -> WatchedServer:
-    """Judge a server whose counters were read several times; without any it reports none."""
+    """Diagnose a server from several readings of its counters; no samples mean that the server reports none."""
     parts = [after.since(before) for before, after in pairwise(samples)]
     whole = add_counters(parts)
     if whole is None:
@@ -215,7 +217,7 @@ def judge(samples: Seq[Counters], c: float) -> WatchedServer:
 
 
 def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = None) -> Result:
-    """Diagnose a server by watching its counters for some seconds. Sends no request. Raises ServedError."""
+    """Diagnose a server by watching its counters for some seconds. Sends no completion request. Raises ServedError."""
     result = Result(KIND, {"watch": seconds, "c": c}, note_conditions(None, servers=[place.describe()["id"]]))
 
     async def read() -> list[Counters]:

@@ -16,7 +16,7 @@ from slipstream.errors import ParameterError, ServedError
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion. tokens: pieces of text, [] if the server gives no logprobs; then `logprobs` and `top` are empty.
+    """One completion. tokens: the text of each token. Without logprobs, `tokens`, `logprobs` and `top` are empty.
 
     logprobs  log-probability of each token.
     top       for each position, the most likely tokens with their log-probabilities.
@@ -30,9 +30,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server.
+    """An OpenAI-compatible server.
 
-    base_url  with its version, as in "http://localhost:8000/v1".
+    base_url  URL with the API's version, such as "http://localhost:8000/v1".
     model     name of the model; "" takes the first one that the server lists.
     timeout   seconds that one request may take.
 
@@ -52,7 +52,7 @@ class Endpoint:
             )
 
     def resolve(self) -> Endpoint:
-        """The same with the name of its model."""
+        """Return this endpoint with the name of its model filled in."""
         return self if self.model else replace(self, model=self.describe()["id"])
 
     def describe(self) -> JsonObject:
@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request: the API key."""
+        """Return the headers of every request: the API key, if there is one."""
         key = os.environ.get("OPENAI_API_KEY", "")
         return {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -82,7 +82,7 @@ class Endpoint:
         logprobs: int,
         more: Mapping[str, object] | None = None,
     ) -> Answer:
-        """One completion of a text prompt. logprobs: how many alternatives to report; more: further parameters."""
+        """Complete a text prompt. logprobs: number of alternatives to report; more: further parameters."""
         asked: JsonObject = {
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
             "logprobs": logprobs, **(more or {}),

@@ -1,32 +1,32 @@
 """Estimates with 95 % intervals from paired timings, medians and quartiles; pure functions.
 
-How an interval is made. The timings [prompts, passes] of two ways of decoding are paired cell by cell, so what disturbs
-both sides of a pair cancels. Each pass over all prompts gives one speed-up; prompts are crossed with passes, and both
-are replicates. On a logarithmic scale the variance has three parts:
+How an interval is made. The timings [prompts, passes] of two ways of decoding are paired cell by cell, so a disturbance
+of both sides of a pair cancels. Each pass over all prompts gives one speed-up; prompts are crossed with passes, and
+both are replicates. On a logarithmic scale the variance has three parts:
 
-    passes    of the speed-ups of single passes, over their number: effects that a pass shares, and noise of the cells.
-              Order effects are in it, because the order rotates from pass to pass.
-    cells     the part of it that is noise of single cells
-    prompts   of the gains of single prompts, over their number; it contains the noise of the cells, too
+    passes    variance of the speed-ups of single passes, over their number: effects that a whole pass shares (order
+              effects, too, because the order rotates from pass to pass), and noise of the cells
+    cells     the part of `passes` that is noise of single cells
+    prompts   variance of the gains of single prompts, over their number; it contains the noise of the cells, too
 
 The interval is the estimate times exp(+-w), with w^2 the larger of
 
-    t(passes - 1)^2 passes                                                   these prompts, further passes
-    t(prompts - 1)^2 prompts + t(passes - 1)^2 max(0, passes - cells)        further prompts, too
+    t(passes - 1)^2 passes                                                   for the same prompts in new passes
+    t(prompts - 1)^2 prompts + t(passes - 1)^2 max(0, passes - cells)        for new prompts in new passes
 
-The first is the t interval of paired passes: it alone keeps identical work from looking different. The second adds the
-variances of both clusterings and takes away what both contain [1]; few clusters need the quantile of Student's t with
-their number less one [2], each for its own part. Prompts of unequal weight count as the number of equal ones that has
-their variance, (sum of weights)^2 / sum of squares [3]. For timings of programs see [4].
+The first line is the t interval of paired passes: without it, identical work could seem to differ. The second line adds
+the variances of both clusterings and subtracts the part that both contain [1]. With few clusters, each part needs the
+quantile of Student's t with (number of clusters - 1) degrees of freedom [2]. Prompts with unequal weights count as an
+effective number of equal prompts: (sum of weights)^2 / sum of squared weights [3]. For timings of programs see [4].
 
 [1] Cameron, Gelbach, Miller: Robust inference with multiway clustering. J. Business & Economic Statistics 29 (2011).
 [2] Cameron, Miller: A practitioner's guide to cluster-robust inference. J. Human Resources 50 (2015), section VI.
 [3] Kish: Survey Sampling (1965), section 11.7.
 [4] Kalibera, Jones: Rigorous benchmarking in reasonable time. ISMM 2013.
 
-Calibrated by simulation (`tests/measure/test_interval_coverage.py`; docs/log.md has the figures): of identical work, at
-most 7 % of the intervals exclude 1 for every number of prompts and passes; where prompts differ, 93 to 98 % hold the
-truth. With fewer than 3 passes or 3 prompts there is no interval.
+Simulations check the intervals (`tests/measure/test_interval_coverage.py`; docs/log.md has the figures): for identical
+work, at most 7 % of them exclude 1 for every number of prompts and passes; if prompts differ, 93 to 98 % contain the
+true value. With fewer than 3 passes or 3 prompts there is no interval.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from numpy.typing import ArrayLike
 from slipstream.measure.tables import Estimate as Estimate, remark
 
 FEWEST_PASSES = FEWEST_PROMPTS = 3
-"""Fewer have no interval: with two, Student's t makes it so wide that it says nothing."""
+"""Fewest passes and prompts for an interval: with two, Student's t makes the interval too wide to be useful."""
 FEW_PASSES, FEW_PROMPTS, NO_DRAFTS, REJECTED = "few passes", "few prompts", "no drafts", "no draft accepted"
-"""Notes of estimates without an interval. No drafts: nothing was drafted, so plain decoding is compared with itself."""
+"""Notes of estimates without an interval. NO_DRAFTS: nothing was drafted, so plain decoding is compared with itself."""
 CHANCE = (NO_DRAFTS, REJECTED)
-"""Notes of a difference that no draft made."""
+"""Notes of a difference in speed that drafts cannot have caused."""
 REASONS = {
     FEW_PASSES: f"not enough passes for an interval: raise --rounds to {FEWEST_PASSES} or more",
     FEW_PROMPTS: f"not enough prompts for an interval: raise --prompts, to {FEWEST_PROMPTS} batches or more",
@@ -54,18 +54,18 @@ REASONS = {
 
 
 def explain_doubt(e: Estimate) -> str:
-    """A sentence to put after a ratio that is not shown to differ from 1; otherwise an empty text."""
+    """Return a sentence to put after a ratio that is not shown to differ from 1; otherwise an empty text."""
     if e.low is None or e.high is None:
         return f" {remark(REASONS[e.note])}"
     return " Not statistically significant: the 95% interval includes 1." if e.low <= 1 <= e.high else ""
 
 
 def estimate_ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
-    """Ratio of the typical `top` to the typical `bottom`; both positive, and paired: [prompts, passes], or [passes] if
-    each is a measurement of the whole, and then the interval covers further passes only.
+    """Estimate the ratio of the typical `top` to the typical `bottom`. Both are positive and paired: [prompts, passes],
+    or [passes] if each value is measured over all prompts; then the interval covers new passes only.
 
-    Typical: the geometric mean over passes of each prompt, then the sum over prompts, each times its weight. weights:
-    [prompts]; None: 1 each.
+    The typical value is the geometric mean over passes for each prompt, summed over prompts with `weights` ([prompts];
+    None: 1 each).
     """
     above, below = np.asarray(top, float), np.asarray(bottom, float)
     if above.shape != below.shape or above.ndim not in (1, 2) or not above.size:
@@ -78,7 +78,7 @@ def estimate_ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None 
     if passes < FEWEST_PASSES:
         return Estimate(value, None, None, FEW_PASSES)
     shares = [each / each.sum() for each in sums]
-    many = 2 / float((shares[0] ** 2 + shares[1] ** 2).sum())  # prompts, if all were as heavy
+    many = 2 / float((shares[0] ** 2 + shares[1] ** 2).sum())  # effective number of equal prompts
     if above.ndim == 2 and (prompts < FEWEST_PROMPTS or many < 2):
         return Estimate(value, None, None, FEW_PROMPTS)
     parts = shares[0][:, None] * logs[0] - shares[1][:, None] * logs[1]  # [prompts, passes], of each pass's logarithm
@@ -94,13 +94,13 @@ def estimate_ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None 
 
 
 def estimate_mean(cells: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
-    """Mean over prompts, weighted by `weights`, of each prompt's typical value; `cells` as in `estimate_ratio`."""
+    """Estimate the mean of the prompts' typical values, weighted by `weights`. cells: as `top` of `estimate_ratio`."""
     return estimate_ratio(cells, np.ones_like(cells, float), weights)
 
 
 @cache
 def t_quantile(p: float, freedom: float) -> float:
-    """The quantile p > 1/2 of Student's t. With x = sqrt(freedom) tan(a), its density is cos(a)^(freedom - 1)."""
+    """Compute the quantile p > 1/2 of Student's t. Its density for x = sqrt(freedom) tan(a) is cos(a)^(freedom - 1)."""
     angles = np.linspace(0.0, math.pi / 2, 4001)
     density = np.cos(angles) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])

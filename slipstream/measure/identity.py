@@ -1,8 +1,8 @@
 """Compares two greedy texts, and tests whether rounding can explain a difference.
 
 In float32 a row of logits rounds differently if other rows are computed in the same pass. If the logits of the target's
-two most likely tokens are closer than that, either may win. Such a near-tie is always reported; any other difference is
-a bug.
+two most likely tokens differ by less than this rounding, either token may win. Such a near-tie is always reported; any
+other difference is a bug.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -17,7 +17,7 @@ from slipstream.core.target import Target, release_after, start_sequence
 from slipstream.measure.measurements import Divergence
 
 Scores = Callable[[Tensor, Seq[int]], Tensor]
-"""(logits [V], output before them) -> scores [V]; the index of the first maximum is the next token."""
+"""(logits [V], earlier output) -> scores [V]; the index of the first maximum is the next token."""
 
 
 def find_divergence(
@@ -28,10 +28,10 @@ def find_divergence(
     rows: int = 5,
     scores: Scores = lambda logits, output: logits,
 ) -> Divergence | None:
-    """Compare the outputs of plain decoding and of another method; None if they are equal.
+    """Find the first difference between the outputs of plain decoding and of another method; None if they are equal.
 
     rows    number of rows that one pass of the other method verified.
-    scores  the scores that the texts maximise, if these are not the logits.
+    scores  computes the scores whose maximum is the next token, if these are not the logits.
     """
     if list(plain) == list(other):
         return None
@@ -45,14 +45,14 @@ def find_divergence(
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Largest |a - b| of two rows of scores; 0 for an entry that is -inf in both, infinite for one that is -inf in
-    one."""
+    """Return the largest |a - b| of two rows of scores. An entry that is -inf in both rows counts as 0, an entry that
+    is -inf in one row as infinite."""
     return float(torch.where(a == b, 0.0, (a - b).abs()).max())
 
 
 def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | None) -> Tensor:
-    """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
-    prompt."""
+    """Return the target's logits [V] after an output. The last token is run in one pass with `extra` draft tokens, or,
+    if `extra` is None, in one pass with the prompt and the whole output."""
     unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force
     with release_after(target, start_sequence(target, prompt, context=target.context, params=unended)) as seq:
         seq.tokens += output

@@ -1,7 +1,7 @@
 """Recommended pairs of target and draft model, their published acceptance rates and speed-ups, and the sources.
 
-They are listed in templates/known_models.json. Shapes come from the published config.json files; sizes are computed
-from them. A figure without a source is None and is shown as "no published figure".
+The pairs are listed in templates/known_models.json. Shapes come from the published config.json files; sizes are
+computed from the shapes. A figure without a source is None and is shown as "no published figure".
 """
 
 import re
@@ -20,8 +20,8 @@ from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Foreca
 class KnownModel(Strict):
     """A model of the registry.
 
-    hub     its id on the Hugging Face hub.
-    config  the shape from its config.json.
+    hub     id on the Hugging Face hub.
+    config  the shape: fields of config.json.
     """
 
     name: str
@@ -39,11 +39,11 @@ class KnownModel(Strict):
 
 @dataclass(frozen=True)
 class KnownPair(Strict):
-    """A recommendation.
+    """A recommended pair of target and draft model.
 
-    source        where it is recommended.
-    acceptance    (low, high) of the published acceptance rate, and `acceptance_source`; None: no published figure.
-    speedup       the same for the speed-up, with `speedup_source`.
+    source        where the pair is recommended.
+    acceptance    (low, high) of the published acceptance rate, from `acceptance_source`; None: no published figure.
+    speedup       (low, high) of the published speed-up, from `speedup_source`; None: no published figure.
     draft_tokens  draft length used by the source, if given.
     note          a remark, in one sentence.
     """
@@ -66,8 +66,8 @@ PAIRS = tuple(KnownPair(**known) for known in KNOWN["pairs"])
 def predict_pair(
     pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = CONTEXT
 ) -> tuple[Hardware, Forecast]:
-    """The fewest of these devices that hold both models in 16 bits, and the prediction there for one sequence of
-    `context` tokens. Raises ParameterError if 64 devices do not hold them."""
+    """Return the fewest devices of this kind that hold both models in 16 bits, and the prediction on these devices for
+    one sequence of `context` tokens. Raises ParameterError if 64 devices do not hold the models."""
     models = MODELS[pair.target].size, MODELS[pair.draft].size
     hardware = place_models(models, hardware, context)
     rates = choose_rates(pair.target, pair.draft, acceptance)
@@ -77,7 +77,7 @@ def predict_pair(
 def choose_rates(
     target: str | None, draft: str | None, given: float | None = None, longest: int = LONGEST_DRAFT
 ) -> Rates:
-    """The acceptance rate used to predict for this pair: `given`, else the middle of the published range if the
+    """Choose the acceptance rate for predictions of this pair: `given`, else the middle of the published range if the
     registry knows the pair, else `ASSUMED_ACCEPTANCE`."""
     if given is not None:
         return Rates.constant(given, "given", longest)
@@ -88,18 +88,18 @@ def choose_rates(
 
 
 def _key(name: str) -> str:
-    """The name without owner, case, punctuation and kind of tuning, which vary between spellings."""
+    """Return the name without owner, case, punctuation and kind of tuning, which vary between spellings."""
     name = re.sub(r"[^a-z0-9.]", "", name.rstrip("/").rsplit("/", 1)[-1].lower())
     return re.sub(r"^meta|instruct|chat|hf$|v0\.[12]", "", name).removesuffix("hf")
 
 
 def find_model(name: str) -> KnownModel | None:
-    """The registry's model of that name, hub id or folder name, in any spelling; None if there is none."""
+    """Find the registry's model by name, hub id or folder name, in any spelling; None if the registry has none."""
     wanted = _key(name)
     return next((m for m in MODELS.values() if wanted in (_key(m.name), _key(m.hub))), None)
 
 
 def find_pair(target: str, draft: str) -> KnownPair | None:
-    """The pair of these two names, hub ids or folders, or None."""
+    """Find the registry's pair by two names, hub ids or folder names; None if the registry has none."""
     models = find_model(target), find_model(draft)
     return next((p for p in PAIRS if models == (MODELS[p.target], MODELS[p.draft])), None)

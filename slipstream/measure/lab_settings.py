@@ -1,4 +1,4 @@
-"""Settings of measurements. Those with a help are options of their commands, too. Importing this does not import
+"""Settings of measurements. A setting with a help text is also an option of the command. This module does not import
 torch."""
 
 from dataclasses import dataclass, field
@@ -13,10 +13,12 @@ TIME_LIMIT = "Time limit in seconds; at least three passes."
 
 @dataclass(frozen=True)
 class BenchConfig(Strict):
-    """tokens       largest number of new tokens per prompt.
+    """Settings of `slipstream bench`.
+
+    tokens       largest number of new tokens per prompt.
     temperatures, batches, contexts   every combination is measured, each with its own plain decoding.
-    contexts     tokens before the answer: each prompt follows so much earlier text (see `PromptSet.in_context`); None:
-                 the prompt alone.
+    contexts     number of tokens before the answer: earlier text is put before each prompt (see
+                 `PromptSet.in_context`); None: the prompt alone.
     sampling     further fields of `SamplingParams`.
     """
 
@@ -42,15 +44,15 @@ class BenchConfig(Strict):
             self.params(temperature)
 
     def params(self, temperature: float) -> SamplingParams:
-        """Raises ParameterError for values out of range."""
+        """Make the sampling parameters at this temperature. Raises ParameterError for values out of range."""
         return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
 @dataclass(frozen=True)
 class TuneConfig(Strict):
     """tokens   largest number of new tokens per prompt.
-    confirm  how many of the best predicted settings are measured against plain decoding.
-    rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
+    confirm  number of settings with the best predictions that are measured against plain decoding.
+    rounds, seconds   timed passes and time limit of this second measurement, as in `BenchConfig`.
     """
 
     tokens: int = option(64, check=integer(2))

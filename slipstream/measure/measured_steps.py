@@ -1,8 +1,9 @@
-"""Measures what a step of a target with a drafter costs and gives on a machine, in one interleaved run, and predicts
-from it by the closed forms, for `bench` and `tune`.
+"""Measures costs and acceptance rates of a step with a drafter, in one interleaved run, so that the closed forms can
+predict other draft lengths, for `bench` and `tune`.
 
-The acceptance rate at a position is taken over the steps that drafted to that position. How often a drafter drafts to a
-position is taken over the steps that *had room* for it. The last steps of a text have none; `predict` shortens them.
+The acceptance rate at a position is taken over the steps that drafted to this position. The share of steps that draft
+to a position is taken over the steps that *had room* for a draft token there. The last steps of a text have no room for
+a full draft; `predict` shortens their drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass
 class Tally:
-    """Counts over all steps. able[j]: steps with room for a draft token at depth j; drafted[j]: steps that had one."""
+    """Counts of steps. able[j]: steps with room for a draft token at depth j; drafted[j]: steps with such a token."""
 
     able: Counter[int] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
@@ -44,7 +45,7 @@ class Tally:
 
 
 class WrappedDrafter:
-    """Drafts as `drafter` does; a subclass notes what it does."""
+    """A drafter that passes all calls on to `drafter`. Subclasses record the calls."""
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.name, self.traits = drafter, drafter.name, DrafterTraits(taps=drafter.traits.taps)
@@ -60,7 +61,7 @@ class WrappedDrafter:
 
 
 class Counting(WrappedDrafter):
-    """Counts in `tally` how deep a drafter drafts."""
+    """Counts in `tally` to which depths a drafter drafts."""
 
     def __init__(self, drafter: Drafter, tally: Tally):
         super().__init__(drafter)
@@ -87,11 +88,11 @@ class CountingArm(Arm):
 
 
 def measure_steps(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
-    """The measurements from a run of an arm and its plain arm, and from the target's cost curve. Of an arm that is no
-    `CountingArm`, every step but the first of a text counts as one with room for a full draft.
+    """Compute the measurements from an arm's run, the run of its plain decoding, and the target's cost curve. If the
+    arm is no `CountingArm`, every step but the first of a text counts as a step with room for a full draft.
 
-    short: the same drafter with shorter drafts, to separate the cost per level of depth from the cost per step. None:
-    the cost is assumed to be proportional to the depth.
+    short: run of the same drafter with shorter drafts, to separate the cost per level of depth from the cost per step.
+    None: the cost of drafting is assumed to be proportional to the depth.
     """
     assert run.plain is not None
     batch, k = run.arm.batch, run.arm.draft_tokens
@@ -132,15 +133,15 @@ def measure_steps(run: Run, costs: CostCurve, short: Run | None = None) -> Measu
 
 
 def measure_contradiction(runs: Seq[Run], each: float, draft: float, fixed: float) -> float:
-    """By how much, as a share, timings of the same work differ: the slowest pass of a run from its fastest. 1 if long
-    drafts were timed as cheaper than short ones, so that the cost of a draft token is not known."""
+    """Return by which share timings of the same work differ: the slowest pass of a run from its fastest pass. Returns
+    at least 1 if long drafts took less time than short drafts: then the cost of a draft token is not known."""
     passes = [(run.seconds_per_token() * run.weights()[:, None]).sum(0) for run in runs]
     apart = max(float(seconds.max() / seconds.min()) - 1 for seconds in passes)
     return max(apart, 1.0) if draft > 0 and fixed > 0 and each == 0 else apart
 
 
 def _draft_seconds_per_step(run: Run, first: float) -> float:
-    """Seconds of drafting per step of the whole batch, without `first`, the drafter's share of prefill."""
+    """Return the seconds of drafting per step of the batch, without `first`, the drafter's time in prefill."""
     stats, texts = run.stats(), len(run.prompts) * run.rounds
     batch = run.arm.batch
     return batch * max(0.0, stats.seconds["draft"] - texts / batch * first) / max(1, stats.steps - texts)
@@ -151,7 +152,7 @@ def _host(stats: SpecStats, batch: int) -> float:
 
 
 def time_target(target: Target, past: int, most: int) -> CostCurve:
-    """The cost curve of the target up to `most` rows (fewer if its context is short) after `past` tokens."""
+    """Measure the target's cost curve up to `most` rows (fewer if its context is short) after `past` tokens."""
     from slipstream.targets.target_costs import measure_costs
 
     room = max(1, target.context - 2)

@@ -1,5 +1,5 @@
-"""These dataclasses hold measurements: `results.to_json` writes them and `results.from_json` reads them. Fields without
-a default are in each file; the others were added later. Times are in seconds."""
+"""Dataclasses of measurements, which `results.to_json` writes and `results.from_json` reads. Fields without a default
+are in each file; fields with a default were added later and may be missing. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Divergence:
     """The first difference between two outputs.
 
     position  index of the first differing output token.
-    margin    logit of the target's most likely token there, minus the logit of the other text's token (minus the second
-              largest logit if one text ended earlier).
+    margin    logit of the target's most likely token at this position, minus the logit of the other text's token (or
+              the second largest logit, if one text ended earlier).
     noise     how much the logits at this position change with the other rows of the pass (largest |difference|).
     """
 
@@ -25,7 +25,7 @@ class Divergence:
 
     @property
     def near_tie(self) -> bool:
-        """Return whether rounding explains the margin: each of the two logits may be off by the noise."""
+        """True if rounding explains the margin: each of the two logits may be off by the noise."""
         return self.margin <= 2 * self.noise
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Figures:
-    """One arm over some prompts. stats: as `SpecStats.as_dict` gives them."""
+    """The figures of one arm over some prompts. stats: from `SpecStats.as_dict`."""
 
     tokens_per_second: Estimate
     speedup: Estimate
@@ -53,7 +53,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Forecasted:
-    """Holds the prediction of the closed forms for an arm."""
+    """The prediction of the closed forms for an arm."""
 
     tokens_per_second: float
     speedup: float
@@ -62,7 +62,7 @@ class Forecasted:
 
 @dataclass(frozen=True)
 class NamedDivergence(Divergence):
-    """prompt: its name."""
+    """A divergence, with the name of its prompt."""
 
     prompt: str
 
@@ -72,7 +72,7 @@ class BenchArm:
     """One way of decoding under one condition.
 
     against      index of plain decoding under the same condition; None for plain decoding itself.
-    exact        whether every text is identical to plain decoding's, except for near-ties. texts: see `text_verdict`.
+    exact        True if every text is identical to plain decoding's, except for near-ties. texts: see `judge_texts`.
     categories   the figures for each category of prompts.
     loops        share of the output tokens in loops, and the looping prompts.
     cells        the single measurements: prompts of each batch, seconds and tokens [batches][passes].
@@ -104,11 +104,11 @@ class BenchData:
 
 @dataclass(frozen=True)
 class TriedToken:
-    """A token and what proposed it: by is "target", or the name of the drafter (for a stack, of the member).
+    """A token and its proposer. by: "target", or the name of the drafter (in a stack, of the member).
 
-    p, q  its probability under the target and under the drafter. p is of the distribution that verification used, or of
-          the softmax of the target's logits at temperature 0; q is None for tokens of the target, and for draft tokens
-          that were chosen deterministically.
+    p, q  the token's probability under the target and under the drafter. p is taken from the distribution that
+          verification used, or, at temperature 0, from the softmax of the target's logits. q is None for tokens of the
+          target, and for draft tokens that were chosen deterministically.
     """
 
     token: int
@@ -125,7 +125,7 @@ class TriedToken:
 class TracedToken(TriedToken):
     """An output token.
 
-    drafted   whether it is an accepted draft token.
+    drafted   True for an accepted draft token.
     step      index of the step, from 0 (prefill); place: index of the token within the step, from 0.
     rejected  draft tokens for this position that were rejected.
     """
@@ -138,7 +138,7 @@ class TracedToken(TriedToken):
 
 @dataclass(frozen=True)
 class TracedStep:
-    """Numbers of verified and accepted draft tokens and of output tokens."""
+    """The numbers of verified draft tokens, accepted draft tokens and output tokens of a step."""
 
     drafted: int
     accepted: int
@@ -147,8 +147,8 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class RollingRate:
-    """The acceptance rate over the last steps that drafted, and since the beginning. token: number of output tokens
-    until then."""
+    """The acceptance rate over the last steps that drafted (`rate`), and over all steps (`overall`). token: number of
+    output tokens so far."""
 
     token: int
     rate: float
@@ -157,8 +157,8 @@ class RollingRate:
 
 @dataclass(frozen=True)
 class TraceData:
-    """prompt: its name, text and number of tokens. pieces: the text that each token adds. vocabulary: id -> text of all
-    tokens."""
+    """The data of a trace. prompt: name, text and number of tokens of the prompt. pieces: the text that each token
+    adds. vocabulary: id -> text of the token."""
 
     prompt: JsonObject
     tokens: list[TracedToken]
@@ -179,11 +179,11 @@ class ServedArm:
     """One server under one kind of traffic.
 
     load      the traffic in words; concurrency, rate, requests, warm_up: as in `Traffic`.
-    against   index of the arm that it is compared with, by `ratio`; None: none.
-    errors    how often each fault occurred; said: a server's answer to a request that failed.
-    counted   whether the server reports usage; otherwise pieces of text were counted.
-    first, next, gap, whole, late   see `traffic_figures`; None without a request that tells.
-    counters  what the server's counters say (`Counters.as_dict`), None if it shows none.
+    against   index of the arm with which `ratio` compares this arm; None: no comparison.
+    errors    fault -> number of requests; said: the server's answer to a request that failed.
+    counted   True if the server reports usage; otherwise pieces of text were counted as tokens.
+    first, next, gap, whole, late   see `traffic_figures`; None if no request has this figure.
+    counters  the server's counters (`Counters.as_dict`); None if the server shows none.
     cells     the single measurements.
     """
 

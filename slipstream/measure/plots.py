@@ -1,6 +1,6 @@
-"""Draw plots of results as SVG, for a file or for a page in its colours. One drawing serves every screen: it is about
-as wide as a phone, and a page scales it. The colours of Okabe and Ito (2008) are distinguishable with any colour
-vision; line styles and markers differ too.
+"""Draws plots of results as SVG, for a file, or for a page with the page's colours. One drawing serves every screen: a
+plot is about as wide as a phone, and a page scales it. The colours of Okabe and Ito (2008) are distinguishable with any
+colour vision; line styles and markers differ too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper"}
 NAMES |= {colour: f"--c{i}" for i, colour in enumerate(SERIES)}
 """Colour in a plot -> CSS variable of the page. templates/plots.mplstyle has the first four."""
 LEGEND_WIDTH, LEGEND_MARK = 56, 9
-"""Characters that fit beside each other above a plot, and what the mark of an entry takes of them."""
+"""Number of characters that fit in a row above a plot, and the width of a legend entry's mark, in characters."""
 
 
 def draw_svg(plot: Plot) -> str:
@@ -67,12 +67,12 @@ def add_legend(axes: Axes) -> None:
 
 
 def style_of(series: int) -> tuple[str, str, Dashes]:
-    """Marker, colour and dashes of a series."""
+    """Return marker, colour and dashes of a series."""
     return tuple(kinds[series % len(kinds)] for kinds in (MARKERS, SERIES, DASHES))  # type: ignore[return-value]
 
 
 def error_bars(estimates: Seq[Estimate]) -> list[list[float]]:
-    """The error bars of estimates: lengths below and above the values; 0 without an interval."""
+    """Return the error bars of estimates: lengths below and above the values; 0 without an interval."""
     ends = [(e.low or e.value, e.value, e.high or e.value) for e in estimates]
     return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
 
@@ -82,7 +82,7 @@ def plot_intervals(
     row: float = 0.48, width: float = Plot.width,
 ) -> Plot:  # fmt: skip
     """Plot an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked. row:
-    its height in inches."""
+    height of a row in inches."""
 
     def draw(axes: Axes) -> None:
         for y, (_, e, series) in enumerate(rows):
@@ -107,7 +107,7 @@ def plot_intervals(
 def draw_lines(
     axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, percent: bool = True, few: bool = False
 ) -> None:
-    """Draw named lines (name, xs, ys). few: the values on the x axis are few, and each has a tick."""
+    """Draw named lines (name, xs, ys). few: True to put a tick at each value of the x axis."""
     for i, (name, xs, ys) in enumerate(groups):
         marker, colour, dashes = style_of(i)
         axes.plot(xs, ys, color=colour, marker=marker if len(xs) < 40 else None, linestyle=dashes, label=name)

@@ -1,11 +1,11 @@
-"""Loads prompts for measurements: built-in ones, and files.
+"""Loads prompts for measurements, built-in prompts or files. Formats of files:
 
     Spec-Bench   JSON lines with question_id, category, turns (a question, and follow-ups); 2401.07851
     HumanEval    JSON lines with task_id, prompt: code to continue; 2107.03374
     JSON lines   {"prompt": ...} or {"text": ...}, and optionally "category"
     text         one prompt per line
 
-The speed-up of a drafter depends mostly on the text, so repeated prompts are dropped, and results are by category.
+The speed-up of a drafter depends mostly on the text, so repeated prompts are dropped, and results have categories.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TEMPLATES = ("auto", "chat", "raw")
 
 @dataclass(frozen=True)
 class Entry:
-    """One prompt as text. request: a question to answer, not text to continue. later: further turns of the
-    conversation, which are asked after the answers to those before."""
+    """One prompt as text. request: True for a question to answer, False for text to continue. later: further turns of
+    the conversation; each is asked after the answer to the previous turn."""
 
     text: str
     category: str
@@ -53,7 +53,7 @@ class Prompt:
 
 @dataclass
 class PromptSet:
-    """origin: file name or built-in kinds. digest: hash of the chosen texts. warnings: shown with the results."""
+    """Chosen prompts. origin: file name or built-in kinds. digest: hash of the texts. warnings: for the report."""
 
     origin: str
     prompts: list[Prompt]
@@ -70,8 +70,9 @@ class PromptSet:
         return [prompt.ids for prompt in self.prompts]
 
     def in_context(self, tokens: int, most: int) -> list[list[int]]:
-        """Token ids of each prompt after earlier text, `tokens` in all: the other prompts, in their order, as often as
-        needed. A longer prompt keeps its end. Raises ParameterError if `tokens` is above `most`."""
+        """Return the token ids of each prompt after earlier text, `tokens` in all. The earlier text is the other
+        prompts, in order and repeated if needed. A longer prompt keeps its end. Raises ParameterError if `tokens` is
+        above `most`."""
         if tokens > most:
             raise ParameterError(
                 f"a context of {tokens} tokens was asked for, the target has room for {most} before the answer",
@@ -113,12 +114,12 @@ def choose_prompts(
     turns: int = 1,
     tokens: int = 64,
 ) -> PromptSet:
-    """Chooses and encodes prompts.
+    """Choose and encode prompts.
 
     origin      a file, or built-in kinds, as in "code" or "code,edit".
-    count       largest number of prompts, taken from all categories in turn; None takes all. A conversation is one.
+    count       largest number of prompts, taken from all categories in turn; None: all. A conversation counts as one.
     categories  use only these categories.
-    template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
+    template    "chat" applies the chat template to each prompt, "raw" to no prompt, "auto" to questions.
     turns       turns of a conversation to use, each as a prompt: see `ask_later_turns`. 1: only the first.
     tokens      largest number of new tokens of an answer between two turns.
 
@@ -151,8 +152,8 @@ def choose_prompts(
 def select_entries(
     origin: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
 ) -> tuple[list[Entry], list[str]]:
-    """Choose prompts as `choose_prompts` does, as text, with warnings. Raises the same, but for what a tokenizer says.
-    Does not import torch: to be called before a model is loaded."""
+    """Choose prompts like `choose_prompts`, but return their texts, and warnings. Raises the errors of `choose_prompts`
+    that need no tokenizer. Does not import torch, so that a command can call this before it loads a model."""
     if template not in TEMPLATES:
         raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
     if count is not None and count < 1:
@@ -180,7 +181,7 @@ def is_built_in(origin: str) -> bool:
 
 
 def read_entries(origin: str) -> list[Entry]:
-    """All prompts of a file, or of built-in kinds."""
+    """Read all prompts of a file, or of built-in kinds."""
     if is_built_in(origin):
         return [
             Entry(entry["prompt"], kind, _name(entry), request=kind in zoo.REQUESTS)
@@ -212,7 +213,7 @@ def _name(entry: JsonObject) -> str:
 
 
 def take_in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
-    """At most `count` entries, chosen from all categories in turn, and sorted by category."""
+    """Return at most `count` entries, chosen from all categories in turn, and sorted by category."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.category, []).append(entry)
@@ -227,8 +228,8 @@ def take_in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
 
 
 def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[int]:
-    """Encode a prompt, in the chat template if `template` asks for it. later: further messages of the assistant and the
-    user, in turns; without a template, as paragraphs."""
+    """Encode a prompt, with the chat template if `template` says so. later: further messages, by the assistant and the
+    user in turn; without a chat template they become paragraphs."""
     has = bool(getattr(llm.tokenizer, "chat_template", None))
     if template == "chat" or (template == "auto" and entry.request and has):
         roles = ("user", "assistant")
@@ -240,8 +241,8 @@ def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[
 
 
 def ask_later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
-    """The second to last turn of a conversation, as prompts that hold the turns before and the target's own answers to
-    them: at most `tokens` tokens each, greedy, decoded plainly. Turns that do not fit into the context are left out."""
+    """Make prompts of turn 2 and later of a conversation. Each holds the earlier turns and the target's own answers,
+    decoded plainly and greedily, with at most `tokens` tokens each. Turns that exceed the context are left out."""
     drafter, said, prompt_turns = llm.drafter, list[str](), list[Prompt]()
     try:
         llm.use(None)

@@ -1,4 +1,4 @@
-"""The conditions of a measurement: machine, its other load, versions, commit, weights, prompts, command."""
+"""Collects the conditions of a measurement: machine, other processes, versions, commit, weights, prompts, command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 
 def digest(files: Iterable[Path]) -> str:
-    """First 16 hex digits of the SHA-256 over the contents of the files, in the order given."""
+    """Return the first 16 hex digits of the SHA-256 over the contents of the files, in the given order."""
     whole = hashlib.sha256()
     for file in files:
         whole.update(file.read_bytes())
@@ -42,13 +42,13 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def text_digest(*texts: str) -> str:
-    """The same digest of texts; it depends on how they are divided."""
+    """Return the first 16 hex digits of the SHA-256 over texts. Texts that are divided differently differ."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def model(path: str | Path) -> dict[str, str | None]:
-    """Return name and digest of a checkpoint. The name is the path within the repository, else the name of the folder
-    or file. A hub id is returned as it is."""
+    """Return name and digest of a checkpoint. The name is the path within the repository, or, for other places, the
+    name of the folder or file. A hub id is its own name and has no digest."""
     file = Path(path).expanduser().resolve()
     if not file.exists():
         return {"name": str(path), "sha256": None}
@@ -57,7 +57,7 @@ def model(path: str | Path) -> dict[str, str | None]:
 
 
 def machine() -> JsonObject:
-    """CPU, accelerator, memory (bytes) and system."""
+    """Return CPU, accelerator, memory (bytes) and operating system."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -72,8 +72,8 @@ def machine() -> JsonObject:
 
 
 class OtherProcesses:
-    """Measures the load by other processes: the share of the machine's CPU time, 0 to 1, that was used neither by this
-    process nor by any that it started. None if the system does not report it."""
+    """Measures the load by other processes: the share of the machine's CPU time, 0 to 1, that neither this process nor
+    its child processes used. None if the system does not report CPU times."""
 
     def __init__(self) -> None:
         self._start, self._used = monotonic(), _ticks_elsewhere()
@@ -82,17 +82,17 @@ class OtherProcesses:
         now = _ticks_elsewhere()
         if not now or not self._used:
             return None
-        # Ticks from before the start count for the parent once a process has ended, so only sums may be compared.
+        # When a process ends, its ticks move to its parent, ticks from before the start, too: compare only sums.
         seconds = max(0, sum(now.values()) - sum(self._used.values())) / os.sysconf("SC_CLK_TCK")
         return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 
 
 def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
-    """Read the clock ticks that each other process has used so far, with the children that it has waited for; at 0, the
-    ticks that the host has taken from a virtual machine. Init's children are left out: it waits for all orphans."""
+    """Return process id -> clock ticks used so far, for each other process, its ended children included (except for
+    init, which inherits all orphans). Key 0: ticks that the host has taken from this virtual machine."""
     ticks, parents = dict[int, int](), dict[int, int]()
     for stat in proc.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             fields = stat.read_text().rpartition(")")[2].split()  # a name may hold spaces
             parents[int(stat.parent.name)] = int(fields[1])
             ticks[int(stat.parent.name)] = sum(map(int, fields[11 : 13 if stat.parent.name == "1" else 15]))
@@ -106,10 +106,10 @@ def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
 
 
 def commit() -> str | None:
-    """The checked-out commit, with a note if files were changed; None outside the project's repository."""
+    """Return the checked-out commit, with a note if files were changed; None outside the project's repository."""
     git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True)  # noqa: E731
     try:
-        if not (ROOT / ".git").exists():  # an installed package: a repository around it is another one
+        if not (ROOT / ".git").exists():  # an installed package; a repository around it is not the project's
             return None
         head = git("rev-parse", "--short=12", "HEAD")
     except OSError:  # no git
@@ -120,7 +120,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Slipstream, Python and the numerical libraries."""
+    """Return the versions of Slipstream, Python and the numerical libraries."""
     known = {"slipstream": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -135,7 +135,7 @@ def now() -> str:
 
 
 def command_line(arguments: Iterable[str] | None = None) -> str:
-    """The running command, as typed in a shell."""
+    """Return the running command, as typed in a shell."""
     words = list(sys.argv if arguments is None else arguments)
     program = Path(words[0]) if words else Path()
     name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
@@ -143,12 +143,12 @@ def command_line(arguments: Iterable[str] | None = None) -> str:
 
 
 def public(text: str) -> str:
-    """`text` with the folders of this machine removed: of an absolute path, only the last name is left."""
+    """Return `text` without the folders of this machine: an absolute path keeps only its last name."""
     return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
 def public_values(value: object) -> object:
-    """JSON values with `public` applied to every string in them, keys excepted."""
+    """Return JSON values with `public` applied to every string in them, except for keys."""
     if isinstance(value, dict):
         return {key: public_values(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -157,24 +157,24 @@ def public_values(value: object) -> object:
 
 
 def note_conditions(seed: int | None = None, **more: object) -> JsonObject:
-    """The conditions of any measurement, as plain JSON values."""
+    """Collect the conditions that every measurement has, as plain JSON values. more: further conditions."""
     here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
     return here | {"seed": seed, **more}
 
 
 def note_provenance(llm: LLM, seed: int | None = None, **more: object) -> JsonObject:
-    """The conditions of a measurement with this engine, as plain JSON values."""
+    """Collect the conditions of a measurement with this engine, as plain JSON values."""
     return note_conditions(seed, **describe_engine(llm), **more)
 
 
 def note_drafts(contenders: Iterable[Contender]) -> JsonObject:
-    """Name and digest of every checkpoint that these drafters load."""
+    """Return path -> name and digest, for every checkpoint that these drafters load."""
     paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
     return {str(path): model(Checkpoint.open(path, "draft").source) for path in paths}
 
 
 def describe_engine(llm: LLM) -> JsonObject:
-    """Target, executor, dtype, device, rule, and a digest of the chat template."""
+    """Return target, executor, dtype, device, rule, and a digest of the chat template."""
     import torch
 
     target, template = llm.target, getattr(llm.tokenizer, "chat_template", None)

@@ -1,4 +1,4 @@
-"""Report of a bench result."""
+"""Makes the report of a bench result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_section(result: Result) -> Section:
     if not arms:
         return report
     fast = [arm for arm in arms if not arm.plain]
-    axis = result.settings.get("x")  # results of earlier versions have none
+    axis = result.settings.get("x")  # results of earlier versions have no "x"
     conditions = list(dict.fromkeys(map(condition, arms)))
     names = list(dict.fromkeys(map(name, fast)))
     report.tables.append(tabulate_speeds(arms))
@@ -52,8 +52,8 @@ def make_section(result: Result) -> Section:
 
 
 def write_lead(arms: list[BenchArm]) -> str:
-    """Name the fastest arm with accepted draft tokens, whether it is shown to differ from plain decoding, and how far
-    predictions are off."""
+    """Name the fastest arm with accepted draft tokens, say whether its speed-up is significant, and how far predictions
+    are off."""
     fast = [arm for arm in arms if not arm.plain]
     if not fast:
         return "Nothing was measured before the run ended."
@@ -83,7 +83,7 @@ def condition(arm: BenchArm) -> str:
 
 
 def columns(*more: Column) -> list[Column]:
-    """The columns of arms: who, under which condition, and more. A condition has a line for each part."""
+    """Return the columns "method" and "setting", then `more`. Each part of a setting is on its own line."""
     return [words("method", name), words("setting", lambda arm: condition(arm).replace(", ", "\n")), *more]
 
 
@@ -183,14 +183,14 @@ def plot_axes(fast: list[BenchArm], axes: Mapping[str, Seq[object]], axis: str) 
 
 
 def value(arm: BenchArm, axis: str) -> float | str:
-    """Where an arm is on an axis."""
+    """Return the value of an arm on an axis."""
     at: float | str = vars(arm)["label" if axis == "drafter" else axis]
     return at
 
 
 def dodge(xs: list[float], i: int, count: int) -> list[float]:
-    """The values shifted slightly, by a different amount for each of `count` series, so that intervals do not hide each
-    other."""
+    """Return the values of series i, shifted slightly. Each of the `count` series is shifted by another amount, so that
+    their intervals do not hide each other."""
     values = sorted(set(xs))
     if len(values) < 2:
         return xs

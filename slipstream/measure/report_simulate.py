@@ -1,4 +1,4 @@
-"""Reports of predictions: by draft length, for many users on other hardware, and of recommended pairs."""
+"""Makes reports of predictions: by draft length, for many users on other hardware, and for recommended pairs."""
 
 from collections.abc import Sequence as Seq
 
@@ -26,7 +26,7 @@ Json = JsonMapping
 
 
 def value_of(name: str) -> MakeCell:
-    """Make the cells of a column of this value of each row."""
+    """Make the function that takes the value `name` of a row, as the cell of a column."""
     return lambda row: row[name]
 
 
@@ -127,8 +127,8 @@ def list_assumptions(data: Json) -> list[str]:
 
 
 def report_pairs(place: Hardware, alpha: float | None) -> Section:
-    """The recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all; None:
-    the published ones."""
+    """Report the recommended pairs, with published figures and predictions. alpha: acceptance rate for all pairs; None:
+    the published rates."""
     from slipstream.measure.known_pairs import MODELS, PAIRS, predict_pair
 
     sources = [source for pair in PAIRS for source in (pair.acceptance_source, pair.speedup_source) if source]
@@ -163,17 +163,17 @@ def report_pairs(place: Hardware, alpha: float | None) -> Section:
 
 
 def describe_assumptions(place: Hardware) -> str:
-    """The assumptions of all predictions of a table, in one line."""
+    """Return the assumptions of all predictions in a table, in one line."""
     basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
     return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
 
 
 def describe_rate(predicted: Forecast) -> str:
-    """The acceptance rate of a prediction and its origin: "at 78%", "assumed 70%"."""
+    """Write the acceptance rate of a prediction and its origin: "at 78%", "assumed 70%"."""
     shown = percent(predicted.rates.alpha)
     return f"at {shown}" if predicted.rates.origin == "published" else f"{predicted.rates.origin} {shown}"
 
 
 def show_published(values: Seq[float] | None, unit: str, number: int | None = None) -> str:
-    """(.75, .8) -> "75-80%", with the number of its source on the next line."""
+    """Write published values: (.75, .8) -> "75-80%", with the number of the source on the next line."""
     return "-" if values is None else span(values, unit) + (f"\n[{number}]" if number else "")

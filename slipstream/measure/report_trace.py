@@ -1,4 +1,4 @@
-"""Report of a trace: who proposed what; on a page the text in colours, and the acceptance rate over time."""
+"""Makes the report of a trace: tokens by proposer, the acceptance rate over time and, on a page, the coloured text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BEFORE = 400
-"""Characters of the prompt's end that are shown."""
+"""Number of characters of the prompt's end that a page shows."""
 
 
 def make_section(result: Result) -> Section:
@@ -44,14 +44,14 @@ def write_lead(settings: JsonObject, stats: JsonObject) -> str:
 
 
 def name_proposers(data: TraceData) -> list[str]:
-    """The names of all that proposed a token: the target first, then in order of appearance."""
+    """Return the names of all proposers of tokens: the target first, then drafters in order of appearance."""
     named = [token.by for token in data.tokens] + [lost.by for token in data.tokens for lost in token.rejected]
     return ["target", *(name for name in dict.fromkeys(named) if name != "target")]
 
 
 def show_text(data: TraceData) -> JsonObject:
-    """Collect the values that a page shows of the tokens. Where a pointer rests on a token, the browser shows its
-    `label`."""
+    """Collect the values that a page shows for each token. The browser shows `label` while the pointer rests on a
+    token."""
     prompt = data.prompt["text"]
     return {
         "who": name_proposers(data),
@@ -64,15 +64,15 @@ def show_text(data: TraceData) -> JsonObject:
 
 
 def make_visible(piece: str) -> str:
-    """The text, or marks in which a token of only white space is visible."""
+    """Return the text of a token, with visible marks if it is empty or consists of white space."""
     if piece and not piece.strip():
         piece = piece.replace("\n", "⏎\n").replace("\t", "⇥")
     return piece or "·"
 
 
 def label_token(token: TracedToken, words: dict[str, str]) -> str:
-    """Where a token is from, its step, its probabilities, and the draft tokens that were rejected in its place.
-    words: id of a rejected token -> its text."""
+    """Describe a token: step, proposer, probabilities, and the draft tokens that were rejected at its position.
+    words: id of a rejected token -> text."""
     kind = "accepted draft token of" if token.drafted else "chosen by"
     lost = [f"rejected: {words[str(each.token)]!r} of {each.by}, {each.chances}" for each in token.rejected]
     return "; ".join([f"step {token.step + 1}: {kind} {token.by}, {token.chances}", *lost])
@@ -114,7 +114,7 @@ def plot_histogram(stats: JsonObject) -> Plot:
 
 
 def tabulate_proposers(data: TraceData) -> Table:
-    """Output tokens and rejected draft tokens by proposer."""
+    """Tabulate output tokens and rejected draft tokens by proposer."""
     rows: list[list[CellValue]] = []
     for name in name_proposers(data):
         tokens = [token for token in data.tokens if token.by == name]

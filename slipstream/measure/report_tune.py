@@ -1,4 +1,4 @@
-"""The data of a tune result and their report show the choice, the limit of each setting, and the measurements."""
+"""The data of a tune result, and their report: the choice, what limits each setting, and the measurements."""
 
 import json
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ SHOWN_POSITIONS = 4
 
 @dataclass(frozen=True)
 class Recorded:
-    """A drafter at its longest draft. predicted: the speed-up at each length from 1 on. noisy: its costs contradict
-    each other, so predictions are rough."""
+    """A drafter, measured at its longest draft. predicted: the speed-up at each length from 1 on. noisy: True if the
+    measured costs contradict each other, so that predictions are rough."""
 
     label: str
     measured: Measured
@@ -42,7 +42,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter (contender: its index) at a draft length, and its predicted speed-up."""
+    """A drafter (`contender` is its index) at a draft length, and the predicted speed-up."""
 
     label: str
     contender: int
@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Raced(Candidate):
-    """A setting that was measured against plain decoding. exact: whether its texts equal plain decoding's."""
+    """A setting that was measured against plain decoding. exact: True if all texts equal plain decoding's."""
 
     speedup: Estimate
     exact: bool
@@ -77,7 +77,7 @@ class Chosen(Candidate):
 
 @dataclass(frozen=True)
 class Configurations:
-    """The choice as `slipstream generate --config` reads it, and as arguments of `vllm serve`."""
+    """The chosen setting in the format of `slipstream generate --config`, and as arguments of `vllm serve`."""
 
     slipstream: JsonObject
     vllm: Settings
@@ -171,7 +171,7 @@ def tabulate_recorded(rows: list[Recorded]) -> Table:
 
 
 def explain(row: Raced) -> str:
-    """Say what limits a setting, and what to do about it."""
+    """Say in a sentence what limits a setting, and the fix."""
     d = row.diagnosis
     who = f"{row.setting}, {interval(row.speedup)}"
     if d.reason:
@@ -183,7 +183,7 @@ def explain(row: Raced) -> str:
 
 
 def tabulate_causes(rows: list[Raced]) -> Table:
-    """The predicted speed-ups without one cause, a column each."""
+    """Tabulate the speed-ups predicted without one cause; each cause has a column."""
 
     def make_column(cause: str) -> Column:
         return Column(cause, "x", cell=lambda row: row.diagnosis.counterfactuals.get(cause))
@@ -199,7 +199,7 @@ def tabulate_causes(rows: list[Raced]) -> Table:
 
 
 def tabulate_costs(curve: CostCurve) -> Table:
-    """The cost curve of the target at powers of two."""
+    """Tabulate the cost curve of the target at powers of two."""
     shown = [(n, seconds) for n, seconds in zip(curve.rows, curve.seconds, strict=True) if n & (n - 1) == 0]
     columns = [words("rows per pass"), *(Column(str(n), digits=2) for n, _ in shown)]
     cells: list[list[CellValue]] = [

@@ -1,15 +1,15 @@
-"""Result files: measurements are dataclasses, and this is their JSON.
+"""Writes and reads result files: measurements, which are dataclasses, as JSON.
 
     {"format": "slipstream-lab", "format_version": 2, "kind": "bench", "complete": true,
      "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
 
-kind        the command that wrote it: "bench", "tune", "trace", ...; it defines the class of `data`.
-complete    false if the run was interrupted or failed; `data` then holds the measurements until that moment.
+kind        the command that wrote the file: "bench", "tune", "trace", ...; determines the class of `data`.
+complete    false if the run was interrupted or failed; `data` then holds the measurements so far.
 settings    the settings of the command.
 provenance  the conditions of the measurement (see `slipstream.measure.provenance`).
 warnings    what limits how far the numbers can be trusted.
 
-A file of another version is refused. A file may lack fields that have a default: they were added later.
+A file of another version is refused. Fields that have a default were added later and may be missing in a file.
 """
 
 import json
@@ -27,15 +27,15 @@ from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
 MEASURED = ("arms", "drafters", "tokens", "control", "greedy")
-"""Parts of `data`, of each kind of result, that hold what was measured."""
+"""Parts of `data` that hold measurements; each kind of result has some of them."""
 INTERRUPTED = "the run was interrupted: these are the measurements until then"
 
 T = TypeVar("T")
 
 
 def to_json(value: object) -> Any:
-    """Turn dataclasses, mappings and sequences into JSON values: null for NaN and infinity, which JSON does not have;
-    keys are strings."""
+    """Turn dataclasses, mappings and sequences into JSON values. NaN and infinity, which JSON does not have, become
+    null; keys become strings."""
     if is_dataclass(value):
         return {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
@@ -52,8 +52,8 @@ def to_json(value: object) -> Any:
 
 
 def from_json(kind: Any, value: object) -> Any:
-    """Make a value of this type from what `to_json` made of it. Raises KeyError for a missing field, TypeError for
-    what is no object. What is no dataclass, and holds none, stays as it is."""
+    """Make a value of type `kind` from the output of `to_json`. Values that are and contain no dataclasses stay as they
+    are. Raises KeyError for a missing field, TypeError if a dataclass is not given as an object."""
     if get_origin(kind) in (Union, types.UnionType):
         inner = [each for each in get_args(kind) if each is not type(None)]
         return value if value is None or len(inner) > 1 else from_json(inner[0], value)
@@ -74,7 +74,7 @@ def from_json(kind: Any, value: object) -> Any:
 
 @dataclass
 class Result:
-    """See the module docstring. data: a dataclass of the measurements; JSON values of a result that was read."""
+    """A result file (see the module docstring). data: a dataclass of measurements, or JSON values after reading."""
 
     kind: str
     settings: JsonObject
@@ -88,18 +88,18 @@ class Result:
         return head | to_json(self)
 
     def read_data(self, kind: type[T]) -> T:
-        """The data as this class, also of a result that was read. Raises as `from_json`."""
+        """Return the data as this class, also if the result was read from a file. Raises as `from_json`."""
         made: T = self.data if isinstance(self.data, kind) else from_json(kind, to_json(self.data))
         return made
 
 
 def write(result: Result, path: str | Path) -> None:
-    """Writes the file atomically: to a temporary file, which is then renamed. Raises ResultError."""
+    """Write the result atomically: to a temporary file, which is then renamed. Raises ResultError."""
     write_text(Path(path), json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
-    """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError, which says which
+    """Replace the file atomically, so that no reader sees a partial file. Raises ResultError, whose message says that
     `option` names the file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -114,8 +114,8 @@ def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
 
 
 def check_writable(path: str | Path, option: str = "--out") -> None:
-    """Raise ResultError if a file cannot be written at `path`, which `option` names. To be called before a long
-    measurement."""
+    """Raise ResultError if a file cannot be written at `path`, which the command-line option `option` gives. Call this
+    before a long measurement."""
     path = Path(path)
     if path.is_dir():
         raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
@@ -129,13 +129,13 @@ def check_writable(path: str | Path, option: str = "--out") -> None:
 
 
 def read(path: str | Path) -> Result:
-    """Loads a result file. Raises ResultError if it is not one of this version."""
+    """Read a result file. Raises ResultError if the file is not a result of this version."""
     return _check(str(path), _load(path))
 
 
 def read_all(path: str | Path) -> list[Result]:
-    """Read the results of a file: one result, or several under "runs", as this project's benchmarks write. Raises as
-    `read`."""
+    """Read all results of a file: one result, or several under "runs", as this project's benchmarks write them. Raises
+    ResultError."""
     content = _load(path)
     runs = content.get("runs") if isinstance(content, dict) else None
     if not isinstance(runs, dict) or not runs:
@@ -173,14 +173,14 @@ def _check(path: str, content: object) -> Result:
 
 @contextmanager
 def record(result: Result, path: str | Path | None, collect: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
-    far.
+    """Save the measurements that the `with` block makes, also if the block is interrupted. Yields `save`, which writes
+    the measurements so far.
 
-    path     None writes no file, but `result.data` is still filled in.
-    collect  returns the measurements so far as the `data` of the result; must also work after an interruption.
+    path     None writes no file, but `result.data` is still set.
+    collect  returns the measurements so far, as `data` of the result; must also work after an interruption.
 
-    An exception (Ctrl-C included) leaves `complete` false in the file and is raised again; if something was measured,
-    its attribute `result` is the unfinished result, so that it can still be shown.
+    After an exception (Ctrl-C included), the file has `complete` false, and the exception is raised again. If something
+    was measured, the exception's attribute `result` is the unfinished result, so that a caller can show it.
     """
     if path is not None:
         check_writable(path)

@@ -1,22 +1,22 @@
-"""Predicts the time of a forward pass on given hardware with a roofline model, and how many users it serves.
+"""Predicts the time of a forward pass on given hardware with a roofline model, and how many users the hardware serves.
 
     seconds = matrix products + attention + exchanges between devices + overhead
-    each of the first two: max(bytes / bandwidth, operations / peak)
+    seconds of matrix products, and of attention: max(bytes / bandwidth, operations / peak)
 
 Matrix products read every weight once for any number of rows, and compute more for more rows. Attention reads the KV
-cache of every sequence. Layers run one after the other, so the reading of one part does not hide the computing of the
+cache of every sequence. Both parts run one after the other, so reading in one part does not overlap computing in the
 other: with large batches and long contexts attention is memory-bound while the matrix products are compute-bound.
 
-A mixture of experts reads only the experts that its rows pick: few for one row, nearly all for many, so verifying draft
-tokens costs more than with a dense model. The router is assumed to pick evenly and independently; real rows are similar
-and pick fewer experts.
+A mixture of experts reads only the experts that its rows pick: few experts for one row, nearly all for many rows. So
+verifying draft tokens costs more than with a dense model. The router is assumed to pick evenly and independently; real
+rows are similar and pick fewer experts.
 
-The share of the vendor's peak that a forward reaches is assumed. These shares were fitted to one public table of
-measured speeds, that of gpt-fast (README, "Benchmarks" and "Tensor Parallelism": Llama-2-7B and 70B, 16 bits, batch 1,
-on 1 to 8 A100-80GB), which `time_forward` reproduces within 6 %: reading at 74 % of the peak, half a millisecond per
-forward, 20 microseconds per exchange between devices. The share of peak arithmetic is a usual figure for large matrix
-products and was not fitted. Quantised kernels read more slowly, which is not modelled: in the same table 52 to 65 % of
-the peak with 8-bit weights and 42 to 54 % with 4-bit ones.
+The share of the vendor's peak that a forward reaches is assumed. The shares were fitted to one public table of measured
+speeds, by gpt-fast (README, "Benchmarks" and "Tensor Parallelism": Llama-2-7B and 70B, 16 bits, batch 1, on 1 to 8
+A100-80GB), which `time_forward` reproduces within 6 %: reading at 74 % of the peak, half a millisecond per forward, 20
+microseconds per exchange between devices. The share of peak arithmetic is a usual figure for large matrix products and
+was not fitted. Quantised kernels read more slowly, which is not modelled: in the gpt-fast table they reach 52 to 65 %
+of the peak with 8-bit weights and 42 to 54 % with 4-bit weights.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _ABOVE_ZERO, _SHARE = number(0.0, math.inf, open_low=True), number(0.0, 1.0, ope
 class Hardware(Strict):
     """One kind of device, and the number of devices that share a model by tensor parallelism.
 
-    bandwidth   bytes/s that one device reads from its own memory, peak.
-    flops       floating-point operations a second of one device, peak, dense, 16-bit inputs with 32-bit sums.
-    memory      bytes of one device.
-    link        bytes/s that one device sends to the others, in one direction, peak.
+    bandwidth   peak bytes per second that one device reads from its own memory.
+    flops       peak floating-point operations per second of one device, dense, 16-bit inputs with 32-bit sums.
+    memory      memory of one device in bytes.
+    link        peak bytes per second that one device sends to the other devices, in one direction.
     devices     number of devices that share each matrix.
     reading, computing, talking   shares of the peak bandwidth, flops and link that a forward reaches.
     overhead    further seconds per forward: launches, synchronisation.
@@ -85,7 +85,7 @@ PRESETS = {name: Hardware(**known) for name, known in KNOWN["hardware"].items()}
 
 
 def find_hardware(name: str) -> Hardware:
-    """The preset of that name in any spelling ("RTX 4090", "rtx-4090"). Raises ParameterError."""
+    """Find the preset with this name, in any spelling ("RTX 4090", "rtx-4090"). Raises ParameterError."""
     key = re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("geforce")
     key = f"rtx{key}" if key in ("3090", "4090") else key
     if key not in PRESETS:
@@ -144,8 +144,8 @@ class ModelSize(Strict):
 
     @staticmethod
     def like_llama(parameters: float, name: str = "") -> ModelSize:
-        """The assumed sizes of a dense model with this number of weights: 12 layers width^2 weights, width 128 layers,
-        8 KV heads of 128, all weights read in each step."""
+        """Assume the sizes of a dense model with this number of weights. Assumptions: weights = 12 * layers * width^2,
+        width = 128 * layers, 8 KV heads of 128 dimensions, all weights read in each step."""
         layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
         kv_heads = min(8, layers)
         return ModelSize(name or f"{parameters / 1e9:g}B", parameters, parameters, layers, 128 * layers, 128 * layers,
@@ -163,7 +163,7 @@ class ModelSize(Strict):
         return self.kv * self.kv_bits / 8
 
     def weights_read(self, rows: float) -> float:
-        """Weights that a forward of `rows` rows reads: of a mixture, the experts that some row picks."""
+        """Return how many weights a forward of `rows` rows reads; of all experts, only those that some row picks."""
         if not self.experts:
             return self.step
         always = self.step - self.mixtures * self.picked / self.experts
@@ -171,9 +171,9 @@ class ModelSize(Strict):
 
 
 def time_forward(model: ModelSize, hardware: Hardware, rows: float, sequences: float = 1, context: float = 0) -> float:
-    """Seconds of one forward with `rows` rows in all, for `sequences` sequences of `context` tokens each."""
+    """Return the seconds of one forward with `rows` rows in all, for `sequences` sequences of `context` tokens each."""
     n = hardware.devices
-    parts = (  # (bytes read, operations): one after the other, so neither hides behind the other's
+    parts = (  # (bytes read, operations) of each part; parts run one after the other
         (model.weights_read(rows) * model.bits / 8, 2 * rows * model.step),  # matrix products
         (sequences * context * model.kv_bytes, 4 * rows * model.layers * model.attention * context),  # attention
     )
@@ -189,13 +189,13 @@ _ROWS = tuple(sorted({*range(1, 9), *(m << e for e in range(14) for m in (4, 5, 
 
 
 def make_cost_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
-    """The cost curve that `measure_costs` would measure on this hardware; linear between the rows of `_ROWS`."""
+    """Predict the cost curve that `measure_costs` would measure on this hardware; linear between the rows `_ROWS`."""
     return CostCurve.monotone(_ROWS, [time_forward(model, hardware, rows, sequences, context) for rows in _ROWS])
 
 
 @dataclass(frozen=True)
 class PairCosts(ForecastCosts):
-    """draft_devices: number of devices of the draft model: one, or all of the target's, whichever is faster."""
+    """Costs of a pair. draft_devices: number of devices for the draft model: 1 or all devices, whichever is faster."""
 
     draft_devices: int = 1
 
@@ -203,7 +203,7 @@ class PairCosts(ForecastCosts):
 def compute_pair_costs(
     target: ModelSize, draft: ModelSize, hardware: Hardware, batch: int = 1, context: float = 0
 ) -> PairCosts:
-    """Costs of a pair for `batch` sequences of `context` tokens. Does not check that it fits into memory."""
+    """Compute the costs of a pair for `batch` sequences of `context` tokens. Does not check the memory."""
     curve = make_cost_curve(target, hardware, batch, context)
     steps = {n: time_forward(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
     devices = min(steps, key=lambda n: (steps[n], n))
@@ -215,8 +215,8 @@ def compute_pair_costs(
 def place_models(
     models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None
 ) -> Hardware:
-    """This hardware with `devices` devices; None: the fewest that hold the models. Raises ParameterError if 64 do
-    not."""
+    """Return this hardware with `devices` devices; None: with the fewest devices that hold the models. Raises
+    ParameterError if 64 devices do not hold them."""
     if devices is None:
         devices = count_devices(models, hardware, 1, context)
     if devices is None:
@@ -232,13 +232,13 @@ MEMORY_SHARE = 0.9
 
 
 def sum_memory(models: Seq[ModelSize], batch: int = 1, context: float = 0) -> float:
-    """Bytes of the weights and of the KV caches of `batch` sequences of `context` tokens."""
+    """Return the bytes of the weights and of the KV caches of `batch` sequences of `context` tokens."""
     return sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
 
 
 def count_devices(models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0) -> int | None:
-    """The smallest power of two, at most 64, of devices that hold weights and KV caches in `MEMORY_SHARE` of their
-    memory. None if 64 do not."""
+    """Return the smallest number of devices (a power of two, at most 64) that hold weights and KV caches in
+    `MEMORY_SHARE` of their memory; None if 64 devices do not."""
     needed = sum_memory(models, batch, context)
     return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= MEMORY_SHARE * hardware.memory * n), None)
 
@@ -249,12 +249,12 @@ MOST_ROWS = 65536
 
 @dataclass(frozen=True)
 class Serving(Strict):
-    """Target and draft model on a group of devices.
+    """Serves many users with a target and a draft model on a group of devices.
 
     Small batches are memory-bound: more sequences share one read of the weights. Large batches are compute-bound: every
     rejected draft token delays other sequences, so the best draft length shrinks as the batch grows, down to 0.
 
-    rates    their length limits the draft length.
+    rates    acceptance rates by position; their number limits the draft length.
     context  mean number of tokens in a sequence.
     """
 
@@ -271,7 +271,7 @@ class Serving(Strict):
         return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.memory * self.hardware.devices
 
     def load(self, batch: int, draft_tokens: int | None = None) -> JsonObject:
-        """The predictions for this batch size as plain JSON values; draft_tokens None: at the best draft length.
+        """Predict this batch size, as plain JSON values. draft_tokens: the draft length; None: the best one.
 
         seconds, plain_seconds  mean time between two tokens of one user, with and without speculation.
         memory                  bytes of the weights of both models and the KV caches.
@@ -295,8 +295,8 @@ class Serving(Strict):
         }
 
     def users(self, bound: float | None, speculative: bool = True) -> int:
-        """The largest batch of one group that fits and has a mean time between tokens of at most `bound` seconds (None:
-        only memory limits it); 0 if not even one sequence does."""
+        """Return the largest batch of one group that fits into memory and has a mean time between tokens of at most
+        `bound` seconds (None: only memory limits the batch); 0 if not even one sequence fulfils this."""
         key = "seconds" if speculative else "plain_seconds"
 
         def serves(batch: int) -> bool:

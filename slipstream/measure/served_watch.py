@@ -1,10 +1,10 @@
-"""`slipstream tune --base-url URL --follow`: when speculation stops paying on a running server, and when it pays again.
+"""`slipstream tune --base-url URL --follow`: reports when speculation stops or starts to pay on a running server.
 
-The counters are read again and again. Each window of them is judged as by `tune --base-url` (see `diagnosis_served`); a
-change is said when two windows in a row agree. A window that decides nothing alone is compared with earlier ones:
+The counters are read repeatedly. `diagnosis_served` judges each window of time between two readings; a change is
+reported when two windows in a row agree. A window without a verdict of its own is compared with earlier windows:
 
-    pays      it paid under at least this load, with no more tokens a step than now
-    does not  it did not pay under at most this load, with at least as many tokens a step
+    pays      speculation paid in a window with at least this load, and with no more tokens per step than now
+    does not  speculation did not pay in a window with at most this load, and with at least as many tokens per step
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PAYS, COSTS, UNDECIDED = "speculation pays", "speculation does not pay", "whethe
 RESTARTED, LOST = "the server was restarted: its counters went backwards", "the server reports no counters"
 VERDICTS = {NOTHING: PAYS, ACCEPTANCE: COSTS, SELDOM: COSTS, COSTLY: COSTS}
 LIKE = 1.02
-"""Windows whose tokens a step differ by less than this factor have as many: they are estimates."""
+"""Tokens per step of two windows count as equal if they differ by less than this factor, because they are estimates."""
 
 Event = JsonObject
-"""What is said, under "event", and of a verdict the figures behind it."""
+"""The kind of event, under "event"; an event with a verdict also has the figures behind the verdict."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PayWatch:
     _known: list[Event] = field(default_factory=list)  # verdicts of windows that decided something by themselves
 
     def add(self, sample: Counters | None) -> Event | None:
-        """Add what the server reports now, None if nothing. Return the event that this is, if it is one."""
+        """Add a reading of the counters, None if the server reports none. Returns an event if something has changed."""
         if sample is None or (self._samples and sample.has_restarted(self._samples[-1])):
             said, self.state = self.state, LOST if sample is None else RESTARTED  # another setting may run from now on
             self._samples, self._last, self._known = [sample] if sample else [], None, []
@@ -55,7 +55,7 @@ class PayWatch:
         judged, self._samples = judge(self._samples, self.c), self._samples[-1:]
         counters, diagnosis = judged.counters or {}, judged.diagnosis or ServedDiagnosis()
         if not counters["output_tokens"] and not counters["running"]:
-            return None  # nobody asks: nothing changes
+            return None  # no requests: nothing changes
         event, decided = self._verdict(counters, diagnosis), self.state in (PAYS, COSTS)
         if event["event"] == UNDECIDED:
             is_said = self.state != UNDECIDED and not decided
@@ -81,20 +81,20 @@ class PayWatch:
             self._known.append(event)
         elif diagnosis.cause != OFF:
             event["event"] = next((each["event"] for each in self._known[::-1] if _decides(each, event)), UNDECIDED)
-        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # its requests say how much is drafted
+        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # its requests set the draft length
             event["send"] = {"speculative.n_max": 0 if event["event"] == COSTS else known.get("best_length")}
         return event
 
 
 def _decides(known: Event, now: Event) -> bool:
-    """Return whether a window with a verdict decides another one: a step gains less the more requests share it, and the
-    fewer tokens it gives."""
+    """Return True if the verdict of window `known` also holds for window `now`: a step gains less if more requests
+    share it, and if it gives fewer tokens."""
     less, more = (known, now) if known["event"] == COSTS else (now, known)
     return less["running"] <= more["running"] and more["tokens_per_step"] <= LIKE * less["tokens_per_step"]
 
 
 def line_of(event: Event) -> str:
-    """Write an event for people."""
+    """Write an event as a line of text."""
     said = f"{event['at']} {event['event']}"
     if "running" in event:
         load = f"{spell(max(1, round(event['running'])), 'request')} at once"
@@ -105,8 +105,8 @@ def line_of(event: Event) -> str:
 
 
 async def follow(place: Endpoint, window: float, c: float, limit: float) -> AsyncIterator[Event]:
-    """Yield the events of a server, each with the time "at". window: seconds of each judgement; limit: seconds after
-    which to stop; 0: never. Raises ServedError if there are no counters at the beginning."""
+    """Yield the events of a server, each with its time under "at". window: seconds of a window; limit: stop after this
+    many seconds, 0: never. Raises ServedError if the server shows no counters at the beginning."""
     watched, began, is_server = PayWatch(c), time.monotonic(), False
     async with TrafficClient(place, place.timeout) as client:
         while True:

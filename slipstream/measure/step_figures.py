@@ -13,20 +13,20 @@ from slipstream.theory.cost_curve import CostCurve
 
 @dataclass(frozen=True)
 class Measured(Strict):
-    """Times are in seconds, for the whole batch.
+    """Measured costs and gains of a step with a drafter. Times are in seconds, for the whole batch.
 
     costs          cost curve of the target, scaled so that it agrees with plain decoding in the same run.
     draft_tokens   K, the largest draft depth per step.
-    position_rates, drafted   as `theory.predict` takes them, one for each depth that was ever drafted.
+    position_rates, drafted   arguments of `theory.predict`, one value for each depth that was ever drafted.
     width          draft tokens per depth: 1 for chains.
-    draft_fixed, draft_each   drafting and observing: per step, and for each level of depth.
-    step_host, plain_host    verification and bookkeeping of a speculative step, and of a plain step.
-    prefill, draft_prefill    prefill of the target, and the time that the drafter adds to it.
+    draft_fixed, draft_each   time of drafting and observing: per step, and per level of depth.
+    step_host, plain_host    time of verification and bookkeeping in a speculative step, and in a plain step.
+    prefill, draft_prefill    time of the target's prefill, and the drafter's additional time in prefill.
     tokens         output tokens per text.
     batch          sequences decoded at once.
     speedup        measured speed-up over plain decoding; None: not measured.
-    experts        (per token, in all) of a mixture of experts.
-    noise          how far the costs contradict each other: see `contradiction`. 0 if they agree.
+    experts        (experts per token, all experts) of a mixture of experts.
+    noise          how far the costs contradict each other (see `measure_contradiction`); 0 if they agree.
     tau            measured mean acceptance length; None: not measured.
     """
 
@@ -64,7 +64,7 @@ class Measured(Strict):
 
     @property
     def host(self) -> float:
-        """Host time that a speculative step takes beyond a plain step's, in plain steps."""
+        """Additional host time of a speculative step over a plain step, in plain steps."""
         return max(0.0, self.step_host - self.plain_host) / self.plain_step
 
     @property
@@ -82,7 +82,7 @@ class Measured(Strict):
         return 1 + sum(rate * share for rate, share in zip(self.position_rates, self.drafted, strict=True))
 
     def prediction(self, draft_tokens: int | None = None) -> Prediction:
-        """The prediction for a text at this draft length, at most the measured one; None: the measured one."""
+        """Predict a text at this draft length, at most the measured length. None: at the measured length."""
         depth = self.draft_tokens if draft_tokens is None else draft_tokens
         deep = min(depth, len(self.position_rates))
         return predict(
@@ -106,27 +106,27 @@ class Measured(Strict):
         )
 
     def length(self, draft_tokens: int) -> float:
-        """Predicted mean acceptance length of a text, prefill included; at most the measured one, because the measured
-        drafts are the longest."""
+        """Predict the mean acceptance length of a text, prefill included; at most the measured value, because the
+        measured drafts are the longest."""
         length = self.tokens / (1 + self.prediction(draft_tokens).steps)
         return length if self.tau is None else min(length, self.tau)
 
     def expect(self, draft_tokens: int) -> float:
-        """Predicted speed-up at a draft length, scaled so that it agrees with the measurement at the measured length.
-        The closed form uses costs of passes of equal width. In decoding the widths vary and CPU caches are colder,
-        which is assumed to cost the same share at every length.
+        """Predict the speed-up at a draft length, scaled so that it agrees with the measurement at the measured length:
+        the closed form uses costs of passes of equal width, but in decoding widths vary and CPU caches are colder. This
+        loss is assumed to be the same share at every length.
 
-        At most the mean acceptance length: a step that drafts takes no less time than a plain one. Only noise in the
-        costs says otherwise."""
+        The result is at most the mean acceptance length, because a step that drafts takes no less time than a plain
+        step, whatever noise in the costs says."""
         speedup = self.prediction(draft_tokens).speedup
         if self.speedup is not None:
             speedup *= self.speedup.value / self.prediction(self.draft_tokens).speedup
         return min(speedup, self.length(draft_tokens))
 
     def best_length(self) -> tuple[int, float]:
-        """(best draft length up to the measured one, its predicted speed-up); length 0 if none saves time. The smaller
-        of the closed form and of `expected` counts: a closed form that is off by its measurement proves no length
-        better."""
+        """Return (best draft length up to the measured length, predicted speed-up); length 0 if no length saves time.
+        The smaller of the closed form and of `expect` counts: if the closed form contradicts the measurement, it cannot
+        show that a length is better."""
         gains = [
             (k, min(self.prediction(k).speedup, self.expect(k)) if k < self.draft_tokens else self.expect(k))
             for k in range(1, self.draft_tokens + 1)
@@ -134,13 +134,13 @@ class Measured(Strict):
         return max([(0, 1.0), *gains], key=lambda pair: pair[1])
 
     def break_even(self) -> float | None:
-        """The acceptance rate at which drafting neither saves nor costs time; None if not even 1 is enough."""
+        """Return the acceptance rate at which drafting neither saves nor costs time; None if a rate of 1 is too low."""
         relative = CostCurve(self.by_depth().rows, tuple(s / self.costs(self.batch) for s in self.by_depth().seconds))
         return closed_forms.break_even(self.draft_tokens, self.c, relative, 1, self.host)
 
     def alone(self) -> Measured:
-        """The estimate for batch size 1. Host and draft times are divided by the batch size; a draft model's time
-        shrinks less, so the estimate is slightly too good."""
+        """Estimate the measurements for batch size 1. Host and draft times are divided by the batch size; a draft
+        model's time shrinks less, so the estimate is slightly too good."""
         share = {
             name: getattr(self, name) / self.batch
             for name in ("draft_fixed", "draft_each", "step_host", "plain_host", "prefill", "draft_prefill")

@@ -1,5 +1,5 @@
-"""Reports as data: tables, plots, remarks. A renderer turns them into text for a terminal
-(`slipstream.cli.table_forms`) or HTML (`slipstream.cli.report`).
+"""Reports as data: tables, plots, remarks. `slipstream.cli.table_forms` renders them as text for a terminal,
+`slipstream.cli.report` as HTML.
 
 Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are formatted, so all
 renderers write the same text.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CellValue: TypeAlias = "str | float | Estimate | None"
 MakeCell: TypeAlias = Callable[[Any], CellValue]
-"""Makes the cell of what a row stands for."""
+"""Function from the object that a row stands for to a cell."""
 NOTHING = "-"
 """The text of a cell that is None."""
 
@@ -34,7 +34,7 @@ class Column:
     """name     heading.
     unit     "%" (cells are shares), "x" (factors), "ms" (cells are seconds), "B" (bytes), "g" (significant
              digits), or "" for plain numbers.
-    digits   after the point, of "ms" and plain numbers; significant ones of "g".
+    digits   digits after the point for "ms" and plain numbers; significant digits for "g".
     words    cells are text and aligned left; numbers are aligned right.
     cell     makes the cell for the object of a row (see `tabulate`).
     """
@@ -50,7 +50,7 @@ class Column:
         return f"{self.name}, ms" if self.unit == "ms" else self.name
 
     def text(self, cell: CellValue) -> str:
-        """Write the cell. An `Estimate` has its interval behind it; text stays as it is."""
+        """Write a cell as text. An `Estimate` is followed by its interval; text stays as it is."""
         if cell is None:
             return NOTHING
         if isinstance(cell, str):
@@ -78,14 +78,14 @@ class Table:
         return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
     def of(self, columns: Seq[int]) -> Table:
-        """The table of only these columns, by their indices."""
+        """Return the table with only these columns, given by index."""
         return replace(
             self, columns=[self.columns[i] for i in columns], rows=[[row[i] for i in columns] for row in self.rows]
         )
 
     def divide(self, heading: str) -> list[Table]:
-        """A table for each value of the column of that heading, with the value in its title instead; the last one has
-        the note. Only this table if there is no such column."""
+        """Return a table for each value of the column `heading`: the value moves from the rows to the title, and the
+        last table has the note. Returns [this table] if there is no such column."""
         headings = [column.heading for column in self.columns]
         if heading not in headings or not self.rows:
             return [self]
@@ -119,10 +119,10 @@ class Section:
     """The report of one result.
 
     lead     the finding in a sentence or two.
-    tables   the first one answers the question, the others are details.
+    tables   the first table answers the question, further tables have details.
     notes    remarks, a sentence each.
-    configs  (program, configuration, note) for each program that can use the finding; one of the texts may be empty.
-    trace    a generated text with what is known of each token, only for a page, shown first.
+    configs  (program, configuration, note) for each program that can use the finding; configuration or note may be "".
+    trace    a generated text with facts about each token; only pages show it, before everything else.
     """
 
     title: str
@@ -141,7 +141,7 @@ def tabulate(title: str, things: Iterable[object], columns: Seq[Column], note: s
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval; without one, low and high are None and `note` says why."""
+    """A value with its 95 % interval. Without an interval, low and high are None and `note` says why."""
 
     value: float
     low: float | None
@@ -154,22 +154,23 @@ class Estimate:
 
 
 def percent(share: float | None) -> str:
-    """0.734 -> "73%"."""
+    """Write a share: 0.734 -> "73%"."""
     return NOTHING if share is None else f"{100 * share:.0f}%"
 
 
 def times(factor: float) -> str:
-    """1.613 -> "1.61x", 11.58 -> "11.6x"."""
+    """Write a factor: 1.613 -> "1.61x", 11.58 -> "11.6x"."""
     return f"{_factor(factor)}x"
 
 
 def interval(e: Estimate) -> str:
-    """A factor with its 95 % interval, "1.61x (1.42-1.80)", or why it has none, "1.61x (few passes)"."""
+    """Write a factor with its 95 % interval, "1.61x (1.42-1.80)", or with the reason why there is none, "1.61x (few
+    passes)"."""
     return f"{times(e.value)} ({ends(e, _factor)})"
 
 
 def ends(e: Estimate, written: Callable[[float], str], between: str = "-") -> str:
-    """The ends of a 95 % interval, or why there is none."""
+    """Write the ends of a 95 % interval, or the reason why there is none. written: writes one end."""
     return e.note if e.low is None or e.high is None else f"{written(e.low)}{between}{written(e.high)}"
 
 
@@ -178,7 +179,7 @@ def _factor(factor: float) -> str:
 
 
 def count(n: float) -> str:
-    """14162304 -> "14.2M"."""
+    """Write a large number: 14162304 -> "14.2M"."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if n >= limit:
             return f"{n / limit:.1f}{unit}" if n < 100 * limit else f"{n / limit:.0f}{unit}"
@@ -186,23 +187,23 @@ def count(n: float) -> str:
 
 
 def spell(n: int, noun: str) -> str:
-    """(1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
+    """Write a number of things: (1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
     return f"{n:,} {noun}" + "s" * (n != 1)
 
 
 def span(values: Seq[float], unit: str) -> str:
-    """(.75, .8), "%" -> "75-80%"; one number for two equal ones."""
+    """Write a range: (.75, .8), "%" -> "75-80%"; two equal ends are written once."""
     shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
     return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit
 
 
 def small(value: float | None) -> str:
-    """A number with three significant digits. None stands for infinity, which JSON does not have."""
+    """Write a number with three significant digits. None stands for infinity, which JSON does not have."""
     return "inf" if value is None else f"{value:.3g}"
 
 
 def remark(text: str) -> str:
-    """The text with a capital letter and a full stop."""
+    """Return the text with a capital letter and a full stop."""
     return sentence(text[:1].upper() + text[1:])
 
 

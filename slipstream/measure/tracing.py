@@ -1,8 +1,8 @@
-"""`slipstream trace`: records one generation token by token: which drafter proposed a token, whether it was accepted,
-and its probabilities.
+"""`slipstream trace`: records, for each token of one generation, its proposer, whether it was accepted, and its
+probabilities.
 
-A `Recorder` wraps the drafter. `observe` already gets everything about a step (the draft, the target's logits, the
-verdict), so decoding is unchanged and has no overhead without tracing. Tracing slows decoding down, so no timings are
+A `Recorder` wraps the drafter. A drafter's `observe` gets the draft, the target's logits and the verdict of each step
+anyway, so decoding is unchanged and has no overhead without tracing. Tracing slows decoding down, so no timings are
 recorded.
 """
 
@@ -56,7 +56,7 @@ class Recorder(WrappedDrafter):
         at = -1
         for place, (token, node) in enumerate(zip(run, nodes, strict=True)):
             row = probs[at + 1]
-            tried = children.get(at, [])  # of siblings, those after the accepted one were not tried
+            tried = children.get(at, [])  # siblings after the accepted node were not tried
             lost = [_describe_token(draft, n, row, who) for n in tried if n < node or node < 0]
             own = TriedToken(token, "target", float(row[token]), None)
             head = _describe_token(draft, node, row, who) if node >= 0 else own
@@ -70,8 +70,8 @@ class Recorder(WrappedDrafter):
 
 
 def compute_target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
-    """float64 [1 + N, V]: the distributions that verification used, or the softmax at temperature 0. `seq` already
-    contains the `emitted` tokens of this step."""
+    """Return float64 [1 + N, V]: the distributions that verification used, or, at temperature 0, the softmax of the
+    logits. `seq` already contains the `emitted` tokens of this step."""
     if seq.params.greedy:
         return torch.softmax(logits.double(), -1).cpu()
     before = copy(seq)
@@ -85,7 +85,7 @@ def _describe_token(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> Trie
 
 
 def compute_rolling(steps: Seq[TracedStep], window: int = WINDOW) -> list[RollingRate]:
-    """The acceptance rate after each step that drafted."""
+    """Compute the acceptance rate after each step that drafted."""
     points, drafting, done = [], list[TracedStep](), 0
     for each in steps:
         done += each.tokens
@@ -107,7 +107,7 @@ def trace(
     out: str | Path | None = None,
     name: str = "prompt",
 ) -> Result:
-    """Generates once and records everything."""
+    """Generate one text, and record its tokens and steps."""
     settings = {
         "contender": contender.label,
         "draft_tokens": contender.draft_tokens,
@@ -146,7 +146,7 @@ def trace(
 
 
 def split_text(llm: LLM, seq: Sequence) -> list[str]:
-    """The text that each output token adds; joined, they are the output text."""
+    """Return the text that each output token adds; joined, these are the output text."""
     if llm.tokenizer is None:
         return [f" {token}" for token in seq.output]
     stream = TextStream(decoder_of(llm.tokenizer), prompt=seq.tokens[: seq.prompt])

@@ -1,10 +1,10 @@
-"""Load on OpenAI-compatible servers: `slipstream bench --serve`, and `make bench-serve`.
+"""Measures OpenAI-compatible servers under load: `slipstream bench --serve`, and `make bench-serve`.
 
 An arm is one server under one load. Passes over the arms interleave, as in `bench`: in each pass every arm gets the
-same requests, and the same arrival times where they are random. Latencies are counted from when a request was due, not
-from when it was sent: a server that stalls delays the requests behind it, and a client that waited with them would hide
-it (coordinated omission). With a fixed number in flight a request is due as soon as the one before it has ended, so
-such a load cannot overload a server.
+same requests, and, with a rate, the same arrival times. Latencies are counted from the time at which a request was due,
+not from the time at which it was sent: if a server stalls, the client sends later requests late, and times from sending
+would hide this delay (coordinated omission). With a fixed number of requests in flight, a request is due as soon as the
+previous request has ended, so such a load cannot overload a server.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     import httpx
 
 Ask: TypeAlias = "Callable[[TrafficRequest, float], Awaitable[Timed]]"
-"""Sends a request that is due at this time, and waits for its end."""
+"""Function that sends a request, which is due at the given time, and waits for its end."""
 LEAST = 16
-"""Requests of a pass, if none is asked for: as many, or twice as many as are in flight."""
+"""Fewest requests of a pass by default; the default is larger, twice the requests in flight, at high concurrency."""
 
 
 @dataclass(frozen=True)
 class Traffic(Strict):
-    """How requests come: a fixed number in flight, or at random with a rate (Poisson arrivals).
+    """How requests arrive: a fixed number in flight, or at random times with a rate (Poisson arrivals).
 
-    concurrency  requests in flight; None: `rate` says when they come.
-    rate         requests a second, on average.
-    requests     of one pass.  warm_up: requests before the first pass, which do not count.
+    concurrency  number of requests in flight; None: requests arrive with `rate`.
+    rate         mean number of requests per second.
+    requests     number of requests of a pass.  warm_up: requests before the first pass, which do not count.
     """
 
     concurrency: int | None = option(None, check=integer(1))
@@ -62,7 +62,7 @@ class Traffic(Strict):
         return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} a second"
 
     def arrivals(self, seed: Seq[int]) -> np.ndarray:
-        """Seconds from the beginning of a pass at which its requests are due, [requests]; only with a rate."""
+        """Draw the times at which the requests of a pass are due, in seconds from its beginning; only with a rate."""
         assert self.rate is not None
         return np.random.default_rng(seed).exponential(1 / self.rate, self.requests).cumsum()
 
@@ -71,9 +71,9 @@ class Traffic(Strict):
 class TrafficArm:
     """One server under one load, and its passes so far.
 
-    name      of the server, or of the variant of its requests.
-    requests  (pass, number) -> request; the warm-up is pass -1.
-    against   the arm that this one is compared with; None: none.
+    name      name of the server, or of the variant of its requests.
+    requests  function (pass, number) -> request; the warm-up is pass -1.
+    against   the arm with which this arm is compared; None: no comparison.
     """
 
     name: str
@@ -85,7 +85,7 @@ class TrafficArm:
 
 
 def line_up_servers(servers: Mapping[str, Endpoint], loads: Seq[Traffic], asked: TrafficPrompts) -> list[TrafficArm]:
-    """Each server under each load; the others are compared with the first."""
+    """Make the arms: each server under each load. Further servers are compared with the first server."""
     arms: list[TrafficArm] = []
     for each in loads:
         base: TrafficArm | None = None
@@ -109,7 +109,7 @@ class TrafficConfig(Strict):
 
 
 def count_requests(arms: Seq[TrafficArm], config: TrafficConfig) -> int:
-    """How often `measure_traffic` calls `advance`."""
+    """Return how often `measure_traffic` calls `advance`."""
     return sum(arm.traffic.warm_up + config.rounds * arm.traffic.requests for arm in arms)
 
 
@@ -120,8 +120,8 @@ def measure_traffic(
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Measures all arms and writes the result to `out` after every pass. An interruption leaves the passes so far in
-    the file and in the attribute `result` of the exception.
+    """Measure all arms, and write the result to `out` after every pass. After an interruption, the file and the
+    attribute `result` of the exception hold the passes so far.
 
     Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
     """
@@ -145,7 +145,7 @@ def measure_traffic(
 
 
 def compute_served_arm(arm: TrafficArm, arms: Seq[TrafficArm]) -> ServedArm:
-    """Compute the figures of an arm, with the index of the arm that it is compared with."""
+    """Compute the figures of an arm, and the index in `arms` of the arm with which it is compared."""
     base = arm.against
     return ServedArm(
         name=arm.name,
@@ -164,7 +164,7 @@ async def measure(
     advance: Callable[[], None] = lambda: None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> None:
-    """Warm-up of all arms, then their passes in turns. Passes are added to the arms as they end."""
+    """Warm up all arms, then run their passes in turns. Each pass is added to its arm when it ends."""
     async with AsyncExitStack() as stack:
         clients: dict[Endpoint, TrafficClient] = {}
         for place in dict.fromkeys(arm.endpoint for arm in arms):
@@ -186,8 +186,8 @@ async def measure(
 
 
 def rotate(arms: Seq[TrafficArm], number: int) -> list[TrafficArm]:
-    """The order of the arms in a pass. It rotates, so that no arm is always the first, and every other pass goes
-    backwards: a server that has just answered for one arm may be slower, or faster, for the next."""
+    """Return the order of the arms in a pass. The order rotates, so that no arm is always first. Every other pass is
+    reversed, because a server that has just answered one arm may be slower or faster for the next arm."""
     first = number // 2 % len(arms)
     order = [*arms[first:], *arms[:first]]
     return order[::-1] if number % 2 else order
@@ -196,7 +196,7 @@ def rotate(arms: Seq[TrafficArm], number: int) -> list[TrafficArm]:
 async def run_pass(
     arm: TrafficArm, traffic: Traffic, number: int, client: TrafficClient, seed: int, advance: Callable[[], None]
 ) -> TrafficPass:
-    """All requests of one pass, to their ends."""
+    """Run all requests of one pass to their ends."""
     clock = asyncio.get_running_loop().time
     asked = [arm.requests(number, i) for i in range(traffic.requests)]
     before = await client.counters()

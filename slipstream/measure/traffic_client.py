@@ -1,7 +1,7 @@
-"""Requests of a load test: prompts as requests, sent to an OpenAI-compatible server as a stream, and timed.
+"""Makes the requests of a load test, sends them to an OpenAI-compatible server, and times the streamed answers.
 
-While requests run, what arrives is only stored with its time; it is read afterwards (`read_stream`), so that the client
-disturbs a server on the same machine as little as it can.
+While requests run, arriving bytes are only stored with their times. `read_stream` parses them afterwards, so that the
+client disturbs a server on the same machine as little as possible.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ EARLY = "stream ended early"
 TEXT = ("content", "reasoning", "reasoning_content", "tool_calls")
 """Members of a delta that hold output tokens."""
 NO_EFFECT: JsonMapping = {"top_k": 0, "top_p": 1.0, "ignore_eos": False}
-"""Values that change nothing. They are not sent, because not every server knows these fields."""
+"""Field -> value without effect. Such values are not sent, because not every server knows these fields."""
 
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """path: COMPLETIONS or CHAT. body: all but the model and the fields that ask for a stream with its usage."""
+    """A request. path: COMPLETIONS or CHAT. body: all fields but `model`, `stream` and `stream_options`."""
 
     path: str
     body: JsonMapping
@@ -42,11 +42,11 @@ class TrafficRequest:
 
 @dataclass(frozen=True)
 class TrafficPrompts:
-    """entries   prompts; a request for an answer goes to /chat/completions, text to continue to /completions, unless
-              `template` ("chat", "raw") says otherwise. They are asked in turn, from a new one on in each pass.
-    tokens    most new tokens.
-    sampling  temperature, top_k, top_p, ignore_eos. Each request has a seed of its own if the temperature is above 0.
-    distinct  whether each prompt begins with a line of its own, so that no prefix cache has it.
+    """entries   prompts: questions go to /chat/completions and text to continue to /completions, unless `template` says
+              "chat" or "raw" for all. Prompts are used in turn; each pass begins with another prompt.
+    tokens    largest number of new tokens.
+    sampling  temperature, top_k, top_p, ignore_eos. Each request has its own seed if the temperature is above 0.
+    distinct  True to begin each prompt with a unique line, so that no prefix cache holds it.
     """
 
     entries: Seq[Entry]
@@ -78,11 +78,11 @@ class TrafficPrompts:
 
 @dataclass
 class Timed:
-    """A request as it went. Times are seconds on the clock of the event loop.
+    """The times and the answer of a request. Times are seconds on the clock of the event loop.
 
-    scheduled  when it was due. sent: when it was sent, which is later if the client lags behind. ended: the last byte.
-    pieces     what arrived, with times.
-    fault      what went wrong, e.g. "status 429" or "timeout"; "" for nothing. said: the answer to a refused request.
+    scheduled  when the request was due; sent: when it was sent (later if the client lags); ended: end of the answer.
+    pieces     (time, bytes) of each piece that arrived.
+    fault      what went wrong, e.g. "status 429" or "timeout", or "". said: the answer to a refused request.
     """
 
     scheduled: float
@@ -95,14 +95,14 @@ class Timed:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answer to a request. Times are seconds from when it was due, so that waiting in the client counts.
+    """The answer to a request. Times are seconds from when the request was due, so that waiting in the client counts.
 
-    first    to the first text; None if there was none.
-    rest     from the first text to the last; None if all of it came at once.
-    gaps     between two pieces of text that follow each other; one may hold several tokens.
-    whole    to the end of the stream.  late: to when it was sent.
-    tokens   output tokens, by the server's usage; if it gives none, the pieces of text, and `counted` is false.
-    prompt_tokens, cached_tokens  by the usage, 0 if it does not say.
+    first    time to the first text; None if there was no text.
+    rest     time from the first text to the last; None if all text came at once.
+    gaps     times between two neighbouring pieces of text; a piece may hold several tokens.
+    whole    time to the end of the stream.  late: time until the request was sent.
+    tokens   output tokens by the server's `usage`; without `usage`, the number of pieces, and `counted` is false.
+    prompt_tokens, cached_tokens  by `usage`, 0 if it does not have them.
     """
 
     first: float | None
@@ -123,10 +123,10 @@ class Answered:
 
 
 class TrafficClient:
-    """Connections to one server. An asynchronous context manager.
+    """Connections to one server: an asynchronous context manager.
 
-    timeout    seconds that a request may take from when it is sent.
-    transport  in place of the network, for tests.
+    timeout    longest time of a request after sending, in seconds.
+    transport  used in place of the network, for tests.
     """
 
     def __init__(self, endpoint: Endpoint, timeout: float, transport: httpx.AsyncBaseTransport | None = None):
@@ -146,7 +146,7 @@ class TrafficClient:
         await self._http.aclose()
 
     async def ask(self, request: TrafficRequest, scheduled: float) -> Timed:
-        """Send a request now and wait for its end. What goes wrong is noted, not raised."""
+        """Send a request now and wait for its end. Errors are stored in the result, not raised."""
         import httpx
 
         clock = asyncio.get_running_loop().time
@@ -173,7 +173,7 @@ class TrafficClient:
                 timed.pieces.append((clock(), piece))
 
     async def counters(self) -> Counters | None:
-        """Read the counters of the server's /metrics; None if it has none."""
+        """Read the counters of the server's /metrics; None if the server has no such page or no known counters."""
         import httpx
 
         root = re.sub(r"/v\d+/?$", "", self.endpoint.base_url)
@@ -185,7 +185,7 @@ class TrafficClient:
 
 
 def read_stream(timed: Timed) -> Answered:
-    """Read the pieces of a stream."""
+    """Parse the pieces of a stream, and compute times and tokens."""
     texts: list[float] = []
     usage: JsonMapping = {}
     fault, ended = timed.fault, False
@@ -219,7 +219,7 @@ def read_stream(timed: Timed) -> Answered:
 
 
 def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, JsonObject | None]]:
-    """(time at which it was complete, JSON value) of each event; None for [DONE]. An event is one line of data."""
+    """Yield (time of arrival, JSON value) of each event; None for [DONE]. An event is one line of data."""
     rest = b""
     for at, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,14 +1,14 @@
-"""Figures of a load test, and their report: pure functions of timed requests.
+"""Computes the figures of a load test, and their report, by pure functions of timed requests.
 
     tokens/s  output tokens of requests that succeeded, over the time from the first request to the end of the last
     first     time to the first text (TTFT), from when the request was due
-    next      time per output token after the first (TPOT): from the first text to the last over the tokens after the
-              first, for each request
-    gap       between two pieces of text that follow each other, over all requests; a piece may hold several tokens
-    whole     from when the request was due to its end
+    next      time per output token after the first (TPOT) of each request: time from the first text to the last, over
+              the number of tokens after the first
+    gap       time between two neighbouring pieces of text, over all requests; a piece may hold several tokens
+    whole     time from when the request was due to its end
 
 Latencies are percentiles over the successful requests of all passes. Speeds have a 95 % interval over passes, ratios
-one over pairs of passes (`slipstream.measure.estimates`).
+have a 95 % interval over pairs of passes (`slipstream.measure.estimates`).
 """
 
 from collections import Counter
@@ -28,18 +28,18 @@ from slipstream.measure.traffic_client import Answered
 
 PERCENTILES = (50, 95, 99)
 LATENCIES = {"first": "first text", "next": "next token", "gap": "gap", "whole": "whole"}
-"""Key of an arm -> what the table calls it."""
+"""Field of a `ServedArm` -> name in the table."""
 SHOWN = ("p50", "p95", "p99", "max")
 LATE = 0.1
-"""If the client sends a request later than this share of the median time to first text, the report warns."""
+"""The report warns if the client's delay in sending exceeds this share of the median time to the first text."""
 
 
 @dataclass
 class TrafficPass:
     """One pass over the requests of an arm.
 
-    seconds   from the first request to the end of the last.
-    counters  by how much the server's counters grew, which count all its clients; None: it reports none.
+    seconds   time from the first request to the end of the last request.
+    counters  growth of the server's counters, which count all clients; None if the server reports no counters.
     said      the server's answer to a request that failed.
     """
 
@@ -58,7 +58,7 @@ class TrafficPass:
 
 
 def compute_passes(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = None) -> JsonObject:
-    """Compute the fields of a `ServedArm` that come from its passes. base: the passes that it is compared with."""
+    """Compute the fields of a `ServedArm` that come from its passes. base: passes of the arm to compare with."""
     good = [each for one in passes for each in one.good]
     summed = add_counters(one.counters for one in passes)
     reported = summed.as_dict() if summed else {}
@@ -93,14 +93,14 @@ def compute_passes(passes: Seq[TrafficPass], base: Seq[TrafficPass] | None = Non
 
 
 def estimate_speed(passes: Seq[TrafficPass]) -> Estimate | None:
-    """Output tokens a second with its interval; None if a pass gave no token."""
+    """Estimate the output tokens per second, with an interval; None if a pass gave no token."""
     if not all(one.tokens for one in passes):
         return None
     return estimates.estimate_mean([one.seconds / one.tokens for one in passes]).inverse()
 
 
 def compare_speeds(base: Seq[TrafficPass], passes: Seq[TrafficPass]) -> Estimate | None:
-    """Estimate the ratio of tokens a second to `base`, by pairs of passes."""
+    """Estimate the ratio of tokens per second to those of `base`, by pairs of passes."""
     pairs = list(zip(base, passes, strict=False))
     if not all(a.tokens and b.tokens for a, b in pairs):
         return None
@@ -119,7 +119,7 @@ def compute_percentiles(values: Seq[float | None]) -> dict[str, float] | None:
 
 
 def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
-    """Say what limits how far the figures can be trusted."""
+    """Return warnings about the figures, for the report."""
     texts = []
     if arms and min(arm.rounds for arm in arms) < FEWEST_PASSES:
         texts.append(estimates.REASONS[estimates.FEW_PASSES])

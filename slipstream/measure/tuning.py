@@ -1,13 +1,14 @@
 """`slipstream tune`: chooses a drafter and a draft length, or plain decoding, for given prompts on this machine.
 
-    1. record   plain decoding and every drafter decode the prompts in turns, which measures acceptance rates by
+    1. record   plain decoding and every drafter decode the prompts in turns. This measures acceptance rates by
                 position, drafting cost and host time. Drafters whose cost grows with the draft length also run with
                 short drafts.
     2. predict  the closed forms predict the speed-up of every drafter at every length up to the recorded one.
-    3. confirm  the best few are measured against plain decoding, interleaved, and what limits each is diagnosed.
+    3. confirm  the best few settings are measured against plain decoding, interleaved; a diagnosis says what limits
+                each setting.
 
-The choice is the fastest confirmed setting whose 95 % interval is above 1; if there is none, the choice is "none". No
-measurement is reused in another run, because the speed of a machine drifts.
+The choice is the fastest confirmed setting whose 95 % interval is above 1, or "none" if no setting's is. Measurements
+are not reused in another run, because the speed of a machine drifts.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -35,17 +36,17 @@ from slipstream.measure.tables import Estimate
 from slipstream.theory.cost_curve import CostCurve
 
 SHORT = 2
-"""Draft length of the second recording."""
+"""Draft length of the recording with short drafts."""
 NOISY = 0.2
-"""If the passes of a recording differ by more than this share, its costs are noisy, and its predictions are marked."""
+"""The predictions of a recording are marked as noisy if its passes differ by more than this share."""
 T = TypeVar("T")
 RECORDED = 2
-"""Timed passes of a recording. With one, a single disturbance would affect every prediction."""
+"""Timed passes of a recording. With one pass, a single disturbance would affect every prediction."""
 
 
 def list_candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
-    """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
-    tokens per level as the recorded one."""
+    """List every drafter at every length up to the recorded length, the best first. A shorter tree is assumed to have
+    as many draft tokens per level as the recorded tree."""
     choices = [
         Candidate(label, i, k, m.expect(k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
@@ -55,8 +56,9 @@ def list_candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
 
 
 def choose_candidates(choices: Seq[Candidate], most: int) -> list[Candidate]:
-    """The best length of each drafter, then further lengths of the best drafter, `most` in all. Lengths are at least
-    two apart, because adjacent ones differ by less than the noise. Predicted slow-downs are left out unless all are."""
+    """Choose the best length of each drafter, then further lengths of the best drafter, `most` settings in all. Lengths
+    of a drafter differ by at least 2, because speeds of adjacent lengths differ by less than the noise. Predicted
+    slow-downs are left out, unless all predictions are slow-downs."""
     best = list({c.contender: c for c in reversed(choices)}.values())
     best.sort(key=lambda c: -c.predicted)
     out = [c for c in best if c.predicted > 1][:most] or best[:1]
@@ -68,20 +70,20 @@ def choose_candidates(choices: Seq[Candidate], most: int) -> list[Candidate]:
 
 
 def choose(raced: Seq[T], speedup: Callable[[T], Estimate | None]) -> T | None:
-    """The fastest setting whose 95 % interval is above 1, or None."""
+    """Choose the fastest setting whose 95 % interval is above 1; None if there is no such setting."""
     paying = [(gain.value, each) for each in raced if (gain := speedup(each)) and (gain.low or 0) > 1]
     return max(paying, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def count_steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig) -> int:
-    """How often `tune` calls `advance`, at most."""
+    """Return how often `tune` calls `advance`, at most."""
     one = line_up([Arm("", llm, batch=config.batch)], prompts.ids, prompts.categories)
     recorded = 1 + sum(1 + _has_slope(c) for c in contenders)
     return count_passes(one * recorded, RECORDED) + count_passes(one * (1 + config.confirm), config.rounds)
 
 
 def _has_slope(contender: Contender) -> bool:
-    """Return whether the cost of a draft grows with its length; a lookup drafter's does not."""
+    """Return True if the cost of a draft grows with its length, as it does unless all drafters have no model."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
     return contender.draft_tokens > SHORT and not all(map(is_recreated, names))
 
@@ -95,8 +97,9 @@ def tune(
     advance: Callable[[], None] = lambda: None,
     origin: DrafterChoice | None = None,
 ) -> Result:
-    """contenders: drafters with the longest draft length to consider. origin: names of target, draft model and engine
-    for the written configurations. An interruption keeps the measurements so far."""
+    """Choose a drafter and a draft length by measurements. contenders: drafters with the longest draft length to
+    consider. origin: names of target, draft model and engine for the written configurations. An interruption keeps the
+    measurements so far."""
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
@@ -155,7 +158,7 @@ class _Tuning:
         race(self.raced, self.config.rounds, advance, self.config.seconds, save, self.config.seed + 1)
 
     def data(self, neighbours: float | None) -> TuneData:
-        """The data of the result so far. neighbours: as for `diagnose`."""
+        """Return the data of the result so far. neighbours: as for `diagnose`."""
         recorded = [
             Recorded(c.label, m, [m.expect(k + 1) for k in range(m.draft_tokens)], m.tau, m.noise > NOISY)
             for c, m in zip(self.contenders, self.facts, strict=False)
@@ -202,7 +205,7 @@ class _Tuning:
 
 
 def write_configurations(picked: DrafterChoice) -> Configurations:
-    """Write the choice for Slipstream and for vLLM, which gets the folder in place of "embedded"."""
+    """Write the choice as configurations for Slipstream and for vLLM. vLLM gets a folder in place of "embedded"."""
     folder = None if picked.draft is None else str(Checkpoint.open(picked.draft, find_role(picked.drafter)))
     return Configurations(slipstream(picked), vllm(replace(picked, draft=folder)))
 

@@ -1,7 +1,7 @@
-"""A server as a process of its own, and vLLM's as one, with a `Choice` as its settings and our drafters in reach.
+"""Runs a server in its own process: `ServerProcess` for any server, `VllmServer` for vLLM with a `DrafterChoice`.
 
-vLLM lives in another environment, so nothing here imports it. That environment need not have Slipstream: a folder with
-a link to this package and its entry points is put on the process' path.
+vLLM is installed in another environment, so this module does not import vLLM. That environment need not have
+Slipstream: a folder with a link to this package and its entry points is added to the process's PYTHONPATH.
 """
 
 import json
@@ -29,25 +29,25 @@ from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.measure.configs import DrafterChoice, vllm
 
 ENVIRONMENT = Path(".venv-vllm")
-"""What `make vllm` makes."""
+"""The environment that `make vllm` creates."""
 OLDEST, TOO_NEW = (0, 29), (0, 34)
-"""Versions of vLLM whose `custom_class` is the one that the plug-in was tried with."""
+"""First supported version of vLLM, and first version with which the plug-in (`custom_class`) was not tried."""
 LOADING = 900.0
-"""Seconds that a start may take: large models are read from disks, and compiled."""
+"""Longest time of a start, in seconds: large models are read from disk and compiled."""
 BESIDE_SPECULATION = "with speculation vLLM refuses min_p and logit_bias, and loads no logits processors"
 LINES = 400
-"""Of what a server printed, the last lines that are kept."""
+"""Number of lines of a server's output that are kept, the last ones."""
 WIDEST = 400
-"""Characters of a line that are shown."""
+"""Number of characters of a line that are shown."""
 ERROR = re.compile(r"(?<!`)\b[A-Za-z_]*(Error|Exception): .*")
-"""A line that names one; not a warning that names a possible one."""
+"""A line that reports an error; the names of errors in a warning, in backquotes, do not match."""
 ENDING = 5.0
-"""Seconds that a server may take to end."""
+"""Seconds after which a server that was told to end is killed."""
 
 
 class ServerProcess:
-    """name: in messages. command: of the process, where {port} stands for its port. environment: variables to add to
-    this process's own. watch: called with each line that it prints."""
+    """A server in its own process. name: used in messages. command: the command line; {port} stands for the port.
+    environment: variables added to those of this process. watch: called with each line that the server prints."""
 
     def __init__(
         self, name: str, command: Seq[str], environment: Mapping[str, str], host: str = "127.0.0.1", port: int = 0,
@@ -76,15 +76,15 @@ class ServerProcess:
         return f"http://{host}:{self.port}/v1"
 
     def tail(self) -> str:
-        """The lines that name an error, if it printed any, else the last ones."""
+        """Return the lines that name an error, if the server printed any, else the last lines."""
         self._reader.join(1.0 if self.process.poll() is not None else 0.0)
         log = [line.strip() for line in self._log if line.strip()]
         wrong = dict.fromkeys(line[match.start() :] for line in log if (match := ERROR.search(line)))
         return "\n".join(line[:WIDEST] for line in (list(wrong) or log)[-12:])
 
     def ready(self, seconds: float, given_up: Event | None = None) -> str:
-        """Its URL, once it answers; "" if it is given up before. Raises ServedError with what it printed if it ends
-        before, or takes longer."""
+        """Return the server's URL once it answers; "" if `given_up` is set before. Raises ServedError, with the
+        server's output, if the process ends first or takes longer than `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -94,7 +94,7 @@ class ServerProcess:
                 with urllib.request.urlopen(f"{self.base_url}/models", timeout=5):
                     return self.base_url
             except urllib.error.HTTPError as refused:
-                if refused.code in (401, 403):  # it answers, and asks for a key that we do not know
+                if refused.code in (401, 403):  # the server answers, and needs a key
                     return self.base_url
             except (urllib.error.URLError, OSError):
                 pass
@@ -114,7 +114,7 @@ class ServerProcess:
         self.process.wait()
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """Call this when the process ends, in a thread of its own."""
+        """Call `call` in its own thread when the process ends."""
 
         def wait() -> None:
             self.process.wait()
@@ -137,7 +137,7 @@ def _end_with_parent() -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody has at this moment."""
+    """Return a port that no process uses at this moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -146,9 +146,9 @@ def free_port(host: str = "127.0.0.1") -> int:
 @dataclass(frozen=True)
 class VllmServer(Strict):
     """choice   target, drafter and draft length.
-    arguments  further ones of `vllm serve`, by name: {"tensor_parallel_size": 2}. True: a flag without a value; members
-               of `speculative_config` are added to the choice's own.
-    threads    of a CPU build; None: as vLLM chooses.
+    arguments  further arguments of `vllm serve`, by name: {"tensor_parallel_size": 2}. True stands for a flag without a
+               value; members of `speculative_config` are added to the members that `choice` gives.
+    threads    number of threads of a CPU build; None: vLLM chooses.
     """
 
     choice: DrafterChoice
@@ -157,8 +157,8 @@ class VllmServer(Strict):
 
     @property
     def values(self) -> JsonObject:
-        """All arguments by name. Raises ParameterError where vLLM does not have the drafter, and for arguments that it
-        would refuse or ignore beside speculation."""
+        """Return all arguments by name. Raises ParameterError if vLLM does not have the drafter, and for arguments that
+        vLLM would refuse or ignore together with speculation."""
         settings = vllm(self.choice)
         if settings.values is None:
             raise ParameterError(settings.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix or "
@@ -173,7 +173,7 @@ class VllmServer(Strict):
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     def command(self, python: Path, host: str = "127.0.0.1") -> list[str]:
-        """The process' command; {port} stands for the port."""
+        """Return the process's command line; {port} stands for the port."""
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.choice.target),
                 "--host", host, "--port", "{port}"]  # fmt: skip
         for name, value in self.values.items():
@@ -187,7 +187,7 @@ class VllmServer(Strict):
         self, python: Path, name: str = "vLLM", host: str = "127.0.0.1", port: int = 0,
         watch: Callable[[str], None] = lambda line: None, key: str = "", environment: Mapping[str, str] | None = None,
     ) -> Iterator[ServerProcess]:  # fmt: skip
-        """The server, ended at the end. key: that requests must name; "": none. environment: variables besides."""
+        """Run the server until the `with` block ends. key: API key of requests, or "". environment: more variables."""
         with tempfile.TemporaryDirectory() as folder:
             variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **find_preloads(python)}
             variables |= environment or {}
@@ -203,8 +203,8 @@ class VllmServer(Strict):
 
 
 def find_interpreter(given: Path | None) -> Path:
-    """Find the Python of vLLM's environment: `given`, or the one of `make vllm`, or this one. Raises LoadError if there
-    is none, or if Slipstream does not know the version of its vLLM."""
+    """Choose the Python interpreter for vLLM: `given`, else that of the environment of `make vllm`, else the running
+    one. Raises LoadError if it has no vLLM, or a version of vLLM that Slipstream does not know."""
     environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python = given or (environment.absolute() if environment.exists() else Path(sys.executable))
     ask = "from importlib.metadata import distributions as d; print([x.version for x in d() if x.name in ('vllm', " \
@@ -229,7 +229,7 @@ def find_interpreter(given: Path | None) -> Path:
 
 
 def _path_with_us(folder: Path) -> str:
-    """A path on which Python finds this package, with its entry point, and nothing else of our environment."""
+    """Return a PYTHONPATH with this package and its entry point, and nothing else of our environment."""
     (folder / "slipstream").symlink_to(Path(slipstream.__file__).parent, target_is_directory=True)
     about = folder / f"slipstream-{slipstream.__version__}.dist-info"
     about.mkdir()
@@ -241,7 +241,7 @@ def _path_with_us(folder: Path) -> str:
 
 
 def find_preloads(python: Path) -> dict[str, str]:
-    """The OpenMP and allocator libraries of a CPU build, which vLLM's documentation says to preload."""
+    """Return LD_PRELOAD with the OpenMP and allocator libraries of a CPU build, as vLLM's documentation recommends."""
     root = python.parent.parent
     libraries = [*root.glob("lib/libiomp5.so"), *root.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*")]
     if not libraries or sys.platform != "linux" or "LD_PRELOAD" in os.environ:

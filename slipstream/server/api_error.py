@@ -13,7 +13,7 @@ from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError
 log = logging.getLogger("slipstream")
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-"""HTTP status -> type of the error; of others "invalid_request_error" below 500, else "server_error"."""
+"""HTTP status -> type of the error. Other statuses: "invalid_request_error" below 500, "server_error" from 500."""
 
 ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -22,19 +22,19 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""The same for Anthropic's API."""
+"""HTTP status -> type of the error in Anthropic's API."""
 
 RETRY = (429, 503)
 MOST_SHOWN = 2000
 
 
 class ApiError(Exception):
-    """Becomes the answer to a request. param: the field that is wrong; retry_after: seconds, for 429 and 503."""
+    """An error that is the answer to a request. param: the wrong field; retry_after: seconds, sent with 429 and 503."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
     ):
-        message = message if len(message) <= MOST_SHOWN else f"{message[:MOST_SHOWN]}..."  # it may quote the request
+        message = message if len(message) <= MOST_SHOWN else f"{message[:MOST_SHOWN]}..."  # may quote the request
         self.status, self.message, self.param, self.code = status, message, param and param[:MOST_SHOWN], code
         self.headers = {"Retry-After": str(retry_after)} if status in RETRY else {}
         if status == 401:
@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 def as_api_error(fault: Exception) -> ApiError:
-    """Turn an exception into the answer. If the request is not to blame, details stay in the log."""
+    """Turn an exception into an `ApiError`. The answer to an unexpected exception names only its type."""
     if isinstance(fault, ApiError):
         return fault
     if isinstance(fault, (RequestError, RuleError)):

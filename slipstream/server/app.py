@@ -1,4 +1,4 @@
-"""`create_app`: the HTTP application over a `Service`: routes, errors, the page at `/`, and who may ask."""
+"""`create_app`: the HTTP application of a `Service`: routes, errors, the page at `/`, and the check of API keys."""
 
 import asyncio
 import hmac
@@ -27,7 +27,7 @@ from slipstream.server.service import Service
 log = logging.getLogger("slipstream")
 
 OPEN = ("/health", "/ready")
-"""Paths that need no API key, besides those of the page."""
+"""Paths that need no API key, besides the paths of the page."""
 
 FILES = Path(__file__).parent / "page"
 KINDS = {
@@ -44,7 +44,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Nothing from elsewhere is loaded or asked. No text can become a script: Trusted Types refuse it as HTML."""
+"""Headers of the page: it loads and requests nothing from other hosts, and no text can become HTML (Trusted Types)."""
 
 ENDPOINTS = (
     (COMPLETIONS, "/v1/completions", "Complete a text", prepare_completion),
@@ -65,7 +65,7 @@ DETOKENIZE = {
 
 
 def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
-    """The application; it needs no lifespan. origins: of pages elsewhere that may ask; "*": any page."""
+    """Make the application. origins: origins of other web pages that may send requests; "*" allows all pages."""
     app = FastAPI(title="Slipstream", version=__version__, redoc_url=None)
     router = make_router(service)
     for where, path, summary, prepare in ENDPOINTS:
@@ -87,7 +87,7 @@ def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
         return error.answer(request.url.path)
 
     async def answer_nobody(request: Request, fault: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has gone
 
     app.add_exception_handler(HTTPException, answer_routing_fault)
     app.add_exception_handler(ClientGone, answer_nobody)
@@ -95,7 +95,7 @@ def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
         app.add_exception_handler(kind, answer_fault)
     if service.keys:
         app.add_middleware(KeyCheck, keys=service.keys)
-    if origins:  # outermost: browsers ask without a key whether they may
+    if origins:  # outermost: browsers send their CORS preflight requests without a key
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return app
 
@@ -112,8 +112,8 @@ class HeadAsGet:
 
 
 class KeyCheck:
-    """Refuses requests without one of the keys, before their body is read. The page needs none: it has nothing of the
-    model, and asks for the key that the API needs."""
+    """Refuses requests without one of the keys, before their body is read. The page itself needs no key: it asks the
+    user for the key and sends it to the API."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]):
         self.app, self.keys = app, [key.encode() for key in keys]
@@ -129,8 +129,8 @@ class KeyCheck:
 
 
 def make_page_router() -> APIRouter:
-    """The page, which asks the API of this server. The files are read once; no path of a request reaches the file
-    system."""
+    """Make the routes of the page, which sends requests to this server's API. The files are read once, here: the path
+    of a request never reaches the file system."""
     router = APIRouter(include_in_schema=False)
     files = {
         path.name: Response(path.read_bytes(), media_type=KINDS[path.suffix], headers=HEADERS)

@@ -18,7 +18,7 @@ from slipstream.server.tools import SPACING
 TEXT = {"string"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""}
-"""How Python writes values of a kind, besides JSON."""
+"""Kind of a JSON value -> alternatives in a grammar for how Python writes such values."""
 _ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
 
 
@@ -29,13 +29,13 @@ def json_symbol(schema: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Says how arguments are written one by one: `before`, a key, one of `text` or of `other`, a value, an end.
+    """Says how arguments are written one by one: `before`, the key, a start mark, the value, an end mark.
 
-    text, other  what stands before a value that is text as it is, or JSON, and the end of such a value. If both are
-                 the same, the schema says what a value is. text[1] is empty: all values are JSON.
-    lines        each value has a line of its own.
-    separator    stands between two arguments; "": white space may.
-    sorts        arguments are written in the order of their keys, as the template writes them.
+    text, other  (start marks, end mark) of a value that is plain text, and of a JSON value. If both are equal, the
+                 schema decides which kind a value is. If text[1] is empty, all values are JSON.
+    lines        each value is written on a line of its own.
+    separator    stands between two arguments; if it is "", there may be white space.
+    sorts        arguments are sorted by key, as the chat template writes them.
     """
 
     before: str
@@ -46,7 +46,7 @@ class Pairs:
     sorts: bool = False
 
     def read(self, reply: Reply, name: str) -> Reading:
-        """Report a call, and its arguments as JSON as they come. Raises NoCall."""
+        """Report a call, and its arguments as JSON while they are read. Raises NoCall if the text is not a call."""
         reply.start(name)
         separator = "{"
         while (yield from reply.pass_over(self.before)):
@@ -98,7 +98,7 @@ class Pairs:
 
 
 def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
-    """Write parts in this order. Each is (rule, how often it may be there: "" for once, "?" or "*")."""
+    """Write the grammar of parts in this order. Each is (rule, count: "" for once, "?" for optional, "*" for any)."""
     tails, heads = [f"({separator} {rule}){often}" for rule, often in parts], list[str]()
     for i, (rule, often) in enumerate(parts):
         heads.append(" ".join([rule, *tails[i + (often != "*") :]]))
@@ -108,7 +108,7 @@ def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
 
 
 def _text_rule(name: str, schema: JsonMapping, end: str, symbol: Callable[[str], str]) -> str:
-    """Write the rule of a text that meets a schema, and of the end behind it."""
+    """Write the grammar rule of a text that meets a schema, followed by `end`."""
     _only(schema.keys() - _ANNOTATIONS, {"enum", "const", "pattern", "minLength", "maxLength"})
     if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:
         return f"{name}: ({' | '.join(json.dumps(each) for each in values)}) {symbol(end)}"
@@ -125,7 +125,8 @@ def _text_rule(name: str, schema: JsonMapping, end: str, symbol: Callable[[str],
 
 
 def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> None:
-    """Raise ParameterError for keywords that a grammar of this form does not enforce."""
+    """Raise ParameterError if one of `names` (keywords or keys of a schema) is not in `known`: the grammar cannot
+    enforce it."""
     for name in names:
         if name not in known:
             raise ParameterError(
@@ -135,7 +136,7 @@ def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> Non
 
 
 def _write_typed(text: str, kinds: Collection[str]) -> str:
-    """Return a value of one of these kinds as JSON; a text that cannot be read as one stays a text."""
+    """Return the value that `text` writes as JSON; if it is not of one of these kinds, the text as a JSON string."""
     plain = text.strip()
     try:
         value = loaded(_WORDS.get(plain, plain))

@@ -1,8 +1,8 @@
 """`FORMATS`: how models write calls of tools. Each format has a coroutine that reads calls, and a grammar.
 
-A grammar is for `strict` tools where the model decides whether it calls: the text around the calls is free (see
-`Trigger`), and their arguments meet their schemas. What is read as a call has to begin with a trigger of the
-grammar: else a model could call past the schemas.
+The grammar is used for `strict` tools when the model decides whether to call one: the text around the calls is free
+(see `Trigger`), and the arguments of each call meet their schema. Each text that is read as a call must begin with a
+trigger of the grammar; otherwise a model could make calls that no schema checks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.server.reply import CALL_ID, CONTENT, MOST_NAME, REASONING, NoCa
 from slipstream.server.tools import call_schema, calls_schema
 
 SPACE = "SPACE: /[ \\t\\r\\n]{1,5}/"
-"""Not more than a line break and four spaces: small models go on with white space without end."""
+"""White space of at most five characters (a line break and four spaces): small models may repeat spaces endlessly."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,31 @@ class Calls:
     reasoning: Seq[str] | None
 
     def symbol(self, text: str) -> str:
-        """Write a text in the grammar. A special token in it may be spelled by other tokens, too."""
+        """Write a text in the grammar. Special tokens in the text may also be spelled with ordinary tokens."""
         parts = re.split(f"({'|'.join(map(re.escape, self.special)) or '$^'})", text)
         ids = [(json.dumps(part), self.special.get(part)) for part in parts if part]
         return " ".join(literal if token is None else f"({literal} | <[{token}]>)" for literal, token in ids)
 
     def grammar(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
-        """Return the form of a text with calls of these rules, which begin with a trigger."""
+        """Return the structured output of a text with calls: `rules` describe a call, which begins with a trigger."""
         trigger = Trigger(triggers, first, self.parallel and not first, self.reasoning)
         return Structured(grammar="\n".join([*rules, SPACE]), trigger=trigger)
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """Says how models of one kind write calls: one of `begin`, calls in a row, `end`. Here a call is
-    {"name": ..., "arguments": {...}}; subclasses have other ones.
+    """Says how models of one kind write calls: one of the texts `begin`, the calls in a row, `end`. In this class a
+    call is {"name": ..., "arguments": {...}}; subclasses read and write calls differently.
 
-    begin      texts that begin calls. One that is `opening` stands for a model that leaves out the first.
-    opening    begins a call of several in a row; separator: stands between two calls.
+    begin      texts that begin calls. `opening` is among them if models may leave out the text before the first call.
+    opening    begins each call in a row of calls; separator: stands between two calls.
     listed     the calls are a list in brackets.
-    first      character with which an answer begins that is a call even without `begin`; other answers are text.
-    arguments  the key of the arguments, name_key: of the name, id_key: of an id that may come first.
-    signs      texts of a chat template that describes this format and writes no calls itself.
-    call_id    form of the ids of calls: see `Reply`.
-    lead       texts with which an answer may begin and that are no part of it; trail: such texts at its end.
-    final      begins the answer proper, in a format that also has the reasoning before it.
+    first      an answer that begins with this character is a call even without `begin`; other answers are text.
+    arguments  key of the arguments; name_key: key of the name; id_key: key of an id that may come first.
+    signs      texts by which a chat template that describes this format, but writes no calls itself, is recognised.
+    call_id    pattern of the ids of calls: see `Reply`.
+    lead       texts before an answer that are no part of it; trail: such texts after it.
+    final      begins the answer proper, in a format whose reasoning comes before.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ToolFormat:
         return ""
 
     def calls(self, reply: Reply, before: str) -> Reading:
-        """Read calls in a row, which `before` began."""
+        """Read calls in a row, after the text `before`, which began them."""
 
         def begin_list() -> Reading:
             if self.listed:
@@ -126,7 +126,7 @@ class ToolFormat:
         return (yield from reply.member_call(self.name_key))
 
     def strict(self, calls: Calls) -> Structured:
-        """Return the form of a text whose calls meet their schemas."""
+        """Return the structured output of a text whose calls meet their schemas."""
         between = f"SPACE? {calls.symbol(self.separator)} SPACE?" if self.separator else "SPACE?"
         row = f"call ({between} call)*" if calls.parallel and (self.separator or self.opening) else "call"
         row = f'"[" SPACE? {row} SPACE? "]"' if self.listed else row
@@ -138,7 +138,7 @@ class ToolFormat:
         return calls.grammar([f"start: {' | '.join(starts)}", *self.rules(calls)], *triggers, first=bool(self.first))
 
     def rules(self, calls: Calls) -> list[str]:
-        """Return the grammar of a call, with its opening."""
+        """Return the grammar rules of a call, which includes `opening`."""
         call, shared = call_schema(calls.schemas, self.arguments, self.name_key, self.id_key)
         return [f"call: {json_symbol(call | {'$defs': shared})}"]
 
@@ -148,8 +148,8 @@ LIST = ToolFormat("list", (), separator=",", listed=True, first="[")
 
 @dataclass(frozen=True)
 class NamedFormat(ToolFormat):
-    """A call is `opening`, its name, `between`, the arguments as an object of JSON or as `pairs`, and `close`. If it is
-    `numbered`, its name is functions.NAME:NUMBER."""
+    """A format whose calls are `opening`, the name, `between`, the arguments (as a JSON object, or as `pairs`) and
+    `close`. With `numbered`, the name is written functions.NAME:NUMBER."""
 
     between: str = ""
     close: str = ""
@@ -191,7 +191,7 @@ class NamedFormat(ToolFormat):
 
 
 class PythonFormat(NamedFormat):
-    """A call is NAME(a=1, b='c')."""
+    """A format whose calls are NAME(a=1, b='c')."""
 
     def values(self, reply: Reply, name: str) -> Reading:
         reply.unread(self.between)
@@ -202,7 +202,7 @@ class PythonFormat(NamedFormat):
 
 
 class GemmaFormat(NamedFormat):
-    """A call is NAME{a:1,b:<|"|>c<|"|>}."""
+    """A format whose calls are NAME{a:1,b:<|"|>c<|"|>}."""
 
     def values(self, reply: Reply, name: str) -> Reading:
         text, end = yield from reply.text(self.end)
@@ -215,7 +215,7 @@ class GemmaFormat(NamedFormat):
 
 
 class MistralFormat(NamedFormat):
-    """An array of calls, or one call NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between."""
+    """A format with an array of calls, or one call NAME[ARGS]{...}; [CALL_ID] and an id may stand before [ARGS]."""
 
     def calls(self, reply: Reply, before: str) -> Reading:
         as_list = (yield from reply.ahead()) == "["
@@ -235,15 +235,15 @@ class MistralFormat(NamedFormat):
 
 
 class HarmonyFormat(ToolFormat):
-    """Messages in channels, as gpt-oss writes them: a header, <|message|>, a text, and what ends it. The header names
-    the channel (analysis is the reasoning), and of a call the function."""
+    """Messages in channels, as gpt-oss writes them: a header, <|message|>, a text, an end token. The header names the
+    channel ("analysis" is the reasoning) and, in a call, the function."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         return ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", self.end)
 
     def read(self, reply: Reply, answer: Callable[[Reply], Reading] | None = None) -> Reading:
-        """answer: reads the final channel instead, to the end of the text."""
+        """Read all messages. answer: reads the text of the final channel, up to its end, in place of this method."""
         while True:
             reply.begin()
             try:
@@ -337,7 +337,7 @@ FORMATS: tuple[ToolFormat, ...] = (
                signs=("ipython", '"parameters"')),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),
 )  # fmt: skip
-"""What models write of their own accord. A format stands before those whose signs are among its own."""
+"""Formats in which models write calls. A format stands before each format whose signs are a part of its own signs."""
 
 FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _read_named}
-"""What a grammar makes them write, by the choice of a `ToolUse`: an array of calls, or arguments of one function."""
+"""`choice` of a `ToolUse` -> reads the call that a grammar forces: an array of calls, or one function's arguments."""

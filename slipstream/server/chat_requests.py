@@ -1,4 +1,4 @@
-"""From the fields of a chat to its generation: for /v1/chat/completions, and for the endpoints translated to it."""
+"""Makes the generation of a chat from its fields: for /v1/chat/completions, and for endpoints translated to it."""
 
 import json
 import re
@@ -36,15 +36,15 @@ MEMBERS = {
     "assistant": ("content", "name", "tool_calls", "reasoning_content", "reasoning"),
     "tool": ("content", "tool_call_id", "name"),
 }
-"""Role -> what its messages may hold."""
+"""Role -> members that its messages may have."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
-"""Names of the chat template that are not the request's."""
+"""Variables of the chat template that a request may not set in `chat_template_kwargs`."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """text: output of the chat template; ids: its tokens; use: the tools."""
+    """A prompt made from messages. text: output of the chat template; ids: its token ids; use: the tools."""
 
     text: str
     ids: list[int]
@@ -52,7 +52,7 @@ class Conversation:
 
 
 def start_chat(service: Service, given: JsonObject) -> Generation:
-    """The choices of a chat, from the fields that are set. Raises ApiError 400."""
+    """Make the choices of a chat from its fields. Raises ApiError 400."""
     talk = read_conversation(service, given)
     n = read_count(given, "n", 1, service.limits.choices, 1)
     params = service.checks.params(
@@ -73,7 +73,7 @@ def translate_request(
 ) -> ResponseWriter:
     """Make the writer of a request whose fields are translated to the fields of a chat.
 
-    chat_of  its fields -> fields of a chat. names: field of a chat -> its name in the request, for errors.
+    chat_of  translates the fields. names: field of a chat -> name of this field in the request, for errors.
     """
     for name in REQUIRED[where]:
         if name not in given:
@@ -85,7 +85,7 @@ def translate_request(
 
 
 def rename_fields(fault: ApiError, names: Mapping[str, str]) -> ApiError:
-    """The error with the names of the endpoint's own fields."""
+    """Return the error with the endpoint's own names in place of the names of a chat's fields."""
     if fault.param is None or fault.param.split(".")[0].split("[")[0] not in names:
         return fault
     pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
@@ -94,7 +94,7 @@ def rename_fields(fault: ApiError, names: Mapping[str, str]) -> ApiError:
 
 
 def read_conversation(service: Service, given: JsonObject) -> Conversation:
-    """The prompt of a chat. Raises ApiError 400."""
+    """Make the prompt of a chat. Raises ApiError 400."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
@@ -112,7 +112,7 @@ def read_conversation(service: Service, given: JsonObject) -> Conversation:
 
 
 def _join_turns(messages: list[JsonObject]) -> list[JsonObject]:
-    """Join the texts of the system at the beginning, and neighbouring texts of the user."""
+    """Join all system messages into one at the beginning, and neighbouring user messages."""
     joined: list[JsonObject] = []
     for each in sorted(messages, key=lambda message: message["role"] != "system"):
         if joined and joined[-1]["role"] == each["role"] and each["role"] in ("system", "user"):
@@ -123,9 +123,10 @@ def _join_turns(messages: list[JsonObject]) -> list[JsonObject]:
 
 
 def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> JsonObject:
-    """Collect the values that the chat template reads besides the messages. It gets only the `hints` that it reads."""
+    """Collect the values that the chat template reads besides the messages. `hints` that it does not read are ignored;
+    other values that it does not read raise ApiError 400."""
     known = frozenset[str]()
-    with suppress(TemplateError):  # rendering it says what is wrong
+    with suppress(TemplateError):  # raised again, with an explanation, when the template is rendered
         if service.tokenizer is not None:
             known = names_read(choose_template(service.tokenizer.chat_template, bool(use.tools)))
     names: JsonObject = {}
@@ -165,7 +166,7 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
 
 
 def _choose_form(service: Service, talk: Conversation, structured: Structured | None) -> Structured | None:
-    """Choose the form of the text after the reasoning: the form of tool calls, or the request's own."""
+    """Choose the structured output after the reasoning: tool calls, or the form that the request gives itself."""
     called = talk.use.structured
     if called is not None and structured is not None:
         raise ApiError(400, "tool_choice asks for a call, and another field for a form of the text", "tool_choice")
@@ -179,8 +180,8 @@ def _choose_form(service: Service, talk: Conversation, structured: Structured | 
 
 
 def _read_message(message: object, where: str, joins: bool) -> JsonObject:
-    """A message: parts of text are joined, arguments of calls are read, unless the template `joins` their text, and the
-    role "developer" is the system's newer name."""
+    """Read a message: join its parts of text, and make the role "developer" "system". Arguments of calls become
+    objects, or stay JSON text if the template `joins` them."""
     given = {name: value for name, value in read_object(message, where).items() if value != []}
     role = given.pop("role", None)
     if not isinstance(role, str) or role not in MEMBERS:

@@ -22,7 +22,8 @@ LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
 class ChoicesWriter(ResponseWriter):
-    """given: the fields of the request. chunk_name, name: the values of `object`; prefix: of ids."""
+    """Writes an answer with a list of choices. given: fields of the request. name, chunk_name: value of `object` in an
+    answer and in a chunk of a stream; prefix: first part of the ids."""
 
     name = chunk_name = prefix = ""
     done = DONE
@@ -38,7 +39,7 @@ class ChoicesWriter(ResponseWriter):
 
     @abstractmethod
     def write_choice(self, choice: Choice) -> JsonObject:
-        """A choice of a whole answer."""
+        """Write a choice of an answer that is not streamed."""
 
     @abstractmethod
     def write_first(self, choice: Choice) -> JsonObject | None:
@@ -46,15 +47,15 @@ class ChoicesWriter(ResponseWriter):
 
     @abstractmethod
     def write_delta(self, part: Part) -> JsonObject:
-        """A part of a choice in a stream."""
+        """Write a part of a choice in a stream."""
 
     def write_common(self, choice: Choice, logprobs: JsonObject | None, finish: str | None) -> JsonObject:
-        """Write the fields that a choice, or a part of one, has at both endpoints."""
+        """Write the fields that choices, and parts of choices, have at both endpoints."""
         stop = stop_text(choice, finish)
         return {"index": choice.index, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
     def take(self, part: Part) -> None:
-        """Nothing: the choices themselves hold what a whole answer needs."""
+        """Do nothing with a part: `write_whole` reads the choices."""
 
     def write_start(self) -> Iterator[Event]:
         for choice in self.generation.choices:
@@ -96,7 +97,7 @@ class ChoicesWriter(ResponseWriter):
 
 
 class CompletionsWriter(ChoicesWriter):
-    """echo: the text of each prompt that comes before its choices; empty without."""
+    """Writes the answer of /v1/completions. echo: texts of the prompts, written before their choices; or empty."""
 
     name = chunk_name = "text_completion"
     prefix = "cmpl"
@@ -128,8 +129,8 @@ class CompletionsWriter(ChoicesWriter):
         return self.echo[choice.prompt] if self.echo else ""
 
     def _write_logprobs(self, scores: list[TokenLogprob], pieces: Seq[str], offset: int) -> JsonObject | None:
-        """pieces: the text that each token added; of a character that several write, the last one adds all of it.
-        offset: where the first one begins."""
+        """Write log-probabilities. pieces: the text that each token added; if several tokens write one character, the
+        last token adds it. offset: position in the text of the first piece."""
         if self.generation.params.logprobs is None:
             return None
         text = self.generation.service.token_text
@@ -181,7 +182,7 @@ def prepare_completion(service: Service, given: JsonObject) -> ResponseWriter:
 
 
 def _read_prompts(service: Service, prompt: object) -> list[list[int]]:
-    """The ids of each prompt: text, ids, or a list of either. Raises ApiError 400."""
+    """Return the ids of each prompt. prompt: text, ids, or a list of texts or of lists of ids. Raises ApiError 400."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list))):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
@@ -195,7 +196,7 @@ def _read_prompts(service: Service, prompt: object) -> list[list[int]]:
 
 
 class ChatWriter(ChoicesWriter):
-    """Messages, and deltas in streams."""
+    """Writes the answer of /v1/chat/completions: messages, or deltas in a stream."""
 
     name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 

@@ -1,12 +1,12 @@
-"""The engine's process: it owns the weights. The process that answers HTTP has a pipe to it.
+"""The engine's process, which owns the weights. A pipe connects it to the process that answers HTTP.
 
     to the engine      ("submit", key, RequestSpec), ("abort", key)
-    from the engine    EngineFacts or the error of loading, once; then a Report a step
+    from the engine    EngineFacts or the error of loading, once; then one Report per step
 
-Only the engine's process imports torch and reads weights; the other one tokenises, and reads and writes texts.
+Only the engine's process imports torch and reads weights; the HTTP process tokenises, and reads and writes texts.
 
-The engine's process ends when its pipe is closed, however the other one ended, so it never stays behind. It ignores
-SIGINT and SIGTERM, which terminals and service managers send to all processes: the other one tells it when to end.
+The engine's process ends when its pipe is closed, so it never outlives the HTTP process. It ignores SIGINT and SIGTERM,
+which terminals and service managers send to all processes: the HTTP process decides when it ends.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ log = logging.getLogger("slipstream")
 LOOK_EVERY = 0.5
 """Seconds between two looks at an engine that is silent."""
 ENDED = "start the server again; systemd (Restart=on-failure), Docker (--restart) and Kubernetes do so by themselves"
-"""What to do where the process has ended."""
+"""The fix in error messages after the engine's process has ended."""
 
 
 Arguments: TypeAlias = "tuple[Model | Described, DraftArgument, JsonMapping]"
-"""Target, draft and the other arguments of `LLM`."""
+"""(target, draft, further arguments) of `LLM`."""
 
 
 class RemoteEngine:
-    """A process with an engine, and its streams.
+    """Starts a process with an engine, and holds the streams of its requests.
 
-    model     called in that process, so it is pickled: what to load.
-    timeout   seconds without a report, while requests run or wait, after which the process is killed.
+    model     returns the arguments of `LLM`. It is called in the new process, so it must be picklable.
+    timeout   the process is killed if it sends no report for this many seconds while requests run or wait.
 
-    Raises what `model` and loading raise.
+    Raises the errors of `model` and of loading.
     """
 
     def __init__(self, model: Callable[[], Arguments], timeout: float = 300.0):
@@ -60,7 +60,7 @@ class RemoteEngine:
         self.over = False
         """Whether the process has died."""
         self.on_end: Callable[[], None] = lambda: None
-        """Called in a thread when that happens."""
+        """Called in a thread when the process has died."""
         self.streams = Streams(partial(self._send, "submit"), partial(self._send, "abort"))
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
         self._pipe, child_end = context.Pipe()
@@ -104,8 +104,8 @@ class RemoteEngine:
             raise EngineError("the engine's process has ended", fix=ENDED) from fault
 
     def _hand_out_reports(self) -> None:
-        """Hand out reports until the process ends, then the reason. It is killed if its engine has stopped or does not
-        answer."""
+        """Pass reports to the streams until the process ends, then an error with the reason. Kill the process if its
+        engine has stopped or does not answer."""
         what = "the engine's process has ended"
         looks = 0  # counted, because this process may have been suspended, too
         try:
@@ -130,7 +130,7 @@ class RemoteEngine:
 
 
 def run_engine(pipe: Connection, model: Callable[[], Arguments]) -> None:
-    """The life of the engine's process."""
+    """Load the model, then run the commands of the pipe: the main function of the engine's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     short_turns()
@@ -147,7 +147,7 @@ def run_engine(pipe: Connection, model: Callable[[], Arguments]) -> None:
     try:
         pipe.send(describe_engine(llm))
     except OSError:
-        os._exit(0)  # the other process ended meanwhile
+        os._exit(0)  # the HTTP process ended during loading
     engine = EngineThread(llm.engine(), llm.prepare, pipe.send)
     calls: dict[str, Callable[..., None]] = {"submit": engine.submit, "abort": engine.abort}
     while True:
@@ -157,7 +157,7 @@ def run_engine(pipe: Connection, model: Callable[[], Arguments]) -> None:
         except EngineError:
             log.info("a request came after the engine had stopped; its report has said so")
         except (EOFError, OSError):
-            os._exit(0)  # the other process has ended or wants this one to: nothing is left to save
+            os._exit(0)  # the HTTP process has ended or closed the pipe: nothing is left to save
 
 
 def describe_engine(llm: LLM) -> EngineFacts:

@@ -1,7 +1,7 @@
 """The fields of requests: one table for all endpoints.
 
-Each field in it is supported, has no effect, or is refused by name; any other field is refused, too. `null` and
-neutral values are ignored.
+A field in the table is supported, has no effect, or is refused with a reason. Fields that are not in the table are
+refused. `null` and neutral values are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ COMPLETIONS, CHAT, RESPONSES, MESSAGES = ENDPOINTS = ("completions", "chat", "re
 BOTH = (COMPLETIONS, CHAT)
 CHATS = (CHAT, RESPONSES, MESSAGES)
 REQUIRED = {COMPLETIONS: ["prompt"], CHAT: ["messages"], RESPONSES: ["input"], MESSAGES: ["messages", "max_tokens"]}
-"""Fields that each request has to have."""
+"""Endpoint -> fields that a request must have."""
 SPECULATION = ("enabled", "draft_tokens", "rule")
-"""Members of the field."""
+"""Members of the field `speculation`."""
 MOST_STOPS, LONGEST_STOP = 64, 1024
 MOST_WORDS, LONGEST_WORD, MOST_STOP_IDS = 4096, 64, 4096
 MOST_TOP_LOGPROBS = 20
@@ -30,15 +30,15 @@ MOST_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Field:
-    """Declares one field of a request, and the endpoints that take it. A field of a chat is also a field of Responses
-    and Messages where they have the same name for the same thing.
+    """Declares one field of a request, and the endpoints that take it (`where`). One entry serves a chat, Responses and
+    Messages where the field has the same name and meaning.
 
-    sampling  the field of `SamplingParams` that it sets; "" for others.
-    refused   why it is refused; "" if it is not.
-    ignored   it has no effect, which the log says once.
+    sampling  the field of `SamplingParams` that this field sets; "" if it sets none.
+    refused   why the field is refused; "" if it is not refused.
+    ignored   True if the field has no effect; the log says so once.
     unset     neutral values, besides null.
     schema    JSON schema, for /docs.
-    most      most entries of a list; longest: longest entry, in characters or ids. 0: no such bound.
+    most      largest number of entries of a list; longest: longest entry, in characters or ids. 0: no bound.
     """
 
     name: str
@@ -177,20 +177,20 @@ FIELDS = (
 
 
 def fields_of(where: str) -> dict[str, Field]:
-    """Name -> field of the requests of an endpoint."""
+    """Return name -> field, for the requests of an endpoint."""
     return {each.name: each for each in FIELDS if where in each.where}
 
 
 def pass_on(given: Mapping[str, object], where: str, **names: str) -> JsonObject:
-    """Return the given fields that a chat has too, under the chat's names. names: further fields with another name in
-    a chat."""
+    """Return the given fields that a chat has too, under the chat's names. names: field -> its name in a chat, for
+    fields whose names differ."""
     known, chat = fields_of(where), fields_of(CHAT)
     same = {name: name for name in given if known[name] is chat.get(name)} | names
     return {same[name]: value for name, value in given.items() if name in same}
 
 
 def check_fields(body: Mapping[str, object], known: Mapping[str, Field]) -> JsonObject:
-    """The fields that are set. Raises ApiError 400 for one that is unknown or refused."""
+    """Return the fields that are set and have an effect. Raises ApiError 400 for an unknown or refused field."""
     given = {}
     for name, value in body.items():
         if name not in known:
@@ -225,7 +225,7 @@ def _equals(value: object, other: object) -> bool:
 
 
 def read_flag(given: Mapping[str, object], name: str) -> bool:
-    """A field that is true or false. Raises ApiError 400."""
+    """Read a field that is true or false; False if it is missing. Raises ApiError 400."""
     value = given.get(name, False)
     if not isinstance(value, bool):
         raise ApiError(400, f"{name} is {value!r}, must be true or false", name)
@@ -233,7 +233,7 @@ def read_flag(given: Mapping[str, object], name: str) -> bool:
 
 
 def read_count(given: Mapping[str, object], name: str, low: int, high: int, default: int) -> int:
-    """A field that is an integer from `low` to `high`. Raises ApiError 400."""
+    """Read a field that is an integer from `low` to `high`. Raises ApiError 400."""
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ApiError(400, f"{name} is {value!r}, must be an integer from {low} to {high}", name)
@@ -241,13 +241,13 @@ def read_count(given: Mapping[str, object], name: str, low: int, high: int, defa
 
 
 def read_members(given: Mapping[str, object], name: str, known: Iterable[str]) -> JsonObject:
-    """Read a field that is an object with these members; null members are left out. Raises ApiError 400."""
+    """Read a field that is an object with no members but `known`; leave out null members. Raises ApiError 400."""
     return read_object(given.get(name, {}), name, known)
 
 
 def read_object(value: object, where: str, known: Iterable[str] | None = None) -> JsonObject:
-    """Read a value that must be an object, with no members but `known` (None: any); null members are left out. Raises
-    ApiError 400."""
+    """Read an object with no members but `known` (None: any), and leave out null members. Raises ApiError 400 for other
+    values. where: name of the value, for errors."""
     if not isinstance(value, dict):
         raise ApiError(400, f"{where} is {value!r}, must be an object", where)
     for member in value:
@@ -257,7 +257,7 @@ def read_object(value: object, where: str, known: Iterable[str] | None = None) -
 
 
 def read_list(value: object, where: str) -> list[object]:
-    """A value that must be a list. Raises ApiError 400."""
+    """Read a list. Raises ApiError 400 for other values."""
     if not isinstance(value, list):
         raise ApiError(400, f"{where} is {value!r}, must be a list", where)
     return value
@@ -266,8 +266,8 @@ def read_list(value: object, where: str) -> list[object]:
 def read_sampling_params(
     given: Mapping[str, object], where: str, room: int, defaults: Mapping[str, object] | None = None
 ) -> SamplingParams:
-    """The parameters of a request. room: tokens that the context has left; defaults: fields that the model sets where
-    the request does not. Raises ApiError 400 with the field, or ParameterError."""
+    """Make the sampling parameters of a request. room: number of tokens that still fit into the context; defaults: the
+    model's values for fields that the request does not set. Raises ApiError 400 with the field, or ParameterError."""
     checks, named = declared(SamplingParams), dict[str, str]()
     values: JsonObject = {"temperature": 1.0} | dict(defaults or {})
     for name, known in fields_of(where).items():
@@ -301,7 +301,7 @@ def read_sampling_params(
 
 
 def _convert_json(name: str, value: object) -> object:
-    """The value as `SamplingParams` wants it: JSON has no integers as keys."""
+    """Convert a JSON value for the field `name` of `SamplingParams`: keys of `logit_bias` become integers."""
     if name == "logit_bias" and isinstance(value, dict):
         try:
             return {int(key): bias for key, bias in value.items()}
@@ -324,7 +324,7 @@ def _read_logprobs(given: Mapping[str, object], where: str) -> int | None:
 
 
 def read_text(content: object, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
-    """Text, or parts of text of these kinds, which are joined. Raises ApiError 400, of `param` (default: `where`)."""
+    """Return text, or join parts of text of these `kinds`. Raises ApiError 400 about `param` (default: `where`)."""
     parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
         raise ApiError(400, f"{where} is {content!r}, must be text or a list of parts", param or where)
@@ -335,7 +335,7 @@ def read_text(content: object, where: str, param: str | None = None, kinds: tupl
 
 
 _STRUCTURES = {"json": "json_schema"} | {name: name for name in ("regex", "choice", "grammar", "json_object")}
-"""Members of the field `structured_outputs` -> those of `Structured`."""
+"""Member of the field `structured_outputs` -> field of `Structured`."""
 
 
 def _read_structured(given: Mapping[str, object]) -> Structured | None:
@@ -368,7 +368,7 @@ def _read_response_format(given: Mapping[str, object]) -> JsonObject:
 
 
 def describe_body(known: Mapping[str, Field], required: list[str]) -> JsonObject:
-    """OpenAPI's description of a request body."""
+    """Return OpenAPI's description of a request body with the fields `known`."""
     properties = {each.name: {**each.schema, "description": each.text} for each in known.values() if not each.refused}
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

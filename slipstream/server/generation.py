@@ -1,4 +1,4 @@
-"""`Generation`: the choices of one request, as they run."""
+"""`Generation`: runs the choices of one request."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ T = TypeVar("T")
 class Choice:
     """One answer to one prompt.
 
-    prompt     its index among the prompts.
-    text       what may be shown so far; pieces: what each token that was shown added to it.
-    proposers  of each token, as in `Sequence`.
+    prompt     index of the prompt.
+    text       text that may be sent so far; pieces: the part of `text` that each token added.
+    proposers  drafter of each token, as in `Sequence`.
     reply      the parts of the text in a chat: reasoning, content, tool calls.
-    concurrent  most other choices that waited or ran at one time while it ran.
-    decode_tokens, decode_seconds  tokens after its first step, and wall time from the end of the first step to the end
-               of the last one, as the engine measured it.
+    concurrent  largest number of other choices that waited or ran at one time while this choice ran.
+    decode_tokens, decode_seconds  number of tokens after the first step, and wall time from the end of the first step
+               to the end of the last step, measured by the engine.
     """
 
     index: int
@@ -61,12 +61,12 @@ class Choice:
 class Part:
     """Holds the text that one step added to a choice.
 
-    deltas    to its reply.
-    tokens    text and proposer (see `Sequence`) of each token that it came from.
-    logprobs  of these tokens.
-    finish    in the last part.
+    offset    position of `text` in the text of the choice.
+    deltas    what the step added to the choice's `reply`.
+    tokens    (text, proposer) of each new token; see `Sequence`. logprobs: their log-probabilities.
+    finish    finish reason, in the last part; None before.
 
-    The choice itself may be further already."""
+    `choice` itself may already hold later tokens."""
 
     choice: Choice
     text: str
@@ -80,8 +80,8 @@ class Part:
 def make_generation(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, object], **more: Any
 ) -> Generation:
-    """Make the choices of a request, with its rule and its prediction. more: passed to `Generation`. Raises ApiError
-    400."""
+    """Make the generation of a request whose fields `given` name a rule and a prediction. more: passed to `Generation`.
+    Raises ApiError 400."""
     try:
         text = read_prediction(given.get("prediction"))
     except PromptError as fault:
@@ -92,10 +92,11 @@ def make_generation(
 
 
 class Generation:
-    """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j.
+    """The choices of a request: n for each prompt, in the order of the prompts. With a seed, choice j of a prompt has
+    the seed plus j.
 
-    reply    makes a reply of which nothing was said yet; None: all of a text is content.
-    scored   whether the log-probabilities of prompts are wanted, as many as `params.logprobs` says.
+    reply    makes an empty `Reply`; None: the whole text is content.
+    scored   True to compute the log-probabilities of the prompts, with `params.logprobs` alternatives.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Generation:
     ):
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
         self.scores: list[list[TokenLogprob]] | None = [] if scored else None
-        """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
+        """For each prompt, the log-probabilities of its tokens after the first; None unless `scored`."""
         seeded = [params if params.seed is None else replace(params, seed=params.seed + j) for j in range(n)]
         self.choices = [
             Choice(p * n + j, p, RequestSpec(prompt, seeded[j], rule, prediction), (reply or Reply)())
@@ -121,14 +122,14 @@ class Generation:
         self.key = b""
         """The API key of the request, set before it runs."""
         self.first_token: float | None = None
-        """When it came, in seconds of `time.monotonic`."""
+        """Time of the first token (`time.monotonic`); None before."""
         self._predicted, self._marked = bool(prediction), reply is not None
-        self._places = asyncio.Semaphore(max(1, service.facts.max_batch - 1))  # one is left to other requests
+        self._places = asyncio.Semaphore(max(1, service.facts.max_batch - 1))  # leaves one place to other requests
         self.arrived = time.monotonic()
 
     @property
     def usage(self) -> JsonObject:
-        """Tokens so far, as OpenAI counts them; a prompt counts once."""
+        """Numbers of tokens so far, under OpenAI's names. Each prompt counts once, even with several choices."""
         prompt = sum(map(len, self.prompts))
         output = sum(len(choice.ids) for choice in self.choices)
         cached = sum(choice.cached for choice in self.choices if choice.index % self.n == 0)
@@ -148,8 +149,8 @@ class Generation:
         return usage
 
     async def run(self) -> AsyncGenerator[Part, None]:
-        """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a
-        choice."""
+        """Run all choices, and yield their parts. Closing the iterator aborts the choices. Raises ApiError 503 after a
+        time limit, and the error that ended a choice."""
         if self.scores is not None:
             with self.service.admit(len(self.prompts), self.key):
                 self.scores = await self._wait_in_time(_gather_all([self._score(prompt) for prompt in self.prompts]))
@@ -190,7 +191,7 @@ class Generation:
             raise ApiError(503, f"the {name} exceeded {limit:g} seconds", code="timeout") from late
 
     async def _score(self, prompt: list[int]) -> list[TokenLogprob]:
-        """The prompt's tokens after the first as a text that is given."""
+        """Return the log-probabilities of the prompt's tokens after the first, which are decoded as a forced text."""
         if len(prompt) < 2:
             return []
         given = SamplingParams(
@@ -263,7 +264,7 @@ class Generation:
 
 
 async def _gather_all(work: Seq[Coroutine[object, object, T]]) -> list[T]:
-    """The results of all. If one fails, or who waits is cancelled, the others are cancelled, too."""
+    """Return the results of all coroutines. If one fails, or the caller is cancelled, cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

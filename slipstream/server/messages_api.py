@@ -1,4 +1,4 @@
-"""`/v1/messages`: the form of Anthropic's Messages."""
+"""`/v1/messages`: Anthropic's Messages API, translated to a chat."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _COUNTED = (
     "context_management", "cache_control",
 )  # fmt: skip
 COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
-"""Fields of a request for the number of tokens."""
+"""Name -> field of the requests of `/v1/messages/count_tokens`."""
 
 
 def prepare_message(service: Service, given: JsonObject) -> ResponseWriter:
@@ -36,7 +36,7 @@ def prepare_message(service: Service, given: JsonObject) -> ResponseWriter:
 
 
 def count_prompt_tokens(service: Service, given: JsonObject) -> int:
-    """Tokens of a conversation. Raises ApiError 400."""
+    """Count the tokens of a conversation. Raises ApiError 400."""
     try:
         return len(read_conversation(service, translate_to_chat(given)).ids)
     except ApiError as fault:
@@ -44,7 +44,7 @@ def count_prompt_tokens(service: Service, given: JsonObject) -> int:
 
 
 def translate_to_chat(given: JsonObject) -> JsonObject:
-    """The fields of the chat that a request asks for. Raises ApiError 400."""
+    """Translate a request's fields to the fields of a chat. Raises ApiError 400."""
     body = pass_on(given, MESSAGES, max_tokens="max_tokens", stop_sequences="stop")
     system = [{"role": "system", "content": read_text(given["system"], "system")}] if "system" in given else []
     body["messages"] = system + _read_messages(given.get("messages"))
@@ -100,7 +100,7 @@ def _read_messages(given: object) -> list[JsonObject]:
 
 
 def _read_message(message: object, where: str) -> list[JsonObject]:
-    """One message, or several: results of tools are messages of their own."""
+    """Translate a message to one or several messages of a chat: each tool result becomes its own message."""
     asked = read_object(message, where)
     role, content = asked.get("role"), asked.get("content")
     if role not in ("user", "assistant", "system"):
@@ -130,7 +130,7 @@ def _read_message(message: object, where: str) -> list[JsonObject]:
 
 
 class MessagesWriter(BlocksWriter):
-    """A message with its blocks."""
+    """Writes the answer of /v1/messages: a message with blocks."""
 
     def __init__(self, generation: Generation, given: JsonObject):
         super().__init__(generation)
@@ -201,7 +201,7 @@ _DELTAS = {
 
 
 def _parse_arguments(text: str) -> object:
-    """Parse the arguments of a call. Returns the text itself if it is no JSON because it was cut."""
+    """Parse the arguments of a call. If the text is not JSON because it was cut, return {"INVALID_JSON": text}."""
     try:
         return parse_json(text or "{}")
     except ValueError:

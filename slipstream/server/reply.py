@@ -1,8 +1,8 @@
-"""`Reply`: what a choice of a chat says: reasoning, content and calls of tools, told apart as the text comes.
+"""`Reply`: separates the text of a choice into reasoning, content and tool calls while the text arrives.
 
-A coroutine reads one character after the other, in one of the formats of `reply_format`, so the result cannot depend on
-how a text arrives: whole answers and streams are made of the same deltas. Text that begins like a call and is none, or
-calls a function that was not declared, is content, character by character as it was written.
+A coroutine reads one character after the other, in one of the formats of `call_formats`. So the result does not depend
+on the pieces in which a text arrives, and complete answers and streams consist of the same deltas. Text that begins
+like a call but is no call, or that calls a function that was not declared, becomes content without any change.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from uuid import uuid4
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
 
 CALL_ID = "call_{drawn:.24}"
-"""Form of the ids of calls, as OpenAI writes them."""
+"""Pattern of the ids of calls, as OpenAI writes them."""
 
 Reading = Generator[None, str, str]
-"""Reads characters, "" at the end of the text, and returns what it read."""
+"""A coroutine that gets characters ("" at the end of the text) and returns the text that it read."""
 
 MOST_NAME = 256
-"""Characters of a function's name; what is longer is no name."""
+"""Longest name of a function, in characters; a longer text is not read as a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One thing that is new. kind: "content", "reasoning", "call" (`text` is the function's name) or "arguments" (of
-    the call `index`)."""
+    """An addition to a reply. kind: "content", "reasoning", "call" (`text` is the function's name) or "arguments"
+    (`text` is added to the arguments of call number `index`)."""
 
     kind: str
     text: str
@@ -46,18 +46,18 @@ class Call:
 
 
 class NoCall(Exception):
-    """The text that was read since `begin` is no call."""
+    """Raised when the text that was read since the last `begin` is no call."""
 
 
 class Reply:
-    """Tells the parts of a text apart as it comes.
+    """Separates reasoning, content and calls in a text while it arrives.
 
     functions   name -> JSON schema of the arguments, for functions that may be called.
     read        the coroutine that reads content and calls.
-    reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
-    most_calls  further ones are left out.
-    call_id     form of the ids of calls, of `drawn` (32 random digits), the function's `name` and the call's `number`.
-    earlier     calls before this reply, for that number.
+    reasoning   (begin, end) marker of the reasoning, which may come first; inside: the prompt ends with `begin`.
+    most_calls  largest number of calls; further calls are left out.
+    call_id     pattern of the ids of calls; fields: `drawn` (32 random digits), the function's `name`, call `number`.
+    earlier     number of calls in the prompt: `number` counts on from it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Reply:
         self.functions = functions or {}
         self._most_calls, self._call_id, self._earlier = most_calls, call_id, earlier
         self._deltas: list[Delta] = []
-        self._back: deque[str] = deque()  # characters that are to be read again
+        self._back: deque[str] = deque()  # characters to read again
         self.raw: list[str] = []  # characters read since `begin`
         self._ended = False
         self.started = 0  # calls
@@ -84,7 +84,7 @@ class Reply:
             next(self._reading)
 
     def add(self, text: str, last: bool) -> list[Delta]:
-        """Take more text; returns what is new, neighbours of one kind joined."""
+        """Add text, and return the new deltas; neighbouring deltas of one kind are joined. last: the text ends here."""
         if self._reading is None:  # all of it is content
             self.emit(CONTENT, text)
         else:
@@ -116,7 +116,7 @@ class Reply:
     # --- characters --------------------------------------------------------------------------------------------
 
     def next(self) -> Reading:
-        """The next character, "" at the end."""
+        """Read the next character; "" at the end of the text."""
         if self._back:
             char = self._back.popleft()
         else:
@@ -126,26 +126,26 @@ class Reply:
         return char
 
     def unread(self, text: str | Seq[str]) -> None:
-        """Characters that were read last are to be read again."""
+        """Put back `text`, the last characters that were read, so that they are read again."""
         self._back.extendleft(reversed(text))
         if text:
             del self.raw[-len(text) :]
 
     def skip_space(self) -> Reading:
-        """The next character that is no white space."""
+        """Read up to the next character that is no white space, and return this character."""
         char = yield from self.next()
         while char.isspace():
             char = yield from self.next()
         return char
 
     def peek(self) -> Reading:
-        """The next character that is no white space; it is read again, the white space before it is not."""
+        """Skip white space, and return the next character without reading it."""
         char = yield from self.skip_space()
         self.unread(char)
         return char
 
     def begin(self, text: str = "") -> None:
-        """Mark a place: characters from here on may have to be read again, or shown. `text` counts, too."""
+        """Start to collect in `raw` the characters that may be read again or become content; `text` is the first."""
         self.raw = list(text)
 
     def emit(self, kind: str, text: str, index: int = 0) -> None:
@@ -158,8 +158,8 @@ class Reply:
             self._deltas.append(Delta(kind, text, index))
 
     def until(self, kind: str, *markers: str) -> Reading:
-        """Report text up to one of the markers, and return it with the white space before it, neither of them reported;
-        "" at the end of the text. White space at its end is not reported after a call."""
+        """Emit text up to one of the markers, and return white space and marker, which are not emitted; "" at the end
+        of the text. After a call, white space at the end of the text is not emitted."""
         waiting = ""
         while True:
             self.begin()
@@ -178,8 +178,9 @@ class Reply:
     def text(
         self, *ends: str, heard: Callable[[str], None] | None = None, most: int | None = None
     ) -> Generator[None, str, tuple[str, str]]:
-        """Read text up to one of `ends`, and return both. heard: called with each part of the text as it is certain,
-        which is then not returned. Raises NoCall if there is no end, or more than `most` characters before it."""
+        """Read text up to one of `ends`, and return (text, end). With `heard`, each part of the text is passed to it
+        instead of being returned, once the part cannot belong to an end. Raises NoCall if no end comes, or only after
+        more than `most` characters."""
         text = ""
         while True:
             char = yield from self.next()
@@ -196,14 +197,14 @@ class Reply:
                 return text.removesuffix(end), end
 
     def ahead(self) -> Reading:
-        """The next character that is no white space; all of it is read again."""
+        """Return the next character that is no white space, without reading anything."""
         self.begin()
         char = yield from self.skip_space()
         self.unread(self.raw)
         return char
 
     def pass_over(self, text: str) -> Reading:
-        """Read `text` and the white space before it, if it is next; nothing otherwise."""
+        """Read white space and `text` if they come next, and return `text`; otherwise read nothing and return ""."""
         self.begin()
         char = yield from self.skip_space()
         for wanted in text:
@@ -227,8 +228,8 @@ class Reply:
     # --- calls -------------------------------------------------------------------------------------------------
 
     def attempt(self, call: Callable[[], Reading], before: str) -> Generator[None, str, bool]:
-        """Read a call that `before` began; whether it is one. If not, all of it is content. What goes wrong after its
-        name and the beginning of its arguments does not undo it."""
+        """Try to read a call after the text `before`. If it is no call, emit the text as content and return False. Once
+        the name has been emitted, an error no longer undoes the call."""
         self.begin(before)
         calls = self.started
         try:
@@ -240,7 +241,7 @@ class Reply:
         return True
 
     def start(self, name: object) -> None:
-        """Report a call. Raises NoCall for a function that was not declared."""
+        """Emit the name of a call. Raises NoCall for a function that was not declared."""
         if not isinstance(name, str) or name not in self.functions:
             raise NoCall
         self.started += 1
@@ -250,8 +251,8 @@ class Reply:
         self.emit(ARGUMENTS, text, self.started - 1)
 
     def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
-        """Read one JSON value, or the arguments of a Python call in parentheses, as it is written. heard: called with
-        each of its characters. Raises NoCall."""
+        """Read one JSON value, or the arguments of a Python call in parentheses, and return its text unchanged. heard:
+        called with each character. Raises NoCall if brackets do not match or the text ends."""
         char = yield from self.skip_space()
         if not char:
             raise NoCall
@@ -281,7 +282,7 @@ class Reply:
             heard(char)
 
     def expect(self, wanted: str) -> Reading:
-        """Read a text, and the white space before it. Raises NoCall."""
+        """Read white space and the text `wanted`. Raises NoCall if another text comes."""
         self.unread((yield from self.skip_space()))
         for each in wanted:
             if (yield from self.next()) != each:
@@ -289,17 +290,17 @@ class Reply:
         return wanted
 
     def arguments(self, name: object) -> Reading:
-        """Report a call, and its arguments as they come. Raises NoCall."""
+        """Emit a call, and its arguments while they are read. Raises NoCall."""
         if (yield from self.peek()) == "{":
             self.start(name)
             return (yield from self.value(self.write))
-        text = _object_text((yield from self.value()))  # as JSON within text
+        text = _object_text((yield from self.value()))  # the object is written in a JSON string
         self.start(name)
         self.write(text)
         return text
 
     def member_call(self, name_key: str = "name") -> Reading:
-        """{name_key: ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
+        """Read {name_key: NAME, "arguments" or "parameters": {...}}, in any order; missing arguments become {}."""
         yield from self.expect("{")
         name, before, started = None, "{}", False
         char = yield from self.skip_space()
@@ -331,7 +332,7 @@ _CLOSED_BY = {"{": "}", "[": "]", "(": ")"}
 
 
 def loaded(text: str) -> object:
-    """The value of JSON. Raises NoCall."""
+    """Parse a JSON text. Raises NoCall if it is not JSON."""
     try:
         value: object = json.loads(text, parse_constant=no_number)
         return value
@@ -344,7 +345,7 @@ def no_number(name: str) -> None:
 
 
 def _object_text(text: str) -> str:
-    """Arguments as the text of a JSON object. Some models write that text as a JSON string."""
+    """Return arguments as the text of a JSON object. Some models write this text inside a JSON string."""
     written = loaded(text)
     if isinstance(written, str):
         text, written = written, loaded(written)
@@ -356,7 +357,7 @@ def _object_text(text: str) -> str:
 
 
 def plain(reply: Reply) -> Reading:
-    """No further calls."""
+    """Read the rest of the text as content; white space directly after a call is skipped."""
     if reply.started:
         yield from reply.peek()
     while char := (yield from reply.next()):

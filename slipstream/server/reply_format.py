@@ -1,4 +1,4 @@
-"""`ReplyFormat`: how the model of a server writes reasoning and calls of tools."""
+"""`ReplyFormat`: how the model of a server writes reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASONING = (
     THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"), ("<think:opensource>", "</think:opensource>"),
 )  # fmt: skip
-"""Markers of reasoning, of which a chat template holds the second."""
+"""(begin, end) markers of reasoning. The pair whose end marker occurs in the chat template is used."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
 _LATE = "Sample of the system."
@@ -36,11 +36,13 @@ _TOOLS = [{"type": "function", "function": {"name": n, "description": "-", "para
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """calls     how the model writes calls; None if that is not known.
-    reasoning  what it writes before and after its reasoning, None if it writes none.
-    certain   whether every answer begins with reasoning, unless the prompt has ended it.
-    joins_arguments  whether the chat template reads the arguments of calls as the text of JSON.
-    alternates  whether it refuses or loses late messages of the system, or two of the user in a row.
+    """Says how a model writes reasoning and calls, and what its chat template reads.
+
+    calls      the format of calls; None if it is not known.
+    reasoning  (begin, end) markers of the reasoning; None if the model writes no reasoning.
+    certain    True if every answer begins with reasoning, unless the prompt ends with the end marker.
+    joins_arguments  True if the chat template reads the arguments of calls as JSON text.
+    alternates  True if the chat template refuses or loses late system messages, or two user messages in a row.
     """
 
     calls: ToolFormat | None = None
@@ -53,7 +55,7 @@ class ReplyFormat:
     def of(tokenizer: Tokenizer | None, calls: str = AUTO, reasoning: str = AUTO) -> ReplyFormat:
         """Find the format from what the checkpoint declares.
 
-        calls      name of one of `FORMATS`, "none", or "auto": see `recognised`.
+        calls      name of one of `FORMATS`, "none", or "auto": see `recognise_format`.
         reasoning  two markers with a space between, "none", or "auto": the markers in `REASONING` that the template
                    contains.
 
@@ -84,11 +86,11 @@ class ReplyFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts whose special tokens a reply must see."""
+        """Markers whose special tokens must be kept in the text that a `Reply` reads."""
         return (*(self.calls.markers if self.calls else ()), *(self.reasoning or ()))
 
     def end_of_reasoning(self, prompt: str) -> str | None:
-        """Return the marker that ends the reasoning at the start of the answer; None if the answer begins without."""
+        """Return the marker that ends the reasoning of an answer; None if the answer need not begin with reasoning."""
         if self.calls is not None and self.calls.final:
             return self.calls.final
         if self.reasoning is None or prompt.rstrip().endswith(self.reasoning[1]):
@@ -99,7 +101,7 @@ class ReplyFormat:
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
     def strict_calls(self, prompt: str, use: ToolUse, tokenizer: Tokenizer) -> Structured:
-        """The form of an answer to this prompt that may call, in which the arguments of strict functions meet their
+        """Return the structured output of an answer that may call tools: arguments of strict functions meet their
         schemas."""
         assert self.calls is not None, "tools are refused where the format of calls is not known"
         reasoning = self.reasoning and ("" if self._inside(prompt) else self.reasoning[0], self.reasoning[1])
@@ -108,7 +110,7 @@ class ReplyFormat:
         return self.calls.strict(Calls(use.schemas, use.parallel, special, reasoning))
 
     def reply(self, prompt: str, use: ToolUse) -> Reply:
-        """A reply to this prompt, of which nothing was said yet."""
+        """Make an empty `Reply` for the answer to this prompt."""
         calls = self.calls or ToolFormat("", ())
         read = FORCED.get(use.choice) or (calls.read if calls.lead or (use.tools and self.calls is not None) else None)
         if isinstance(self.calls, HarmonyFormat):
@@ -118,15 +120,15 @@ class ReplyFormat:
 
 
 def recognise_format(tokenizer: Tokenizer | None, template: str) -> tuple[ToolFormat | None, bool]:
-    """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
-    no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
-    as text."""
+    """Find the format of calls: the chat template writes sample calls, and the format that reads them back is returned.
+    A template that only explains how to call is recognised by `signs`. Returns (format, True if the template reads
+    arguments as JSON text)."""
     answered = _turns(tokenizer, {"role": "assistant", "content": _SAID})
     harmony = next(each for each in FORMATS if each.final)
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
     shown, taken = False, list[bool]()
-    ids = dict.fromkeys(form.call_id for form in reversed(FORMATS))  # most templates take any
+    ids = dict.fromkeys(form.call_id for form in reversed(FORMATS))  # most templates accept any id
     for call_id, joins, names in product(ids, (False, True), (_NAMES, _NAMES[:1])):
         made = [call_id.format(drawn=f"{i:032}"[::-1], name=name, number=i) for i, name in enumerate(names)]
         calls = [_sample(*each, joins) for each in zip(names, made, strict=True)]
@@ -146,8 +148,8 @@ def _sample(name: str, call_id: str, joins: bool) -> JsonObject:
 
 
 def _turns(tokenizer: Tokenizer | None, *answer: JsonObject, **given: object) -> list[str]:
-    """Render messages that answer a question. Returns the text after the question, and the text after its prompt; none
-    if the template refuses them. given: other values that it reads."""
+    """Render a question and the messages `answer`. Returns [text after the question, text after the question's prompt],
+    or [] if the template refuses the messages. given: further values for the template."""
     asked = [{"role": "user", "content": _ASKED}]
     try:
         prompt, text = (RequestChecks(tokenizer, 0, 0).chat_text(talk, **given) for talk in (asked, [*asked, *answer]))

@@ -1,7 +1,7 @@
-"""`ResponseWriter` writes the answer to one request, whole or as events; each endpoint has one. `add_endpoint` adds its
-route, which reads the request, and ends when the client has gone.
+"""`ResponseWriter` writes the answer to one request, as one body or as events; each endpoint has a subclass.
+`add_endpoint` adds the route of an endpoint, which reads the request and stops when the client has gone.
 
-Times are limited by anyio, not by `asyncio.wait_for`: in Python 3.10 and 3.11 it forgets a cancellation that comes just
+Time limits use anyio, not `asyncio.wait_for`: in Python 3.10 and 3.11 `wait_for` loses a cancellation that comes just
 when the awaited task has ended, and an aborted request would run to its end.
 """
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 Event = tuple[str, JsonObject]
-"""(name, data); an event without a name has "" for it."""
+"""(name, data); the name is "" for an event without a name."""
 
 
 class ResponseWriter(ABC):
-    """generation: whose answer it writes. done: what follows the last event."""
+    """Writes the answer of a generation. done: bytes that follow the last event."""
 
     done = b""
 
@@ -46,19 +46,19 @@ class ResponseWriter(ABC):
 
     @abstractmethod
     def write_start(self) -> Iterable[Event]:
-        """The events before the first part."""
+        """Write the events before the first part."""
 
     @abstractmethod
     def write_part(self, part: Part) -> Iterable[Event]:
-        """The events of a part."""
+        """Write the events of a part."""
 
     @abstractmethod
     def write_end(self) -> Iterable[Event]:
-        """The events after the last part."""
+        """Write the events after the last part."""
 
     @abstractmethod
     def write_error(self, fault: ApiError) -> Iterable[Event]:
-        """The events of an error within a stream."""
+        """Write the events of an error within a stream."""
 
     def take(self, part: Part) -> None:
         """Take a part of an answer that is not streamed."""
@@ -72,7 +72,7 @@ class ResponseWriter(ABC):
 
 @dataclass
 class Block:
-    """index: among the blocks; kind: "reasoning", "content" or "call"; text: its content, or a call's arguments."""
+    """A block of an answer. kind: "reasoning", "content" or "call"; text: the content, or the arguments of `call`."""
 
     index: int
     kind: str
@@ -81,8 +81,8 @@ class Block:
 
 
 class BlocksWriter(ResponseWriter):
-    """Writes a list of blocks, each of one kind, as Responses and Messages are: sees where blocks begin and end, and
-    asks how that is written."""
+    """Writes an answer as a list of blocks of one kind each, for Responses and Messages. This class finds where blocks
+    begin and end; its subclasses write the events."""
 
     def __init__(self, generation: Generation):
         super().__init__(generation)
@@ -110,15 +110,15 @@ class BlocksWriter(ResponseWriter):
 
     @abstractmethod
     def open_block(self, block: Block) -> Iterable[Event]:
-        """The events at the beginning of a block."""
+        """Write the events at the beginning of a block."""
 
     @abstractmethod
     def extend_block(self, block: Block, text: str) -> Iterable[Event]:
-        """The events of more of a block."""
+        """Write the events of text that is added to a block."""
 
     @abstractmethod
     def close_block(self, block: Block) -> Iterable[Event]:
-        """The events at the end of a block."""
+        """Write the events at the end of a block."""
 
 
 def add_endpoint(
@@ -129,11 +129,11 @@ def add_endpoint(
     summary: str,
     prepare: Callable[[Service, JsonObject], ResponseWriter],
 ) -> None:
-    """Add the route of an endpoint. where: as in `Field`; prepare: makes the writer from the fields that are set, in a
-    thread.
+    """Add the route of an endpoint. where: as in `Field`; prepare: makes the writer from the fields that are set; it
+    runs in a thread.
 
-    The answer is one body, or a stream that begins with the first token. Everything that is wrong before the first
-    token is raised, and has a status of its own."""
+    The answer is one body, or a stream that begins with the first token. So an error before the first token is raised,
+    and is answered with its own HTTP status."""
     known = fields_of(where)
 
     @router.post(path, openapi_extra=describe_body(known, REQUIRED[where]), summary=summary, name=where)
@@ -149,7 +149,7 @@ def add_endpoint(
             return await asyncio.to_thread(lambda: JSONResponse(writer.write_whole()))
         parts = generation.run()
         first = await run_while_connected(request.receive, _wait_for_first(parts))
-        # The parts are closed even if no event is asked for: a generator around them passes that on only once begun.
+        # EventStream also closes `parts` itself: a generator around them that was never started would not close them.
         return EventStream(_stream_events(writer, first, parts), parts, service.limits.send_seconds)
 
 
@@ -191,16 +191,16 @@ async def _stream_events(
 
 
 def stop_text(choice: Choice, finish: str | None) -> str | None:
-    """The stop string that ended a choice, in its last part."""
+    """Return the stop string that ended a choice; None if another cause ended it, or if it has not ended (`finish`)."""
     return choice.stop_cause if finish and isinstance(choice.stop_cause, str) else None
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised when the client has closed its connection."""
 
 
 def encode_event(value: object, name: str = "") -> bytes:
-    """One event. JSON has no line breaks outside of strings, and escapes those within."""
+    """Encode one server-sent event. It takes one line: compact JSON has no line breaks."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
@@ -235,7 +235,7 @@ class EventStream(Response):
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[object, None, T]) -> T:
-    """The result of `work`, which is cancelled if the client goes; then raises ClientGone."""
+    """Return the result of `work`. If the client goes first, cancel `work` and raise ClientGone."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_until_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -254,13 +254,13 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 MOST_DEPTH = 64
-"""Most nested lists and objects."""
+"""Largest depth of nested lists and objects."""
 FEW_BYTES = 1 << 12
 """A larger body is read in a thread."""
 
 
 async def read_fields(request: Request, service: Service, known: Mapping[str, Field]) -> JsonObject:
-    """The fields of a request that are set. Raises ApiError for what is wrong with the body, its fields, its model."""
+    """Read the fields of a request that are set. Raises ApiError if the body, a field or the model's name is wrong."""
 
     def parse() -> JsonObject:
         given = check_fields(_parse_object(read), known)
@@ -272,7 +272,8 @@ async def read_fields(request: Request, service: Service, known: Mapping[str, Fi
 
 
 async def read_body(request: Request, most: int) -> bytearray:
-    """The body of a request. Raises ApiError 413 past `most` bytes, and 400 if it is not announced as JSON."""
+    """Read the body of a request. Raises ApiError 413 for more than `most` bytes, and 400 if the content type is not
+    JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(400, f"the content type is {kind or 'missing'}, must be application/json")
@@ -323,7 +324,7 @@ def _check(field: str, value: object, depth: int = 0) -> None:
 
 
 def read_key(scope: Scope) -> bytes:
-    """The API key that a request names, as OpenAI's clients do, or as Anthropic's; empty if it names none."""
+    """Return the API key of a request, from OpenAI's header or from Anthropic's; empty if there is none."""
     headers = dict(scope["headers"])
     kind, _, key = headers.get(b"authorization", b"").partition(b" ")
     return bytes(key.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b""))

@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's Responses, without anything stored."""
+"""`/v1/responses`: OpenAI's Responses API, translated to a chat. Nothing is stored."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -22,7 +22,7 @@ def prepare_response(service: Service, given: JsonObject) -> ResponseWriter:
 
 
 def translate_to_chat(given: JsonObject) -> JsonObject:
-    """The fields of the chat that a request asks for. Raises ApiError 400."""
+    """Translate a request's fields to the fields of a chat. Raises ApiError 400."""
     body = pass_on(given, RESPONSES, max_output_tokens="max_tokens")
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
     body["messages"] = messages + _read_messages(given["input"])
@@ -53,7 +53,7 @@ def _read_tool(tool: object, where: str) -> JsonObject:
 
 
 def _read_messages(given: object) -> list[JsonObject]:
-    """The messages of an input. What the assistant reasoned, said and called in a row is one message."""
+    """Return the messages of an input. Neighbouring reasoning, texts and calls of the assistant form one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[JsonObject] = []
@@ -88,7 +88,7 @@ def _read_messages(given: object) -> list[JsonObject]:
 
 
 class ResponsesWriter(BlocksWriter):
-    """A response with its items; each event has a number."""
+    """Writes the answer of /v1/responses: a response with items, and events that are numbered."""
 
     def __init__(self, generation: Generation, given: JsonObject):
         super().__init__(generation)

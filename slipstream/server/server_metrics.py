@@ -1,6 +1,6 @@
-"""`ServerMetrics`: what /metrics shows, under vLLM's names and labels, and our prefix or vLLM's.
+"""`ServerMetrics`: the metrics of /metrics, with vLLM's names and labels, and our prefix or vLLM's.
 
-docs/server.md defines each; tests compare the two.
+docs/server.md defines each metric; tests compare this file with that page.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 NOT_OF_VLLM = frozenset({"engine_steps", "requests_refused", "corrupted_requests", "iteration_tokens_total"})
-"""Metrics that vLLM does not have, or that count something else there: they keep our prefix."""
+"""Metrics that vLLM does not have, or that count something else in vLLM: they always have our prefix."""
 
 
 @dataclass
 class Work:
-    """Tokens since the last call of `describe_work`: a counter of Prometheus is only read by collecting all of them."""
+    """Tokens since the last call of `describe_work`. Counted here, too: reading a Prometheus counter collects all."""
 
     output: int = 0
     drafted: int = 0
@@ -124,7 +124,7 @@ class ServerMetrics:
             self.iteration_tokens.observe(gained)
 
     def count_choice(self, reason: str, prompt: int, output: int, stats: SpecStats | None) -> None:
-        """Count a choice that ended: "stop", "length", "abort" or "error"."""
+        """Count a choice that ended. reason: "stop", "length", "abort" or "error"."""
         self._finished.labels(*self._labels, reason).inc()
         if stats is None:
             return
@@ -139,8 +139,8 @@ class ServerMetrics:
             self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
 
     def describe_work(self, seconds: float) -> str:
-        """Return a line about the work since the last call, `seconds` ago: throughput, acceptance of choices that have
-        ended, and queue; "" if there was none."""
+        """Return a line about the work since the last call, `seconds` ago: throughput, acceptance rate of the choices
+        that ended, and queue. Returns "" if no request ran or waited."""
         work, last = self._work, self._last
         self._work = Work()
         if not (work.output or last.running or last.waiting):

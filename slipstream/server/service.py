@@ -1,4 +1,4 @@
-"""`Service`: what the endpoints share: the model's facts, its tokenizer, the engine's streams, and the limits."""
+"""`Service`: the objects that the endpoints share: facts about the model, tokenizer, the engine's streams, limits."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence as Seq
@@ -22,11 +22,11 @@ class EngineFacts:
     """Describes the model to a process that has no weights.
 
     vocab_size, context  see `Target`. max_batch, draft_tokens: see `LLM`.
-    drafter, rule        their names.
-    backend, weights     name of the backend, format of the weights; empty for a target that does not say.
+    drafter, rule        names of the drafter and of the verification rule.
+    backend, weights     name of the backend, format of the weights; empty if the target does not give them.
     encoder              see `Capabilities`.
-    kv_blocks            tokens in a block of the KV cache, and blocks in all, as `kv_blocks` of the engine's thread.
-    sampling             defaults of fields of `SamplingParams` that a request does not give.
+    kv_blocks            (tokens in a block of the KV cache, number of blocks); see `engine_thread.kv_blocks`.
+    sampling             the model's defaults for fields of `SamplingParams` that a request does not set.
     """
 
     vocab_size: int
@@ -46,12 +46,12 @@ class EngineFacts:
 class Limits:
     """Bounds of a server.
 
-    body                most bytes of a request.
-    waiting             most choices that wait beyond `max_batch`; further ones are refused with 429.
-    per_key             most choices of one API key that wait or run; 0: no such limit.
-    choices             most choices (prompts times n) of a request.
-    first_token_seconds, total_seconds  of a request.
-    send_seconds        how long one piece of a stream may take to be sent; then the request is aborted.
+    body                largest body of a request, in bytes.
+    waiting             number of choices that may wait, besides `max_batch` running ones; more are refused with 429.
+    per_key             number of choices of one API key that may wait or run; 0: no limit.
+    choices             number of choices (prompts times n) that one request may have.
+    first_token_seconds, total_seconds  longest time from a request's arrival to its first and its last token.
+    send_seconds        longest time to send one piece of a stream; after it the request is aborted.
     """
 
     body: int = 8 << 20
@@ -64,9 +64,9 @@ class Limits:
 
 
 class Service:
-    """name: of the model, in requests; keys: API keys, one of which a request must name if there are any; replies: how
-    the model writes reasoning and calls, found out from its tokenizer if it is not given;
-    metrics_prefix: as in `ServerMetrics`."""
+    """The objects that the endpoints share. name: the model's name in requests; keys: API keys (if there are any, a
+    request must give one of them); replies: how the model writes reasoning and calls, by default found from the
+    tokenizer; metrics_prefix: as in `ServerMetrics`."""
 
     def __init__(
         self,
@@ -85,18 +85,18 @@ class Service:
         self.checks = RequestChecks(tokenizer, facts.vocab_size, facts.context, facts.encoder)
         self.started = self.now()
         self.draining = False
-        """Whether the server is about to stop, and takes no more requests."""
+        """True if the server is about to stop and takes no more requests."""
         self.admitted = 0
-        """Choices that wait or run."""
+        """Number of choices that wait or run."""
         self.admitted_of: Counter[bytes] = Counter()
-        """The same for each API key."""
+        """API key -> number of choices that wait or run."""
         self.metrics = ServerMetrics(name, metrics_prefix, facts.kv_blocks)
         streams.heard = self.metrics.take_report
         self._stray = stray_byte(tokenizer)
         self.text = decoder_of(tokenizer)
-        """Makes the text of ids, without special tokens."""
+        """Function that turns ids into text, without special tokens."""
         self.token_text = token_text_of(tokenizer)
-        """Makes the text of one token."""
+        """Function that returns the text of one token."""
         self._marked = decoder_keeping(tokenizer, self.replies.markers) if self.replies.markers else self.text
 
     @staticmethod
@@ -123,8 +123,8 @@ class Service:
 
     @contextmanager
     def admit(self, choices: int, key: bytes = b"") -> Iterator[None]:
-        """Reserve places in the queue for a key's choices. Raises ApiError 429 if the queue is full or the key has too
-        many choices, 503 if nothing can run."""
+        """Reserve places in the queue for a number of choices. Raises ApiError 429 if the queue is full or the API key
+        has too many choices, 503 if requests cannot run."""
         self.check_up()
         room, most = self.facts.max_batch + self.limits.waiting, self.limits.per_key
         full = code = ""
@@ -148,6 +148,6 @@ class Service:
         return ApiError(400, str(fault), field, code)
 
     def text_stream(self, stop: tuple[str, ...], prompt: Seq[int] = (), marked: bool = False) -> TextStream:
-        """Make the stream that turns the tokens of one choice into text. prompt: ids of its prompt; marked: with the
-        special tokens that a reply must see."""
+        """Make the stream that turns the tokens of one choice into text. prompt: ids of the prompt; marked: True to
+        keep the special tokens in `ReplyFormat.markers`."""
         return TextStream(self._marked if marked else self.text, stop, self._stray, self.checks.before(prompt))

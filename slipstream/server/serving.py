@@ -1,7 +1,7 @@
-"""Runs the application: a socket, uvicorn, and what signals do.
+"""Runs the application: opens the socket, runs uvicorn, and handles signals.
 
-The first SIGTERM or SIGINT stops new requests; running requests may end within the grace time, then they end with an
-error. The second signal stops at once.
+After the first SIGTERM or SIGINT, new requests are refused. Requests that still run when the grace time is over end
+with an error. The second signal stops the server at once.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from slipstream.host.turns import short_turns
 from slipstream.server.service import Service
 
 REPORTED = 10
-"""Seconds between two lines about the work."""
+"""Seconds between two lines about throughput and queue (`ServerMetrics.describe_work`)."""
 SENT = 1.0
-"""Seconds after the grace time in which the errors of ended requests are sent."""
+"""Seconds after the grace time for sending the errors of requests that were ended."""
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A socket that nobody else has. Raises ParameterError if the address is in use or is none of this machine."""
+    """Open a socket that listens. Raises ParameterError if the address is in use or is no address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sets TCP_NODELAY
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(1)  # SO_REUSEADDR lets several bind, but one listen
+        listener.listen(1)  # SO_REUSEADDR: several sockets may bind, one may listen
     except OSError as fault:
         listener.close()
         raise ParameterError(
@@ -41,10 +41,10 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with the signals as above.
+    """uvicorn's server, with the signal handling described in this module.
 
-    say         prints a line about the work, every `REPORTED` seconds while there is some.
-    access_log  log each request, on standard output.
+    say         prints a line about throughput and queue, every `REPORTED` seconds while there are requests.
+    access_log  True to log each request on standard output.
     """
 
     def __init__(
@@ -86,5 +86,5 @@ class Server(uvicorn.Server):
         loop.call_soon_threadsafe(loop.call_later, self._grace, self._service.streams.end_all, late)
 
     def end(self) -> None:
-        """Stop as soon as answers that are under way were sent; may be called in any thread."""
+        """Stop once the current answers have been sent. May be called in any thread."""
         self._service.draining = self.should_exit = True

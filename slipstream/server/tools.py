@@ -1,4 +1,4 @@
-"""`ToolUse`: the tools of a request, and what its answer may do with them."""
+"""`ToolUse`: the tools of a request, and which calls its answer may or must make."""
 
 import re
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True)
 class ToolUse:
-    """tools     as a chat template gets them, without tools that may not be called.
-    choice    "auto", "required" or "named" (the only tool left must be called).
-    parallel  whether there may be several calls.
-    strict    names of the functions whose arguments have to meet their schemas even if the model decides.
+    """tools     the tools that may be called, as a chat template reads them.
+    choice    "auto", "required" or "named" (`tools` has one tool, and the answer must call it).
+    parallel  True if the answer may have several calls.
+    strict    names of the functions whose arguments must meet their schemas even if `choice` is "auto".
     """
 
     tools: tuple[JsonObject, ...] = ()
@@ -35,8 +35,8 @@ class ToolUse:
 
     @property
     def structured(self) -> Structured | None:
-        """The form of a text that must call: the arguments of the one function, or an array of calls; None if no
-        call is required. Raises ApiError 400."""
+        """Structured output of an answer that must call: the arguments of the named function, or an array of calls;
+        None if no call is required. Raises ApiError 400."""
         if self.choice == "auto":
             return None
         if self.choice == "named":
@@ -51,8 +51,8 @@ class ToolUse:
 
     @property
     def schemas(self) -> JsonObject:
-        """Function -> what its arguments have to meet: any object, if the model decides and it is not strict. A schema
-        that allows other values, too, or does not say what it is for, is one of objects here."""
+        """Function -> schema that its arguments must meet; any object for a function that is not strict, if `choice` is
+        "auto". Each schema allows only objects, whatever its own "type" says."""
         functions = [tool["function"] for tool in self.tools]
         checked = {each["name"] for each in functions} if self.choice != "auto" else self.strict
         parameters = {
@@ -65,7 +65,7 @@ def call_schema(
     schemas: Mapping[str, object], arguments: str, name_key: str = "name", id_key: str = ""
 ) -> tuple[JsonObject, JsonObject]:
     """Return the schema of one call, {name_key: NAME, arguments: {...}}, and its definitions, for `$defs` at the root.
-    schemas: see `ToolUse`; arguments: key of the arguments; id_key: key of an id that may come first."""
+    schemas: as in `ToolUse`; arguments: key of the arguments; id_key: key of an id that may come first, or ""."""
     shared = {str(i): _move_references(schema, i) for i, schema in enumerate(schemas.values())}
     call_id = {id_key: {"type": "string", "maxLength": 64}} if id_key else {}
     calls = [
@@ -81,22 +81,22 @@ def call_schema(
 
 
 def calls_schema(schemas: Mapping[str, object], arguments: str, parallel: bool) -> JsonObject:
-    """Schema of an array of calls, of one call if they may not be `parallel`."""
+    """Return the schema of an array of calls, with exactly one call unless `parallel`."""
     call, shared = call_schema(schemas, arguments)
     most = {} if parallel else {"maxItems": 1}
     return {"type": "array", "items": call, "minItems": 1, **most, "$defs": shared, **SPACING}
 
 
 SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""White space as `json.dumps` writes it: where any is allowed, small models go on with it without end."""
+"""White space as `json.dumps` writes it. If any white space were allowed, small models might write it endlessly."""
 
 _OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 
 
 def _move_references(schema: object, to: int) -> object:
-    """A schema whose references to its own parts hold where it is a definition of another. One with an `$id` has
-    references of its own."""
+    """Return the schema with its references changed so that they hold at `#/$defs/{to}` of another schema. A part with
+    an `$id` is left unchanged: its references are relative to the `$id`."""
 
     def move(part: JsonObject) -> JsonObject | None:
         if "$id" in part:
@@ -109,8 +109,8 @@ def _move_references(schema: object, to: int) -> object:
 
 
 def read_tool_use(given: Mapping[str, object]) -> ToolUse:
-    """The tools of a request for a chat. The choice "none" leaves them out, and so are tools that are no functions.
-    Raises ApiError 400."""
+    """Read the tools of a chat's request. `tool_choice` "none" leaves out all tools; tools that are no functions are
+    left out, too. Raises ApiError 400."""
     tools = given.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} functions", "tools")
@@ -118,7 +118,7 @@ def read_tool_use(given: Mapping[str, object]) -> ToolUse:
     for i, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":
-            has_no_effect(f"a tool of the type {kind[:40]!r}")  # it would have to run here
+            has_no_effect(f"a tool of the type {kind[:40]!r}")  # the server would have to run such a tool itself
             continue
         function = _read_function(tool, f"tools[{i}]")
         if function["name"] in checked:
@@ -147,7 +147,7 @@ def _read_named(choice: object) -> object:
 
 
 def _read_function(tool: object, where: str) -> JsonObject:
-    """A function that was declared. Its `strict` is no field of chat templates."""
+    """Read the declaration of a function, without `strict`, which chat templates do not read."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
     asked = read_object(tool, where, ("type", "function"))
