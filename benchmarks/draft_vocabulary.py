@@ -1,5 +1,5 @@
-"""Measure what a reduced draft vocabulary of an MTP layer gains and costs: the shapes of Qwen3.5-0.8B and Qwen3.5-4B with
-random weights in 4 bits, and the tokens of outside texts.
+"""Measure what a reduced draft vocabulary of an MTP layer gains and costs: the shapes of Qwen3.5-0.8B and Qwen3.5-4B
+with random weights in 4 bits, and the tokens of outside texts.
 
     python -m benchmarks.draft_vocabulary --data FOLDER [--rounds 30] [--draft 3] [--only Qwen3.5-0.8B]
 
