@@ -9,7 +9,7 @@ def main() -> None:
         import signal
 
         usual = signal.getsignal(signal.SIGINT)
-        if usual is signal.default_int_handler:  # else it is ignored, as in a script's background
+        if usual is signal.default_int_handler:  # otherwise SIGINT is ignored, as in a script's background
             signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # an exception would be lost in some imports
         from slipstream.cli.main import main as command
 

@@ -23,7 +23,7 @@ from slipstream.llm import LLM, Chunk, Completion
 class AsyncLLM:
     """Decodes the requests of many coroutines together, in one thread with one persistent engine.
 
-    llm   its present drafter, rule, draft length and `max_batch` are the defaults of every request.
+    llm   the engine; its drafter, rule, draft length and `max_batch` at this moment are the defaults of every request.
 
     Used with `async with`, or closed with `close`. Only the coroutines of one event loop may use it.
     """
@@ -50,11 +50,11 @@ class AsyncLLM:
         """Complete one prompt. Yields the text that each step added; the last chunk has the completion. Closing the
         iterator, or cancelling the task that awaits it, aborts the request.
 
-        rule  how its draft tokens are verified; None: the rule of the `LLM`. `params.draft_tokens=0` turns its
-              speculation off.
+        rule  verification rule of this request; None: the rule of the `LLM`. `params.draft_tokens=0` turns speculation
+              off for this request.
 
-        prediction  text or ids that the output is expected to hold, such as the file that is being edited: draft
-              tokens are copied from it. It changes the speed, not the text.
+        prediction  text or ids that the output is expected to contain, such as the file that is being edited. Draft
+              tokens are copied from the prediction; it changes the speed, not the text.
 
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """

@@ -69,8 +69,8 @@ class TargetError(SlipstreamError):
 
 
 class DeadEndError(TargetError):
-    """A request cannot go on because of its own parameters: every next token is forbidden, or its form takes too much
-    work. The target is not at fault."""
+    """A request cannot go on because of its own parameters: every next token is forbidden, or its structured output
+    takes too much work. The target is not at fault."""
 
 
 class EngineError(SlipstreamError):
@@ -86,7 +86,7 @@ class ResultError(SlipstreamError):
 
 
 class ServedError(SlipstreamError):
-    """A server that is compared cannot be reached, or refuses."""
+    """A server that is measured or compared cannot be reached, or refuses a request."""
 
 
 class TrainingError(SlipstreamError):
@@ -101,8 +101,8 @@ class DataError(TrainingError):
 def reading(
     what: str | Callable[[], str], fix: str, error: type[SlipstreamError] = LoadError, why: str = ""
 ) -> Iterator[None]:
-    """Raise `error` in place of any exception of a reader: hostile files break libraries in many ways. what: the
-    failure, or a function that says it then; the exception's own words follow."""
+    """Raise `error` in place of any exception in the `with` block, because hostile files break libraries in many ways.
+    what: the failure, or a function that returns it; the exception's own message follows."""
     try:
         yield
     except SlipstreamError:
@@ -124,17 +124,17 @@ OTHER_NAMES = {
     "draft_max": "draft_tokens", "spec_method": "drafter", "spec_type": "drafter", "temp": "temperature",
     "repeat_penalty": "repetition_penalty", "stop_strings": "stop",
 }  # fmt: skip
-"""Names in other programs, and former names -> the name of the same parameter here."""
+"""Name of a parameter in other programs, or a former name -> name of the parameter in Slipstream."""
 
 ELSEWHERE = {
     "n": "give the prompt several times, with a temperature above 0",
     "prompt_logprobs": "ask /v1/completions of the server with echo and logprobs",
 }
-"""Parameters in other programs that have no parameter here -> how to get what they do."""
+"""Parameter of other programs without a counterpart in Slipstream -> how to get its effect."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`"did you mean 'top_p'?"` for the name that is meant or nearest, or the list of known names if none is near."""
+    """Return a fix for an unknown name: `did you mean 'top_p'?`, or the list of known names if no name is near."""
     if name in ELSEWHERE:
         return ELSEWHERE[str(name)]
     known = sorted(known)

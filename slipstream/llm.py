@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 MOST_CHOSEN = limit_chosen(STACK)
-"""Longest draft of a request with a prediction, where lengths are chosen."""
+"""Longest draft of a request with a prediction, if draft lengths are chosen in each step."""
 
 
 class LLMKeywords(LoadKeywords, total=False):
-    """The keywords of `LLM` beside target, draft and draft length, for type checkers."""
+    """The keywords of `LLM` except target, draft and draft length, for type checkers."""
 
     rule: str
     max_batch: int
@@ -81,7 +81,7 @@ class Completion:
     finish_reason  "stop" (EOS, stop id, stop string) or "length" (max_tokens or end of context).
     stop_cause     the id or string that ended it, or None.
     drafted        for each output token, True if it is an accepted draft token.
-    logprobs       for each output token, under the target's own logits; None unless asked for.
+    logprobs       log-probabilities of each output token under the target's own logits; None unless requested.
     """
 
     text: str
@@ -115,18 +115,18 @@ class LLM:
                   the path of a draft head (Medusa, EAGLE, DFlash); any `Drafter`; a pair of one of these and its
                   options; or a list of these, stacked as a hybrid.
     draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
-                  rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
-                  sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`
-                  is "auto", too, and keeps the record that it has. Text that the form of a request forces is drafted
-                  even without a `draft`, at most this many tokens a step ("auto": 32); 0 turns that off, too.
+                  rates, down to 0 if drafts do not pay (see `engine.draft_lengths`). With "auto", a seed repeats a
+                  sampled text only under the rule "coupled"; with a number, under every rule. A `DraftLengths` is
+                  "auto" with the record of an earlier run. Text that structured output forces is drafted even without
+                  a `draft`, at most this many tokens per step ("auto": 32); 0 turns this off, too.
     rule          how draft tokens are verified: "rejection", "block", "coupled" or "greedy".
     max_batch     most sequences in one step.
     settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... With a
                   `Target`, which is loaded already, settings of how the target runs are refused. With `kv_tokens` a
-                  request waits for memory instead of failing; refused if that cannot fit. draft_quantize and
+                  request waits for memory instead of failing; refused if the KV cache cannot fit. draft_quantize and
                   draft_tokenizer are refused where no draft model is loaded; neither changes the output's distribution.
                   generation_config gives the defaults of requests; a `Target` has none.
-    tokenizer     only needed if the target brings none; without one, prompts are token ids.
+    tokenizer     only needed if the target has none; without a tokenizer, prompts are token ids.
     draft_options options of the drafter, e.g. {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
 
@@ -163,7 +163,7 @@ class LLM:
         described = target if isinstance(target, Described) else None
         plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
         check_draft_settings(load, [plan])
-        # A model with code of its own says how large it is once it is loaded.
+        # The size of a model with its own code is known only after loading.
         with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
             check_memory(described, load.kv_tokens, *plan.loads)
         self.target: Target = adopt(target, load, progress) if described is None else described.load(progress)
@@ -213,18 +213,18 @@ class LLM:
 
     @property
     def most_draft_tokens(self) -> int:
-        """Most draft tokens per step: the number that was given, or the most that are chosen."""
+        """Largest number of draft tokens per step: the given number, or the largest number that "auto" chooses."""
         if isinstance(self._draft_tokens, str):
             return self.drafter.traits.longest or limit_chosen(self.drafter.name)
         return self._draft_tokens if isinstance(self._draft_tokens, int) else self._draft_tokens.most
 
     @property
     def _forced_tokens(self) -> int:
-        """Most draft tokens of a step whose text the form of a request forces."""
+        """Largest number of draft tokens of a step whose text structured output forces."""
         return self._draft_tokens if isinstance(self._draft_tokens, int) else MOST_FORCED
 
     def _new_lengths(self) -> int | DraftLengths:
-        """Return the draft length, or a new record for "auto": rates of another drafter do not apply to this one."""
+        """Return the draft length, or a new record for "auto": rates of one drafter do not apply to another drafter."""
         if not self.drafter.traits.drafts:
             return 0
         if self._draft_tokens == AUTO:
@@ -252,8 +252,8 @@ class LLM:
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Complete one prompt or several (text or token ids), `max_batch` at a time; results in the order of the
-        prompts. `params`: one for all, or one for each."""
+        """Complete one prompt or several (text or token ids), `max_batch` at a time. Returns completions in the order
+        of the prompts. params: one for all prompts, or a list with one for each prompt."""
         many = _as_list(prompts)
         if isinstance(params, Mapping):
             raise not_params(params)
@@ -272,7 +272,7 @@ class LLM:
         """Return the most probable continuations of one prompt or several (text or token ids), by beam search: for each
         prompt the best `n`, best first. Each step is one forward pass over all beams of up to `max_batch` prompts.
 
-        Nothing is drafted (see `engine.beams`): raises ParameterError where a drafter is in use."""
+        Beam search drafts nothing (see `engine.beams`). Raises ParameterError if the `LLM` has a drafter."""
         params = self.checks.beams(params or BeamParams())
         if self.drafter.traits.drafts and self.most_draft_tokens:
             raise ParameterError(
@@ -305,8 +305,8 @@ class LLM:
         return self.follow(self.sequence(prompt, params))
 
     def follow(self, seq: Sequence) -> Iterator[Chunk]:
-        """`stream` for a request made by `sequence`. Its `completion` is available at any time, also after the iterator
-        was closed early."""
+        """Do the same as `stream` for a request made by `sequence`. `completion(seq)` works at any time, also after the
+        iterator was closed early."""
         text, done = self.text_stream(seq.params, seq.tokens[: seq.prompt]), 0
         for _ in self.decode([seq]):
             pieces: list[Piece] = []
@@ -321,11 +321,11 @@ class LLM:
         return self.generate([self.chat_prompt(messages)], params)[0]
 
     def chat_prompt(self, messages: str | Seq[Message]) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak."""
+        """Return the token ids of a conversation, up to the beginning of the assistant's answer."""
         return self.checks.chat_ids(self.checks.chat_text(messages))
 
     def sequence(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
-        """A checked request, ready for `decode`."""
+        """Check a request, and return its sequence, ready for `decode`."""
         params = self.defaults.fill(self.checks.params(params or SamplingParams()))
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
@@ -357,14 +357,14 @@ class LLM:
             self.lengths,
             self.max_batch,
             self._lock,
-            MOST_ROWS,  # nobody waits for the next token of one of them: prompts are read as fast as possible
+            MOST_ROWS,  # no client waits for single tokens: read prompts as fast as possible
             forced_tokens=self._forced_tokens,
         )
         yield from engine.decode(seqs)
 
     def engine(self) -> Engine:
-        """An engine that stays, for requests that come and go (see `AsyncLLM`): with a prefix cache, for predictions,
-        too, and with the drafter, rule, draft length and `max_batch` of now. It takes what `prepare` makes."""
+        """Make a persistent engine for requests that come and go (see `AsyncLLM`). It has a prefix cache, also for
+        predictions, and keeps the present drafter, rule, draft length and `max_batch`. `prepare` makes its requests."""
         lengths = DraftLengths(MOST_CHOSEN) if self._draft_tokens == AUTO else self._draft_tokens
         return Engine(
             self.target,
@@ -379,7 +379,7 @@ class LLM:
         )
 
     def prepare(self, spec: RequestSpec) -> Prepared:
-        """Check a request and make what an `EngineThread` adds for it. Raises the error of a bad request.
+        """Check a request, and make the `Prepared` that an `EngineThread` adds. Raises the error of a bad request.
 
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
         (`drafters.hybrid.with_predictions`).
@@ -401,7 +401,7 @@ class LLM:
         return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)
 
     def text_of(self, output: Seq[int], before: Seq[int] = (), stop_cause: int | str | None = None) -> str:
-        """The text that output ids add to the tokens before them, cut before the stop string that ended it; empty
+        """Return the text that output ids add to the tokens `before`, cut before the stop string that ended it; empty
         without a tokenizer."""
         if self._decode is None:
             return ""
@@ -433,7 +433,7 @@ class LLM:
 
 
 def check_draft_length(value: int | str | DraftLengths) -> int | str | DraftLengths:
-    """The argument `draft_tokens` of `LLM`. Raises ParameterError."""
+    """Check the argument `draft_tokens` of `LLM`, and return it. Raises ParameterError."""
     if isinstance(value, str) and value != AUTO:
         raise ParameterError(f"draft_tokens is {value!r}", fix=f'choose a number, or "{AUTO}"')
     if not isinstance(value, (str, DraftLengths)):
@@ -442,7 +442,7 @@ def check_draft_length(value: int | str | DraftLengths) -> int | str | DraftLeng
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """The prompts; a single one may be text, or token ids in a list, array or tensor."""
+    """Return a list of prompts. A single prompt may be text, or token ids in a list, array or tensor."""
     if isinstance(prompts, (np.ndarray, Tensor)):
         prompts = prompts.tolist()
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):

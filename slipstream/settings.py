@@ -12,24 +12,24 @@ EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SAME, STRING = "same", "string"
 DRAFT_TOKENIZERS = (SAME, STRING)
-"""A draft model with another tokenizer is refused, or its text is split (`drafters.string_match`)."""
+"""SAME: refuse a draft model with another tokenizer. STRING: split its text anew (`drafters.string_match`)."""
 HEAD_FORMATS = ("eagle3", "speculators", "specforge", "medusa")
-"""What `slipstream convert` writes draft heads as (`heads.head_convert`)."""
+"""Formats in which `slipstream convert` writes draft heads for other programs (`heads.head_convert`)."""
 SMALL_HEAD = "int8"
-"""The same for an EAGLE-3 or DFlash head in half the size, which only Slipstream reads."""
+"""Format of an EAGLE-3 or DFlash head in half the size, which only Slipstream reads."""
 METRICS_PREFIXES = ("slipstream", "vllm")
 RULES = ("greedy", "rejection", "block", "coupled")
 """Verification rules. The function of that name in `core.rules` decides."""
 
 AUTO, OFF = "auto", "none"
-"""AUTO: of `executor`, `generation_config`, and of a draft length that is chosen in each step."""
+"""AUTO: value of `executor`, of `generation_config`, and of a draft length that is chosen in each step."""
 
 MOST_DRAFT_TOKENS = 256
-"""Most draft tokens of one sequence that a step verifies."""
+"""Largest number of draft tokens of one sequence that a step verifies."""
 
 
 MOST_THREADS = 256
-"""As `pool.MOST_THREADS`, for which the native kernels have counters."""
+"""Largest number of threads; equals `pool.MOST_THREADS`, for which the native kernels have counters."""
 
 
 def check_threads(name: str, threads: int) -> int:

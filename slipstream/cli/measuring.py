@@ -1,4 +1,4 @@
-"""Shared by the commands that measure: options of drafters, prompts and output files, Ctrl-C, how a result is printed.
+"""Shared code of the commands that measure: options of drafters, prompts and output files, Ctrl-C, printing of results.
 
 --drafter suffix --drafter eagle3:draft_tokens=5,shape=tree      drafters with options after a colon
 --drafter suffix+model                                           combined, as in `generate --drafter suffix,model`
@@ -46,11 +46,11 @@ class PromptOptions:
     turns: int = option(2, "Turns of a conversation; a later one follows the target's own answers.", min=1)
 
     def check(self) -> list[Entry]:
-        """The chosen prompts as text. Raises what `load` raises, without a model."""
+        """Return the chosen prompts as text, without a model. Raises the errors of `load`."""
         return select_entries(self.prompts, self.count, self.category or (), self.template)[0]
 
     def load(self, llm: LLM, tokens: int) -> PromptSet:
-        """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
+        """Return the chosen prompts as token ids. tokens: largest number of tokens of an answer between two turns."""
         return load_prompts(llm, self.prompts, self.count, self.category or (), self.template, self.turns, tokens)
 
 
@@ -129,8 +129,8 @@ class LabModels(ModelOptions):
         self.contenders(adaptive=True)
 
     def contenders(self, adaptive: bool = False) -> list[Contender]:
-        """The drafters to compare with plain decoding. adaptive: draft lengths may be chosen in each step, and are so
-        where no number is given. Raises ParameterError for invalid ones before anything is loaded."""
+        """Return the drafters to compare with plain decoding. adaptive: choose draft lengths in each step unless a
+        number is given. Raises ParameterError for invalid drafters before anything is loaded."""
         return [make_contender(self, spec, adaptive) for spec in self.specs()]
 
     def specs(self) -> list[str]:
@@ -148,14 +148,14 @@ class LabModels(ModelOptions):
         return chosen
 
     def one(self, spec: str | None = None, **changes: object) -> ModelOptions:
-        """These options with one drafter, or with the default if `spec` is None."""
+        """Return these options with one drafter, or with the default drafter if `spec` is None."""
         values = {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
 def make_contender(models: LabModels, spec: str, adaptive: bool = False, **changes: object) -> Contender:
-    """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
-    `draft_tokens=auto` unless `adaptive`."""
+    """Make a contender from a drafter as given on the command line. changes: fields of `ModelOptions` to set. Raises
+    ParameterError for `draft_tokens=auto` unless `adaptive`."""
     one, options = parse_drafter(models, spec, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]
     drafter, drafter_options = one.speculation
@@ -166,7 +166,7 @@ def make_contender(models: LabModels, spec: str, adaptive: bool = False, **chang
 
 
 def parse_drafter(models: LabModels, spec: str, **changes: object) -> tuple[ModelOptions, JsonObject]:
-    """The models with one drafter, as given on the command line, and the options of the drafter."""
+    """Return the model options with one drafter, as given on the command line, and the drafter's options."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])
     given = {key: options.pop(key) for key in ("draft", "draft_tokens") if key in options}
@@ -174,7 +174,7 @@ def parse_drafter(models: LabModels, spec: str, **changes: object) -> tuple[Mode
 
 
 def parse_values(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]
-    """ "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> 1, 4, 8. Raises ParameterError."""
+    """Parse values: "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> 1, 4, 8. Raises ParameterError."""
     words: list[str] = []
     for part in map(str.strip, text.split(",")):
         if ends := re.fullmatch(r"(-?\d+):(-?\d+)(?::([1-9]\d*))?", part):

@@ -17,12 +17,12 @@ from slipstream.core.declaration import OPTION, Option, argument as argument, op
 from slipstream.core.strict import JsonMapping, JsonObject, check_text
 
 METAVARS = ((bool, ""), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
-"""What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
+"""(type, placeholder of an option's value in `--help`); short, because long option names are cut at 60 columns."""
 
 
 def unwrap(text: str | None) -> str:
-    """A docstring with one line for each paragraph: typer keeps the line breaks of all but the first, and the terminal
-    breaks these lines again."""
+    """Return a docstring with one line for each paragraph. typer keeps the line breaks of all paragraphs but the first,
+    and the terminal would break these lines again."""
     return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 

@@ -132,7 +132,7 @@ class ModelOptions(LoadSettings):
 
     @cached_property
     def usual(self) -> str:
-        """The drafters in use where none is named. Of a target on the hub, the small files are downloaded."""
+        """The drafters in use if none is named. For a target on the hub, the small files are downloaded."""
         if self.draft_model is not None or self.target == SMOLLM2:
             return WITH_HEAD if self.draft_model is None else WITH_DRAFT
         return WITH_MTP if self.with_mtp else WITHOUT_DRAFT
@@ -144,8 +144,8 @@ class ModelOptions(LoadSettings):
 
     @cached_property
     def with_mtp(self) -> "Described | None":
-        """The target, described once, if its checkpoint brings MTP layers that can draft beside it. None for another
-        one, and for one that cannot be read: loading says why."""
+        """The target, described once, if its checkpoint has MTP layers that Slipstream can use. None for other targets,
+        and for a checkpoint that cannot be read: loading reports the error."""
         try:
             return draft_plan.describe_with_mtp(self.checkpoint, LoadSettings.of(self.keywords))
         except (LoadError, ParameterError):
@@ -179,7 +179,7 @@ class ModelOptions(LoadSettings):
 
     @property
     def fixed_length(self) -> int:
-        """The draft length where it cannot be chosen in each step: by default the drafter's. Raises ParameterError."""
+        """The draft length if it cannot be chosen in each step; default: the drafter's own. Raises ParameterError."""
         given = self.length
         if isinstance(given, int):
             return given
@@ -191,9 +191,9 @@ class ModelOptions(LoadSettings):
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
-    """A frozen dataclass with one field per sampling parameter that declares an option; None or False if it was not
-    given. Its `params(defaults)` makes the `params`, with values for what was not given, and raises ParameterError for
-    values out of range."""
+    """Make a frozen dataclass with a field for each sampling parameter that declares an option; its value is None or
+    False if the option was not given. The method `params(defaults)` makes the `params`, with `defaults` for options
+    that were not given, and raises ParameterError for values out of range."""
     types = get_type_hints(params)
     members: list[Any] = []
     for name, known in declared(params).items():
@@ -222,7 +222,7 @@ class SamplingOptions(_SamplingOptions):
 
 
 def check_length(given: int | str) -> int | str:
-    """A draft length as a number, or "auto". Raises ParameterError."""
+    """Return a draft length as a number, or "auto". Raises ParameterError."""
     if given == AUTO:
         return AUTO
     value = number(given) if isinstance(given, str) else given
@@ -233,8 +233,8 @@ def check_length(given: int | str) -> int | str:
 
 
 def parse_options(pairs: Seq[str]) -> JsonObject:
-    """["max_ngram=3"] -> {"max_ngram": 3}; a value is a truth value or number if it reads as one. Raises
-    ParameterError."""
+    """Parse options of a drafter: ["max_ngram=3"] -> {"max_ngram": 3}. Values become booleans or numbers if possible.
+    Raises ParameterError."""
     options: JsonObject = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -249,7 +249,7 @@ _LITERALS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 
 
 def number(text: str) -> int | float | str:
-    """The text as int or float if it parses as one, else the text."""
+    """Return the text as int or float if it is a number, else the text."""
     for kind in (int, float):
         try:
             return kind(text)

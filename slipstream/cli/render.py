@@ -124,7 +124,7 @@ def error(fault: SlipstreamError) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Prints log records. held: (level, text) of the records that wait for a `TextWriter`; None: none is writing."""
+    """Prints log records. held: (level, text) of records that wait for a `TextWriter`; None if no text is written."""
 
     held: ClassVar[list[tuple[str, str]] | None] = None
 
@@ -164,26 +164,26 @@ def restore_terminal() -> None:
 
 
 def progress_bar(count: ProgressColumn, quiet: bool = False) -> Progress:
-    """A bar on standard error, removed when done. count: shows how much is done."""
+    """Make a progress bar on standard error, removed when done. count: column that shows how much is done."""
     console, columns = err(), (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error, removed when done; yields the function that advances it by one."""
+    """Show a progress bar on standard error, removed when done; yields the function that advances the bar by one."""
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 
 
 def status(what: str) -> Status:
-    """A spinner on standard error, removed when done; nothing if standard error is not a terminal."""
+    """Make a spinner on standard error, removed when done; it is invisible if standard error is not a terminal."""
     return err().status(what)
 
 
 def summary(stats: SpecStats, rule: str, finish: str = "") -> str:
-    """One line: number of tokens, speed, acceptance, rule and finish reason."""
+    """Return one line with number of tokens, speed, acceptance, rule and finish reason."""
     parts = [spell(stats.tokens, "token")]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
@@ -213,7 +213,7 @@ def _states(plan: MemoryPlan) -> str:
 
 
 def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
-    """List the memory of models and KV cache, and the rest, for `facts_table`."""
+    """List the memory of models and KV cache, and the memory that is left, for `facts_table`."""
     left = "free after that" if plan.headroom >= 0 else "lacking"
     return [
         ("target", size(plan.weights)),

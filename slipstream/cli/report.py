@@ -42,7 +42,7 @@ SECTIONS: dict[str, str] = {
 
 
 def make_section(result: Result) -> Section:
-    """Raises ResultError for a kind without a report, and for a result that lacks data that its report needs."""
+    """Make the report of a result. Raises ResultError for a kind without a report, and if data for it is missing."""
     if result.kind not in SECTIONS:
         raise ResultError(
             f"there is no report for a result of kind {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
@@ -53,7 +53,7 @@ def make_section(result: Result) -> Section:
 
 
 def write_page(results: Seq[Result], path: str | Path) -> None:
-    """Raises ResultError."""
+    """Write the page of these results. Raises ResultError."""
     check_writable(path, "--out")
     with reading("no report can be made of these results", "measure again", ResultError):
         text = make_page(results)
@@ -86,7 +86,7 @@ def make_part(result: Result) -> JsonObject:
 
 
 def flatten(values: JsonObject, prefix: str = "") -> list[tuple[str, str]]:
-    """All values of nested mappings as text, named by their path."""
+    """Return (path, text) of all values in nested mappings."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix} {key}".strip().replace("_", " ")

@@ -48,8 +48,8 @@ def fit_heading(heading: str, cells: Seq[str], narrowest: int) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
-    setting, and the columns that do not fit below the others."""
+    """Print a table with title and note. A table that is wider than the terminal becomes several tables: one for each
+    setting, with the columns that do not fit below the others."""
     console = out()
     for part in [table] if fits(table, console) else table.divide("setting"):
         console.print(f"\n{part.title}\n", style="bold")

@@ -1,4 +1,4 @@
-"""`slipstream train`: a command for each method of training, and the options that all of them have."""
+"""`slipstream train`: a command for each method of training, and their common options."""
 
 import shlex
 import signal
@@ -26,10 +26,10 @@ class RunOptions(RunConfig):
     dry_run: bool = option(False, "Print the estimated disk, memory and time, and exit.", panel=LoopConfig.PANEL)
 
     def __post_init__(self) -> None:
-        """Nothing: `of` makes what is checked."""
+        """Skip the checks of `RunConfig` here: they run in `of`, once the method is known."""
 
     def of(self, method: TrainingMethod, options: object) -> RunConfig:
-        """The run. options: of the method. Raises ParameterError."""
+        """Make the run's configuration. options: options of the method. Raises ParameterError."""
         if not self.data and not self.self_tokens:
             fix = "give --data, a file or a folder; or --self TOKENS for a chat model"
             raise ParameterError("no training data was given", fix=fix)

@@ -151,9 +151,9 @@ def tune(
 
 
 LENGTHS = (2, 4, 8)
-"""Draft lengths that are tried of drafters that are not lookups; lookups learn theirs."""
+"""Draft lengths to try for drafters with a model; drafters without a model learn their draft length."""
 MOST_TOKENS = 64
-"""Most new tokens of a request."""
+"""Largest number of new tokens of a request."""
 
 
 def examine(server: RunningServer, files: OutputOptions) -> None:
@@ -243,8 +243,8 @@ def tune_vllm(
 
 
 def list_candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
-    """The settings to measure, by name. A server that does not learn its draft length is tried with several; a length
-    that the user fixed is the only one."""
+    """Return name -> server, for each setting to measure. A server that does not learn its draft length is tried with
+    several lengths, or only with the length that the user fixed."""
     tried = {}
     for name, server in servers.items():
         if fixed or "additional_config" in server.values or "draft_tokens=" in name:
@@ -256,7 +256,7 @@ def list_candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str,
 
 
 def join_results(results: list[Result]) -> Result:
-    """The comparisons of all settings as one result, each with the plain decoding that was measured beside it."""
+    """Join the comparisons of all settings into one result; each setting keeps the plain decoding of its own run."""
     arms: list[ServedArm] = []
     for result in results:
         first = len(arms)
@@ -267,7 +267,7 @@ def join_results(results: list[Result]) -> Result:
 
 
 def write_configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> JsonObject:
-    """Write what `--config` reads to start this server again, with the names that the user gave."""
+    """Write the configuration with which `--config` starts this server again, with the names that the user gave."""
     options = {"vllm_option": list(engine.vllm_option)} if engine.vllm_option else {}
     return {
         "engine": "vllm",

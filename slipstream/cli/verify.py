@@ -130,7 +130,7 @@ def compare_servers(
     base_url: str, against: str, name: str, fields: JsonObject, prompts: PromptOptions, files: OutputOptions,
     junit: Path | None,
 ) -> NoReturn:  # fmt: skip
-    """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
+    """Compare the server at `base_url` with the server at `against`. name: name of the model; fields: fields of
     `ServedConfig`."""
     from slipstream.verify.served import ServedConfig, count_requests, verify_served
 

@@ -28,16 +28,16 @@ from slipstream.heads.eagle_format import complete_maps, describe_layers, fill
 from slipstream.heads.recognition import check_host, read_head, write
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*|verifier_.*")
-"""Buffers, copies of the target's weights, and the head that predicts acceptance: it drafts nothing."""
+"""Tensors that are not loaded: buffers, copies of the target's weights, and the head that predicts acceptance."""
 _PLAIN = {"use_aux_hidden_state": True, "use_swa": False, "attention_sink_bias": False, "attention_value_scale": None}
-"""Settings of `dflash_config` that change the computation: the values under which it is the one here."""
+"""Settings of `dflash_config` that change the computation -> the only supported value."""
 _READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor", "block_size")
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
 def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
-    """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
-    are not attached yet.
+    """Load the head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU. The target's
+    weights are not attached yet.
 
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; settings that are missing or that change the computation.
@@ -68,7 +68,7 @@ def _read_config(config: JsonMapping, tensors: Mapping[str, Tensor], folder: Pat
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
     dspark = markov is not None or config.get("speculators_model_type") == "dspark"
     from_anchor = bool(said.get("sample_from_anchor", dspark))  # of DSpark the default, as in vLLM
-    least = 2 - from_anchor  # the last token, and a mask
+    least = 2 - from_anchor  # smallest block: last token and one mask; no mask if the last token's row predicts, too
     listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
     for name, value, right, what in (
         ("target_layer_ids", layers, listed, "a list of layers"),
@@ -110,7 +110,7 @@ def _read_config(config: JsonMapping, tensors: Mapping[str, Tensor], folder: Pat
 
 
 def _refuse_variants(config: JsonMapping, nested: JsonMapping, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse what would be computed in another way: the head would draft wrong tokens without any error."""
+    """Refuse variants that this code would compute wrongly: the head would draft wrong tokens without any error."""
     method = config.get("speculators_model_type", "dflash")
     unread = [f"dflash_config.{n} {v!r}" for n, v in nested.items() if n not in _READ and _PLAIN.get(n, ...) != v]
     variants = {

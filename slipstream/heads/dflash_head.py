@@ -34,11 +34,11 @@ class DFlashConfig(Strict):
     block          rows of a block, the last token among them.
     mask_token     id whose embedding stands for a token that is not known yet.
     target_layers  number of the target's layers; None: not known.
-    causal         each row of a block sees the rows before it only. causal_windows: in layers with a window it does,
-                   even if not in others.
+    causal         in all layers, each row of a block sees only the rows before it; causal_windows: in layers with a
+                   window.
     from_anchor    each row predicts the token after it, so the last token's row predicts the first draft token.
     markov_rank    width of the Markov head; 0: there is none.
-    draft_vocab    number of ids that it can draft, by an output head of its own; None: all.
+    draft_vocab    number of ids that the head can draft, with its own output head; None: all.
     own_embedding, own_lm_head  the checkpoint has its own; otherwise the target's is used.
     """
 
@@ -58,12 +58,12 @@ class DFlashConfig(Strict):
 
     @property
     def depth(self) -> int:
-        """K, how many draft tokens a block gives."""
+        """K, the number of draft tokens that a block gives."""
         return self.block - 1 + self.from_anchor
 
     @property
     def attention(self) -> tuple[tuple[int | None, bool], ...]:
-        """For each layer its window, which a block's row has on both sides, and whether it is causal."""
+        """(window, is causal) of each layer. A row of a block sees the window on both sides, unless it is causal."""
         return tuple((w, self.causal or (self.causal_windows and w is not None)) for w in self.decoder.windows)
 
 
@@ -75,7 +75,7 @@ class DFlashHead(nn.Module):
 
     d2t: Tensor
     in_8_bits = False
-    """As of `EagleHead`."""
+    """See `EagleHead.in_8_bits`."""
 
     def __init__(self, config: DFlashConfig):
         super().__init__()
@@ -118,12 +118,12 @@ class DFlashHead(nn.Module):
 
     @property
     def target_ids(self) -> Tensor | None:
-        """Target id of each draft id, int64 [draft_vocab]; None if they are the same."""
+        """Target id of each draft id, int64 [draft_vocab]; None if draft ids are target ids."""
         return None if self.config.draft_vocab is None else self.d2t + torch.arange(len(self.d2t)).to(self.d2t)
 
     def context(self, taps: Tensor, rotary: Rotary) -> list[tuple[Tensor, Tensor]]:
-        """The target's tapped states, joined [..., taps * target_hidden], at their positions -> keys and values of each
-        layer, [..., Hk, D] each."""
+        """Return keys and values of each layer, [..., Hk, D] each, for rows of context. taps: the target's hidden
+        states at the tapped layers, joined [..., taps * target_hidden]; rotary: tables at the rows' positions."""
         x = self.hidden_norm(self.fc(taps))
         return [layer.self_attn.keys(x, rotary) for layer in self.layers]  # type: ignore[union-attr, operator]
 
@@ -135,16 +135,17 @@ class DFlashHead(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def block_tokens(self, last: Tensor) -> Tensor:
-        """The last token of each text [...] -> the tokens of its block [..., block]."""
+        """Return the tokens of each text's block, [..., block], from its last token [...]."""
         masks = last.new_full((*last.shape, self.config.block - 1), self.config.mask_token)
         return torch.cat((last[..., None], masks), -1)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Outputs of `forward` [..., d] -> [..., draft_vocab], without the Markov head."""
+        """Return logits [..., draft_vocab] of the outputs of `forward`, [..., d], without the Markov head."""
         return F.linear(x, self.output_head)
 
     def after(self, logits: Tensor, before: Tensor) -> Tensor:
-        """The target's ids for `logits` of draft tokens, given the token before each [...] -> [..., V]."""
+        """Return logits over target ids, [..., V]: `logits` of draft tokens, plus the Markov head's logits for the
+        token before each draft token, `before` [...]."""
         if self.config.markov_rank:
             markov = self.markov_head
             logits = logits + markov["markov_w2"](markov["markov_w1"](before))[..., : logits.shape[-1]]  # type: ignore

@@ -1,5 +1,5 @@
-"""Reads and writes checkpoints of EAGLE heads, and fits heads to their target. It knows two layouts: the native one of
-EAGLE-1/-2, -3 and P-EAGLE, and the layout of the package `speculators`.
+"""Reads and writes checkpoints of EAGLE heads, and fits heads to their target. There are two layouts: the native layout
+of EAGLE-1/-2, -3 and P-EAGLE, and the layout of the package `speculators`.
 
     native        config.json of a Llama, mostly with one layer, plus the head's own keys (`draft_vocab_size`,
                   `eagle_config`, ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
@@ -27,16 +27,16 @@ from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
 from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, read_head, write
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
-"""Buffers, and copies of the target's weights; not loaded."""
+"""Tensors that are not loaded: buffers, and copies of the target's weights."""
 
 Layout = tuple[JsonObject, dict[str, Tensor]]
-"""config.json and tensors."""
+"""(contents of config.json, tensors)."""
 
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
 def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHead:
-    """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
-    are not attached yet.
+    """Load the head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU. The target's
+    weights are not attached yet.
 
     layers  number of target layers: decides the taps of a head whose config.json does not name them.
 
@@ -68,7 +68,7 @@ def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHe
 def _read_config(
     kind: str, config: JsonMapping, tensors: Mapping[str, Tensor], layers: int | None, folder: Path
 ) -> EagleConfig:
-    """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
+    """Make the `EagleConfig` of a checkpoint from config.json and tensors."""
     nested = object_of(config, "eagle_config")
     flat = dict(object_of(config, "transformer_layer_config") or config)
     # Layers of every family are Llama's but for biases and norms, detected by their tensors.
@@ -116,7 +116,7 @@ def _read_config(
 def _read_parallel(
     config: JsonMapping, tensors: Mapping[str, Tensor], folder: Path
 ) -> tuple[int, int | None] | tuple[None, None]:
-    """(mask token, most draft tokens that it was trained for) of a parallel head (P-EAGLE)."""
+    """Return (mask token, number of draft tokens in training) of a parallel head (P-EAGLE); (None, None) for others."""
     peagle = config.get("speculators_model_type") == "peagle"
     parallel = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # the first is in other heads, too
     if not (peagle or parallel or config.get("parallel_drafting") or "mask_hidden" in tensors):
@@ -138,7 +138,7 @@ def _read_parallel(
 def _read_taps(
     config: JsonMapping, nested: JsonMapping, joined: int, d: int, layers: int | None, folder: Path
 ) -> tuple[tuple[int, ...], int]:
-    """(tapped layers, width of each) of a head whose fc reads `joined` values."""
+    """Return (tapped target layers, width of their states) of a head whose fc reads `joined` values."""
     counted = config.get(TAPS) or config.get("aux_hidden_state_layer_ids")
     named = counted or nested.get(TAPS)
     if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
@@ -167,7 +167,7 @@ def _read_taps(
 
 
 def _refuse_variants(nested: JsonMapping, flat: JsonMapping, folder: Path) -> None:
-    """Refuse unsupported variants: run as an ordinary head, they would draft wrong tokens without any error."""
+    """Refuse unsupported variants. An ordinary head's code would draft wrong tokens with them, without any error."""
     variant = None
     if nested.get("use_aux_hidden_state") is False:
         variant = "reads no tapped layers (use_aux_hidden_state is false)"
@@ -256,7 +256,7 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
 
 
 def _drop_padding(head: EagleHead, vocab_size: int) -> EagleHead:
-    """The head without draft ids that the target does not have (padding)."""
+    """Return the head without draft ids that the target does not have (padding)."""
     keep = head.target_ids < vocab_size  # [draft_vocab]
     if not bool(keep.all()):
         ids = head.target_ids[keep]
@@ -275,12 +275,12 @@ def save_eagle(
 
 
 def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = False) -> Layout:
-    """The layout of the EAGLE authors' releases.
+    """Return the head in the layout of the EAGLE authors' releases.
 
-    maps  write d2t and t2d even for a full vocabulary; vLLM refuses them there.
+    maps  True to write d2t and t2d even for a full vocabulary, for which vLLM refuses them.
 
-    Norms and orders of computation are named only where they differ from the authors': SpecForge leaves out a norm if
-    `norm_output` is false.
+    config.json names norms and orders of computation only if they differ from the authors' head: SpecForge leaves out a
+    norm if `norm_output` is false.
     """
     c = head.config
     qwen3 = c.version == 3 and c.decoder.qk_norm
@@ -307,7 +307,7 @@ def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = Fals
 
 
 def lay_out_speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout:
-    """The layout of the package `speculators` for EAGLE-3 and P-EAGLE; target: folder or hub id."""
+    """Return an EAGLE-3 or P-EAGLE head in the layout of the package `speculators`. target: folder or hub id."""
     c = head.config
     kind, name, length = ("eagle3", "Eagle3", 4) if c.mask_token is None else ("peagle", "PEagle", c.depths or 8)
     config: JsonObject = {
@@ -340,7 +340,7 @@ def _tensors(head: EagleHead, maps: bool = False) -> dict[str, Tensor]:
 
 
 def describe_layers(d: DecoderConfig) -> JsonObject:
-    """The head's own decoder layers as a model of Llama's or Qwen3's kind, for transformers 4 and 5."""
+    """Describe the head's own decoder layers as a Llama or Qwen3 model, for transformers 4 and 5."""
     rope: JsonMapping = d.rope_parameters
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     return {

@@ -89,12 +89,12 @@ class EagleConfig(Strict):
 
     @property
     def reduced(self) -> bool:
-        """Whether its draft ids may be others than the target's ids."""
+        """True if draft ids may differ from target ids."""
         return self.version == 3 or self.draft_vocab < self.decoder.vocab_size
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:
-    """The low, middle and high layer that EAGLE-3 reads by default, as in vLLM and SGLang."""
+    """Return the low, middle and high target layer that EAGLE-3 reads by default, as in vLLM and SGLang."""
     return 2, layers // 2, layers - 3
 
 
@@ -146,7 +146,7 @@ class _HeadMLP(nn.Module):
 
 
 class PlainLayer(nn.Module):
-    """An ordinary decoder layer. first: without an input norm, as the first of EAGLE-1 (fc comes before it)."""
+    """An ordinary decoder layer. first: True for the first layer of EAGLE-1, after fc, which has no input norm."""
 
     def __init__(self, c: DecoderConfig, first: bool = False):
         super().__init__()
@@ -190,7 +190,7 @@ class EagleHead(nn.Module):
     d2t: Tensor  # int64 [draft_vocab]
     t2d: Tensor  # bool [V]
     in_8_bits = False
-    """Whether the matrices are integers of 8 bits times a scale for each row, as `slipstream convert --to int8` stores
+    """True if the matrices are 8-bit integers with a scale for each row, as `slipstream convert --to int8` stores
     them."""
 
     def __init__(self, config: EagleConfig):
@@ -239,16 +239,16 @@ class EagleHead(nn.Module):
 
     @property
     def mask_taps(self) -> Tensor | None:
-        """Taps of the mask rows of a parallel head, [taps * target_hidden]; None for any other."""
+        """Learned taps of the mask rows of a parallel head, [taps * target_hidden]; None for other heads."""
         return None if self.config.mask_token is None else self.mask_hidden.detach().flatten()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[...] -> [..., d]."""
+        """Return the embeddings [..., d] of tokens [...]."""
         table = self.embed_tokens.weight if self.config.own_embedding else self.borrowed["embedding"]
         return F.embedding(tokens, table)
 
     def fuse(self, taps: list[Tensor]) -> Tensor:
-        """The target's tapped states, [..., target_hidden] each -> the feature that drafting starts from, [..., d]."""
+        """Return the feature from which drafting starts, [..., d]. taps: target states, [..., target_hidden] each."""
         if self.config.version == 1:
             return taps[0]
         if self.config.fc_norm:
@@ -257,9 +257,9 @@ class EagleHead(nn.Module):
         return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)  # type: ignore[no-any-return]
 
     def forward(self, tokens: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> tuple[Tensor, Tensor]:
-        """One step of every row.
+        """Run one step of every row.
 
-        tokens [...], the token *after* each row's feature; hidden [..., d], from `fuse` or an earlier step.
+        tokens [...]: the token *after* each row's feature; hidden [..., d]: features, from `fuse` or an earlier step.
         Returns (the feature for the next step, the input of `logits`), [..., d] each.
         """
         embedded = self.embed(tokens).to(hidden.dtype)
@@ -275,7 +275,7 @@ class EagleHead(nn.Module):
         return (normed if self.config.norm_output else x), normed
 
     def logits(self, x: Tensor) -> Tensor:
-        """The second result of `forward`, [..., d] -> [..., draft_vocab]."""
+        """Return logits [..., draft_vocab] of the second result of `forward`, [..., d]."""
         if self.config.version == 1:
             return F.linear(x, self.borrowed["lm_head"])
         return self.lm_head(x)  # type: ignore[no-any-return]
@@ -283,14 +283,14 @@ class EagleHead(nn.Module):
 
 def scatter(values: Tensor, ids: Tensor | None, vocab: int, elsewhere: float = -torch.inf) -> Tensor:
     """Spread logits or probabilities [..., draft_vocab] over draft ids to [..., V] over target ids; ids that the head
-    cannot draft get `elsewhere`. ids: target id of each draft id; None: they are the same."""
+    cannot draft get `elsewhere`. ids: target id of each draft id; None: draft ids are target ids."""
     if ids is None:
         return values
     return values.new_full((*values.shape[:-1], vocab), elsewhere).index_copy_(-1, ids, values)
 
 
 def rotary_tables(config: DecoderConfig, length: int, device: torch.device | str = "cpu") -> Rotary:
-    """cos and sin of positions 0..length-1, float32 [length, 1, D] each, with the head's rope scaling."""
+    """Return cos and sin of positions 0..length-1, float32 [length, 1, D] each, with the head's rope scaling."""
     inv_freq, scale = config.rope()  # [D/2] float64
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inv_freq)  # [T, D/2]
     angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [T, 1, D]

@@ -1,5 +1,5 @@
-"""Heads with a KV cache: `EagleRuntime` and `DFlashRuntime`, how a backend runs one, and `HeadDrafter`, the part of
-their drafters that tracks which rows of each sequence are in the cache, and keeps the features of rows still to run.
+"""Heads with a KV cache. `EagleRuntime` and `DFlashRuntime` are the contracts of a backend that runs a head.
+`HeadDrafter` tracks which rows of each sequence are in the cache, and keeps the features of rows still to run.
 
 A row of an EAGLE head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits
 predict token i + 2. *True* rows carry the target's tapped states. *Own* rows (of draft tokens) carry the head's
@@ -33,18 +33,18 @@ from slipstream.kv.kv_memory import KVMemory
 log = logging.getLogger("slipstream")
 
 CHUNK = 512
-"""Most true rows in one call of the head. More of them (from a long prompt) are run when they are observed."""
+"""Largest number of true rows in one call of the head. Further rows (of a long prompt) run when they are observed."""
 
 
 class CachedHead(Protocol):
-    """A head with a KV cache of its own. config: with the `decoder` of its layers."""
+    """A head with its own KV cache. config: has the configuration of the head's layers, `decoder`."""
 
     config: Any
     device: torch.device
     kv_memory: KVMemory
-    """The blocks of its KV cache; those of rows that depend on one token after their last."""
+    """The head's KV blocks. A row also depends on the next token, so a cached prefix must match one token further."""
     mask: Tensor | None
-    """Taps of the mask rows of a parallel head, [taps * target_hidden], on the device; None for any other."""
+    """Taps of the mask rows of a parallel head, [taps * target_hidden], on the device; None for other heads."""
 
     def extend(self, batch: Batch, features: Tensor) -> object:
         """Run true rows. features: the concatenated taps [M, taps * target_hidden]. As in `executor.Batch`, a smaller
@@ -83,23 +83,23 @@ class DFlashRuntime(CachedHead, Protocol):
     """A DFlash head, as a backend runs it. `extend` writes keys and values of the context. Rows of a block serve one
     draft, and are then overwritten by the context of the accepted tokens.
 
-    A row of the context depends on no later token, but `HeadDrafter` keeps one token less than it could: as EAGLE's
-    rows do.
+    A row of context depends on no later token. `HeadDrafter` still reuses one token less than it could, because it
+    treats these rows like EAGLE's.
     """
 
     name: str
     config: DFlashConfig
     width: int
-    """As of `DFlashHead`."""
+    """See `DFlashHead.width`."""
 
     def run_blocks(self, batch: Batch) -> Tensor:
         """Run the block of each sequence after its context. Returns logits [len(batch.select), draft_vocab] without the
-        Markov head. The output head is read once. In layers that are not causal, a block's rows see what its tree
-        says."""
+        Markov head. The output head is read once. In layers that are not causal, the tree in `batch` says which rows a
+        block's rows see."""
         ...
 
     def after(self, logits: Tensor, before: Tensor) -> Tensor:
-        """As `DFlashHead.after`. Called only if there is a Markov head or a draft vocabulary."""
+        """Compute `DFlashHead.after`. Called only if there is a Markov head or a draft vocabulary."""
         ...
 
 
@@ -108,8 +108,8 @@ class Rows:
     """True rows `begin`..`end - 1` of one sequence; the last `pending` of them are still to be run.
 
     begin  position of the first row; 0 unless the sequence was first observed in its middle.
-    done   rows whose keys and values are in the head's cache.
-    todo   features of the others, [n, taps * target_hidden] each; used only by `add`, `join` and `note_run`.
+    done   number of rows whose keys and values are in the head's cache.
+    todo   features of pending rows, [n, taps * target_hidden] each; used only by `add`, `join` and `note_run`.
     """
 
     begin: int
@@ -126,7 +126,7 @@ class Rows:
         self.pending += features.shape[0]
 
     def join(self) -> Tensor:
-        """Features of all pending rows, [pending, taps * target_hidden]."""
+        """Return the features of all pending rows, [pending, taps * target_hidden]."""
         if len(self.todo) > 1:
             self.todo = [torch.cat(self.todo)]
         return self.todo[0]
@@ -138,8 +138,8 @@ class Rows:
 
 
 class HeadDrafter:
-    """Base class of the drafters of such heads. rows: of every sequence, by its id. Nothing is kept beyond the head's
-    `context`: it was not trained on later positions."""
+    """Base class of drafters whose head has a KV cache. rows: sequence id -> rows. No rows are kept beyond the head's
+    `context`, because the head was not trained on later positions."""
 
     traits: DrafterTraits
 
@@ -149,7 +149,7 @@ class HeadDrafter:
         self._warned = False
 
     def depth(self, seq: Sequence, wanted: int) -> int:
-        """How deep this sequence can be drafted now: 0 if its features are unknown; never beyond the context."""
+        """Return how many levels can be drafted: at most `wanted`; 0 if features are unknown or the context is full."""
         rows = self.rows.get(seq.id)
         if wanted <= 0 or rows is None or rows.end != len(seq.tokens) - 1 or not rows.pending:
             return 0
@@ -199,8 +199,8 @@ class HeadDrafter:
         trees: Seq[Tensor | None] | None = None,
         cached: Seq[int] | None = None,
     ) -> Batch:
-        """Own rows: draft tokens of each sequence at these depths (1: the first position after the text), to be run
-        after its true rows and the `cached` own rows that are in the cache."""
+        """Make a batch of own rows: draft tokens of each sequence at these depths (1: first position after the text).
+        They run after the sequence's true rows, and after `cached` own rows that are in the cache already."""
         states = [self.rows[seq.id] for seq in seqs]
         past = [rows.done for rows in states]
         return Batch(
@@ -220,7 +220,7 @@ class HeadDrafter:
             rows.note_run(rows.pending)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Keep copies of the true features of every accepted token."""
+        """Keep copies of the target's features of every accepted token."""
         for b, seq in enumerate(seqs):
             begin, nodes, path = out.splits[b], draft.splits[b + 1] - draft.splits[b], verdict.path[b]
             end = out.splits[b + 1] - nodes  # after the pending tokens of the step
@@ -237,8 +237,8 @@ class HeadDrafter:
             self._catch_up(seq)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft. The next
-        tokens of a chunk are known already."""
+        """Run the head on a chunk of a prompt (see `PromptReader`); otherwise the features of the whole prompt would be
+        kept until the first draft. The token after each row is known already."""
         for b, seq in enumerate(seqs):
             begin, end = out.splits[b], out.splits[b + 1]
             if self._follow(seq, seq.kv_len - (end - begin)):
@@ -249,12 +249,12 @@ class HeadDrafter:
         return self._head.kv_memory.match(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """Begin a sequence with the rows of an earlier one, which had the same first `length` tokens."""
+        """Begin a sequence with the rows of an earlier sequence that had the same first `length` tokens."""
         done = self._head.kv_memory.begin(seq.id, seq.tokens, length)
         if done == length:
             self.rows[seq.id] = Rows(begin=0, done=done)
         else:
-            self._head.release(seq.id)  # dropped meanwhile; without them it begins in the middle
+            self._head.release(seq.id)  # the rows were dropped meanwhile: begin in the middle
 
     def keep(self, seq: Sequence) -> None:
         rows = self.rows.get(seq.id)

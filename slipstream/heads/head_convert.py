@@ -1,8 +1,8 @@
 """Writes a draft head as a checkpoint that other programs load (`HEAD_FORMATS`).
 
-"eagle3" and "medusa" are the layouts of their authors' releases. "speculators" and "specforge" are the layouts of the
-package of this name and of SGLang's training framework. vLLM loads all of them. "int8" is for Slipstream alone, and
-holds DFlash heads, too.
+"eagle3" and "medusa" are the layouts of their authors' releases, "speculators" is the layout of the package of this
+name, "specforge" that of SGLang's training framework. vLLM loads these four. "int8" is for Slipstream alone, and is
+possible for DFlash heads, too.
 """
 
 from dataclasses import dataclass, replace
@@ -35,8 +35,8 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ConvertedHead:
-    """method, draft_tokens, parallel: what vLLM's speculative_config calls the head, a draft length for it, and whether
-    all its draft tokens come from one pass."""
+    """A converted head. method: its name in vLLM's speculative_config; draft_tokens: a draft length for the head;
+    parallel: True if all draft tokens come from one pass."""
 
     folder: Path
     dtype: str
@@ -135,7 +135,7 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
 
 
 def _add_lm_head(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> MedusaHeads:
-    """The same heads as in the authors' releases: each has an lm_head of its own and biases."""
+    """Return the heads as in the authors' releases, where each head has its own lm_head and biases."""
     c = heads.config
     if c.draft_vocab is not None:
         raise UnsupportedModelError(

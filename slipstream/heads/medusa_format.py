@@ -1,4 +1,4 @@
-"""Reads Medusa heads in the two layouts in use, and writes the first.
+"""Reads Medusa heads in the two layouts in use, and writes the layout "medusa".
 
     "medusa"  {h}.{l}.linear.{weight,bias}, {h}.{N}.weight                            the reference implementation
     "blocks"  blocks.{h}.layers.{l}.{weight,bias}, lm_heads.{h}.weight or lm_head.weight    vLLM up to 0.32
@@ -34,8 +34,8 @@ _HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 @reading("the draft head cannot be read", "download or export it again", CheckpointError)
 def load_medusa(checkpoint: CheckpointName) -> MedusaHeads:
-    """The heads in a folder or hub id, float32, on the CPU. If they use the target's lm_head and the file has no copy
-    of it, `borrow` must be called before use.
+    """Load the heads in a folder or hub repository, float32, on the CPU. If the heads use the target's lm_head and the
+    file has no copy of it, `borrow` must be called before use.
 
     Raises CheckpointError (files missing, corrupt or pickled; tensors missing, unknown or of another shape) and
     ConfigError (config.json contradicts the tensors).
@@ -78,7 +78,7 @@ def load_medusa(checkpoint: CheckpointName) -> MedusaHeads:
 
 
 def _tensors(heads: MedusaHeads) -> dict[str, Tensor]:
-    """Each head's part of the stacked parameters, by its name in the layout "medusa"."""
+    """Return name in the layout "medusa" -> one head's part of the stacked parameters."""
     tensors: dict[str, Tensor] = {}
     for h in range(heads.config.heads):
         for layer in range(heads.config.layers):
@@ -117,8 +117,8 @@ def save_medusa(
 
 
 def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
-    """Check that the heads were made for the target, borrow its lm_head if they have none, and drop draft ids that it
-    does not have. Returns heads in the target's dtype and on its device. Raises PairError with both values."""
+    """Check that the heads were made for the target, borrow the target's lm_head if they have none, and drop draft ids
+    that the target lacks. Returns heads in the target's dtype, on its device. Raises PairError with both values."""
     c = heads.config
     check_host(host, "Medusa", c.hidden_size, c.vocab_size)
     known = torch.nonzero(heads.token_map < host.vocab_size)[:, 0]
@@ -157,7 +157,7 @@ def _read_config(
     own_lm_head: bool,
     token_map: Tensor | None,
 ) -> MedusaConfig:
-    """The configuration that the tensors imply. any_head: some lm_head in the file."""
+    """Make the configuration from the tensors. any_head: one of the lm_heads in the file, if it has any."""
     blocks = {name: match for name in tensors if (match := _BLOCK.fullmatch(name))}
     if not blocks:
         raise CheckpointError(

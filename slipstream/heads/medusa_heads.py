@@ -5,8 +5,8 @@ Head k reads h, the target's last hidden state after its final norm, through its
 
     x = x + SiLU(W x + b)
 
-and an lm_head, its own or the target's. The target's lm_head predicts the next token from h. Head 0 predicts the token
-after that one, head 1 the one after, and so on, each independently of the other heads.
+and an lm_head, its own or the target's. The target's lm_head predicts the next token from h; head 0 predicts the second
+token after h, head 1 the third, and so on, each independently of the other heads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MedusaConfig(Strict):
 
 
 def check_accuracies(name: str, row: Seq[float]) -> None:
-    """Raise unless these can be shares of positions, one per rank: events that exclude each other."""
+    """Raise unless `row` can be shares of positions, one per rank: each is at least 0, and their sum is at most 1."""
     for value in row:
         check_number(name, value, 0.0, 1.0)
     if sum(row) > 1 + 1e-6:
@@ -94,7 +94,7 @@ class MedusaRuntime(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[R, d] -> [R, K, draft_vocab], valid until the next call."""
+        """Return logits [R, K, draft_vocab] for hidden states [R, d], valid until the next call."""
         ...
 
 
@@ -161,7 +161,7 @@ class MedusaHeads(nn.Module):
         return head
 
     def states(self, hidden: Tensor) -> Tensor:
-        """Hidden states of the heads: [..., d] -> [..., K, d]."""
+        """Return the hidden states of the heads, [..., K, d], for the target's hidden states [..., d]."""
         c = self.config
         x = hidden.unsqueeze(-2).expand(*hidden.shape[:-1], c.heads, c.hidden_size)  # [..., K, d]
         for layer in range(c.layers):
@@ -175,11 +175,11 @@ class MedusaHeads(nn.Module):
         return x
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., K, d] from `states` -> [..., K, draft_vocab]."""
+        """Return logits [..., K, draft_vocab] for the result of `states`, [..., K, d]."""
         return F.linear(states, self.lm_head) if self.lm_heads is None else _each(states, self.lm_heads)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., d] -> [..., K, draft_vocab]; draft id j is target id token_map[j]."""
+        """Return logits [..., K, draft_vocab] for hidden states [..., d]. Draft id j is target id token_map[j]."""
         return self.logits(self.states(hidden))
 
 

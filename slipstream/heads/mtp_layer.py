@@ -10,8 +10,8 @@ from slipstream.heads.mtp_names import FAMILIES as MTP_FAMILIES, check_stored, f
 
 
 def load_mtp_layer(target: Checkpoint) -> Weights:
-    """The weights of the only MTP layer of a checkpoint, read on access; their `config` describes it. Raises the family
-    of LoadError: another number of layers than one, tensors missing, unknown or of another shape."""
+    """Return the weights of the only MTP layer of a checkpoint, read on access; `config` describes the layer. Raises
+    the family of LoadError: another number of MTP layers than one, tensors missing, unknown or of another shape."""
     decoder = DecoderConfig.load(target)
     target.download()
     stored, promised = find_mtp_layers(target)
@@ -26,13 +26,13 @@ def load_mtp_layer(target: Checkpoint) -> Weights:
 
 
 def describe_mtp_layer(target: Checkpoint, decoder: DecoderConfig) -> DecoderConfig:
-    """The configuration of the MTP layer that follows a decoder. Its tensors say whether it has experts."""
+    """Return the configuration of the MTP layer that follows a decoder. The tensors show whether it has experts."""
     sparse = any(_ROUTER.search(name) for name in _list_names(target, decoder))
     return decoder.mtp_layer(sparse, MTP_FAMILIES[decoder.model_type].config.get("chain_hidden_post_norm", True))
 
 
 def count_stored_bytes(target: Checkpoint, decoder: DecoderConfig) -> int:
-    """Bytes of the MTP layer in the files, whose weights are downloaded."""
+    """Count the bytes of the MTP layer in the checkpoint's files, which must have been downloaded."""
     sizes = (
         {t.name: t.nbytes for t in target.header.tensors}
         if target.is_gguf
@@ -45,7 +45,7 @@ _ROUTER = re.compile(r"\.(mlp\.gate|ffn_gate_inp)\.weight$")
 
 
 def _list_names(target: Checkpoint, decoder: DecoderConfig) -> list[str]:
-    """Names of its tensors in the files."""
+    """List the names of the MTP layer's tensors in the files."""
     if target.is_gguf:
         return [t.name for t in target.header.tensors if t.name.startswith(f"blk.{decoder.layers}.")]
     return [name for name in target.tensor_names if find_mtp_name(name, decoder) is not None]

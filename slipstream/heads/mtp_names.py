@@ -1,9 +1,9 @@
-"""Multi-token prediction (MTP) layers in a checkpoint: which families bring them, and under which names.
+"""Multi-token prediction (MTP) layers in a checkpoint: which families have them, and under which names.
 
-Each is a decoder layer behind a projection of the target's last hidden state and the next token's embedding
-(DeepSeek-V3, 2412.19437, section 2.2). transformers builds and loads them where a family's configuration says how many
-there are; for the other families, the missing configuration is written here. Sources: `MtpModel` of transformers 5.23;
-for Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
+An MTP layer is a decoder layer after a projection of the target's last hidden state and the next token's embedding
+(DeepSeek-V3, 2412.19437, section 2.2). transformers builds and loads MTP layers if a family's configuration gives their
+number; this module has the missing configuration of other families. Sources: `MtpModel` of transformers 5.23; for
+Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. This module does not import torch.
 """
 
 import logging
@@ -23,16 +23,15 @@ TRANSFORMERS = "5.23"
 """The first version whose MTP layers are known to work here."""
 
 COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""What config.json may call the number of MTP layers."""
+"""Possible keys of config.json for the number of MTP layers."""
 
 
 @dataclass(frozen=True)
 class MtpFamily:
     """index     matches one tensor of each MTP layer; its group is the layer's number.
-    numbered  whether their numbers continue the target's; otherwise they start at 0.
-    types     configuration lists that need an entry for each MTP layer and that transformers does not fill, with the
-              entry.
-    config    other values that an MTP layer is built with.
+    numbered  True if the numbers continue those of the target's layers; otherwise they start at 0.
+    types     configuration list -> entry to add for each MTP layer, for lists that transformers does not fill.
+    config    further configuration values with which an MTP layer is built.
     renamed   names in the checkpoint, after transformers' own renaming -> names in `MtpModel`; regular expressions.
     """
 
@@ -43,7 +42,7 @@ class MtpFamily:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def count_layers(self, names: Iterable[str], layers: int) -> int:
-        """How many MTP layers there are among the tensors of a target with this many layers."""
+        """Count the MTP layers among the tensor names of a target with `layers` layers."""
         numbers = {int(match[1]) for name in names if (match := re.search(self.index, name))}
         return sum(n >= layers for n in numbers) if self.numbered else len(numbers)
 
@@ -100,8 +99,8 @@ def explain_no_layers(family: str) -> PairError:
 
 
 def find_mtp_layers(target: Checkpoint) -> tuple[int, int]:
-    """(MTP layers among the tensors of a checkpoint, MTP layers that its configuration promises). Raises the family of
-    LoadError."""
+    """Return (number of MTP layers among the tensors of a checkpoint, number in its configuration). Raises the family
+    of LoadError."""
     if target.is_gguf:
         header = target.header
         promised = header.size("nextn_predict_layers")
@@ -112,7 +111,7 @@ def find_mtp_layers(target: Checkpoint) -> tuple[int, int]:
 
 
 def _find_in(target: Checkpoint, config: JsonMapping) -> tuple[int, int]:
-    """`find_mtp_layers` of a folder."""
+    """Compute `find_mtp_layers` for a checkpoint that is a folder."""
     text_config = {**WRAPPERS.get(config.get("model_type", ""), {}), **(config.get("text_config") or config)}
     family = FAMILIES.get(text_config.get("model_type", ""))
     if family is None or config.get("quantization_config"):
@@ -132,12 +131,12 @@ def check_stored(target: object, stored: int, promised: int) -> None:
 
 
 def count_mtp_layers(target: CheckpointName, native: bool = False) -> int:
-    """Number of MTP layers of a checkpoint that can be used. 0 if the files cannot be read, and (with a warning) if
-    some are missing or what runs the target cannot run them: our own decoder if `native`, else transformers. Of a
+    """Count the usable MTP layers of a checkpoint. Returns 0 if the files cannot be read, and, with a warning, if
+    layers are missing or the target's runner cannot run them (our own decoder if `native`, else transformers). For a
     checkpoint on the hub, the small files are downloaded."""
     try:
         stored, promised = find_mtp_layers(Checkpoint.open(target))
-    except LoadError:  # loading says why
+    except LoadError:  # loading the target reports the error
         return 0
     why = ""
     if stored < promised:

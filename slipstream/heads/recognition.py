@@ -1,5 +1,5 @@
-"""Recognises which kind of draft head a checkpoint holds, and, as far as sizes tell, whether it belongs to a target;
-reads and writes its files for every format.
+"""Recognises the kind of a draft head in a checkpoint, checks by sizes whether the head fits a target, and reads and
+writes the files of heads of every format.
 
 A head is recognised by its config.json and the *names* of its tensors, not by the name of the checkpoint: an EAGLE-3
 head that is run as an EAGLE-1 head may raise no error, but its draft tokens are never accepted.
@@ -32,13 +32,13 @@ _EAGLE3 = re.compile(r"midlayer\.|layers\.0\.hidden_norm\.|d2t$")
 _MEDUSA = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
 SCALE = ".scale"
-"""Ends the name of the scales [rows] of a matrix that is stored in 8 bits."""
+"""Last part of the name of a tensor of scales [rows], for a matrix that is stored in 8 bits."""
 
 HeadKind = Literal["medusa", "dflash", "eagle3", "eagle"]
 
 
 def recognise(checkpoint: Checkpoint) -> HeadKind | None:
-    """The kind of head; None for an ordinary model, or if there is no readable config.json (loading reports why)."""
+    """Return the kind of head; None for an ordinary model, or without a readable config.json (loading reports why)."""
     if checkpoint.is_gguf:
         return None
     try:
@@ -68,8 +68,8 @@ def recognise(checkpoint: Checkpoint) -> HeadKind | None:
 def read_head(
     checkpoint: CheckpointName, ignored: re.Pattern[str]
 ) -> tuple[Checkpoint, HeadKind | None, dict[str, Tensor]]:
-    """(checkpoint, kind, tensors) of a head; names without the prefix "model.", none that match `ignored`. Raises the
-    family of `LoadError`."""
+    """Read a head, and return (checkpoint, kind, tensors). Names lack the prefix "model."; tensors whose names match
+    `ignored` are left out. Raises the family of `LoadError`."""
     opened = Checkpoint.open(checkpoint)
     tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(opened).items()}
     return opened, recognise(opened), {n: tensor for n, tensor in tensors.items() if not ignored.fullmatch(n)}
@@ -78,9 +78,9 @@ def read_head(
 def check_host(
     host: HeadHost, kind: str, hidden_size: int, vocab_size: int, further: Iterable[tuple[object, str, str]] = ()
 ) -> None:
-    """Raise PairError, with both values, unless a head that reads states of this width, with so many ids, can belong to
-    this target. Vocabularies are padded to round numbers, so small differences pass. A head has no tokenizer to
-    compare. further: more comparisons, as (is it wrong, the head's value, the target's value)."""
+    """Raise PairError, with both values, unless a head that reads states of width `hidden_size`, with `vocab_size` ids,
+    can belong to this target. Vocabularies are padded to round numbers, so small differences pass. A head has no
+    tokenizer to compare. further: more comparisons, (True if they differ, the head's value, the target's value)."""
     for wrong, expected, actual in (
         (hidden_size != host.hidden_size, f"states of width {hidden_size}", f"states of width {host.hidden_size}"),
         (differ(host.vocab_size, vocab_size), f"a vocabulary of {vocab_size} ids", f"one of {host.vocab_size}"),
@@ -95,7 +95,7 @@ def check_host(
 
 
 def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Every tensor of a (small) checkpoint by its stored name, in its stored dtype; matrices in 8 bits in float32.
+    """Read every tensor of a (small) checkpoint: name -> tensor in its stored dtype, 8-bit matrices in float32.
 
     Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
     """
@@ -115,8 +115,8 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def write(
     folder: str | Path, config: JsonMapping, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
-    """Write config.json and `file`, floats in `dtype`; int8: matrices, with a scale for each row, the rest in float16.
-    Raises CheckpointError for values that are not finite there."""
+    """Write config.json and `file`, with floats in `dtype`. int8: matrices become int8 with a scale for each row, other
+    tensors float16. Raises CheckpointError for values that are not finite in `dtype`."""
     path = Path(folder)
     if dtype == torch.int8:
         tensors, dtype = _rows_in_8_bits(tensors), torch.float16

@@ -14,7 +14,7 @@ KINDS = {BUG: "failure", UNJUDGED: "error", UNTESTED: "skipped", FEW: "skipped"}
 
 
 def write_junit(file: Path, result: Result | None, failed: str = "") -> None:
-    """Write a test case for each verdict, and one that says how the run ended. failed: why it ended early."""
+    """Write a test case for each verdict, and a test case for the end of the run. failed: why the run ended early."""
     suite = xml.Element("testsuite", name="slipstream verify")
     for check, name, verdict, details in [] if result is None else _cases(result.data):
         case = xml.SubElement(suite, "testcase", classname=check, name=name)
@@ -30,7 +30,7 @@ def write_junit(file: Path, result: Result | None, failed: str = "") -> None:
 
 
 def _cases(data: Any) -> Iterator[tuple[str, str, str, str]]:
-    """(check, name, verdict, details) of each verdict in a `VerifyData` or `ServedData`."""
+    """Yield (check, name, verdict, details) for each verdict in a `VerifyData` or `ServedData`."""
     control = getattr(data, "control", None)
     rows = {"control": [control] if control else [], **{name: getattr(data, name, []) for name in (*CHECKS, "sampled")}}
     for check, each in rows.items():

@@ -44,26 +44,26 @@ FAVOURED, BEST, END, PENALISED, PAIR, JOINT = (
     "favoured", "most likely", "ends the text", "penalised", "with the last", "joint"
 )  # fmt: skip
 RARE = {"below 1 %": 1e-2, "below 0.1 %": 1e-3, "below 0.01 %": 1e-4}
-"""Outcomes by the target's probability of the token, each with those below."""
+"""Outcome -> bound: the token's probability under the target is below this bound. Each set contains the rarer sets."""
 EDGES = {name: f"edge of {name}" for name in ("top_k", "top_p", "min_p")}
-"""The least likely token that a filter keeps, where it is the only one."""
+"""Filter -> outcome: the token is the least likely one that the filter keeps, and no other filter is set."""
 IDS = "ids"
 OUTCOMES = (IDS, FAVOURED, BEST, *RARE, END, *EDGES.values(), PENALISED, PAIR, JOINT)
 LATE_FROM = 256
-"""Position in the context from which on one is late."""
+"""First position in the context that counts as late."""
 SCREEN = 0.0005
 """Level of the first look of a test. A test that fails it is repeated on new samples."""
 GRID = 4
 BINS = GRID * GRID
 FEWEST = 5 * BINS
-"""Fewest positions of a place for the test of ranks: an expected count of five in each bin."""
+"""Fewest positions of a place for the test of ranks, so that the expected count in each bin is at least five."""
 SMALLEST_VARIANCE, NORMAL_VARIANCE = 1.0, 100.0
-"""Smallest variance of the number of tokens in a set that is tested, and from which on by a normal approximation."""
+"""Smallest variance of the number of tokens in a set for a test at all, and for the normal approximation."""
 
 
 def sets(p: np.ndarray, favoured: np.ndarray | None, context: Context, edge: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """The sets of `OUTCOMES` at one position, as ids. p: float64 [V]; favoured: ids that the draft favours; edge:
-    whether rounding cannot decide which token is the last that the filters keep."""
+    """Yield (outcome, ids in its set) at one position, for `OUTCOMES`. p: float64 [V]; favoured: ids that the draft
+    favours; edge: True if rounding cannot change which token is the last that the filters keep."""
     params, prompt, output, stop_ids = context
     if favoured is not None:
         yield FAVOURED, favoured
@@ -81,20 +81,20 @@ def sets(p: np.ndarray, favoured: np.ndarray | None, context: Context, edge: boo
 
 
 def ranks(p: np.ndarray, token: int, share: float) -> tuple[float, float]:
-    """u_t and v_t of a token that p [V] allows. share: the uniform share of its own mass."""
+    """Compute u_t and v_t of a token that p [V] allows. share: the uniform share of the token's own mass."""
     mass = p[token]
     return float(p[p > mass].sum() + share * p[p == mass].sum()), float(p[:token].sum() + share * mass)
 
 
 def uniform(counts: np.ndarray) -> float | None:
-    """p-value of the chi-squared test that these bins are equally likely; None if there are too few."""
+    """Return the p-value of the chi-squared test that these bins are equally likely; None if the counts are too few."""
     n = int(counts.sum())
     return chi2_sf(float(((counts - n / BINS) ** 2).sum() / (n / BINS)), BINS - 1) if n >= FEWEST else None
 
 
 @dataclass
 class Sum:
-    """Over positions: how many tokens were in the set (`count`), and the mass of the set at each."""
+    """Sums over positions: number of tokens that were in the set (`count`), and the set's mass at each (`masses`)."""
 
     count: int = 0
     masses: list[float] = field(default_factory=list)
@@ -105,14 +105,14 @@ class Sum:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p-value; None if there is too little to test."""
+        """The two-sided p-value of `count`; None if there is too little to test."""
         masses = np.array(self.masses)
         variance = float((masses * (1 - masses)).sum())
         if variance < SMALLEST_VARIANCE:
             return None
         if variance >= NORMAL_VARIANCE:
             return math.erfc(abs(self.count - sum(self.masses)) / math.sqrt(2 * variance))
-        chances = np.ones(1)  # of each count
+        chances = np.ones(1)  # probability of each count
         for mass in masses[masses > 0]:
             chances = np.convolve(chances, (1 - mass, mass))
         below, above = chances[: self.count + 1].sum(), chances[self.count :].sum()
@@ -123,10 +123,10 @@ class Sum:
 class Evidence:
     """The sums over the positions of one place.
 
-    ranks      counts of u_t in equal bins; ids: of v_t; joint: of pairs of u_t.
-    sums       of each outcome.
-    products   of v_t of two tokens, as standard deviations.
-    forbidden  tokens that the target cannot emit.
+    ranks      counts of u_t in equal bins; ids: counts of v_t; joint: counts of pairs of u_t.
+    sums       outcome -> `Sum`.
+    products   products of the v_t of two tokens around the middle, in standard deviations.
+    forbidden  number of tokens that the target cannot emit.
     """
 
     ranks: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
@@ -137,14 +137,14 @@ class Evidence:
     forbidden: int = 0
 
     def token(self, u: float, v: float, outcomes: Seq[tuple[str, bool, float]]) -> None:
-        """Add a token with its `ranks`, and for each outcome whether it is in the set, with the mass of the set."""
+        """Add a token with its ranks u and v. outcomes: (outcome, True if the token is in the set, mass of the set)."""
         self.ranks[min(BINS - 1, int(u * BINS))] += 1
         self.ids[min(BINS - 1, int(v * BINS))] += 1
         for name, inside, mass in outcomes:
             self.sums[name].add(inside, mass)
 
     def neighbours(self, u: float, after: float) -> None:
-        """Add the ranks of two neighbouring tokens, each in one pair only."""
+        """Add the ranks of two neighbouring tokens. A token may be in one pair only."""
         self.joint[min(GRID - 1, int(u * GRID)) * GRID + min(GRID - 1, int(after * GRID))] += 1
 
     def pair(self, v: float, other: float) -> None:
@@ -158,7 +158,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class PlaceTest:
-    """The tests of one place. ranks, outcomes: p-values, None or left out if there is too little to test."""
+    """The tests of one place. ranks, outcomes: p-values; None or missing if there is too little to test."""
 
     place: str
     positions: int
@@ -185,8 +185,8 @@ def judge(place: str, row: Evidence) -> PlaceTest:
 
 
 def decisive_level(level: float, tests: int) -> float:
-    """The level of the second look, so that all tests together call a correct run a bug with at most `level`. A first
-    p-value below `SCREEN` times this is as rare as two looks that fail, and needs no second."""
+    """Return the level of the second look, so that all tests together call a correct run a bug with a probability of at
+    most `level`. A first p-value below `SCREEN` times this level is as rare as two failed looks: it decides alone."""
     return min(SCREEN, level / SCREEN / tests / 2)
 
 
@@ -197,13 +197,14 @@ def chi2_sf(x: float, freedom: float) -> float:
 
 @cache
 def shift_seen(freedom: int, level: float, power: float) -> float:
-    """The noncentrality at which chi-squared exceeds its critical value for `level` with probability `power`."""
+    """Return the noncentrality at which chi-squared exceeds its critical value for `level` with probability `power`."""
     critical = _solve(lambda x: chi2_sf(x, freedom) <= level)
     return _solve(lambda shift: noncentral_sf(critical, freedom, shift) >= power)
 
 
 def noncentral_sf(x: float, freedom: int, shift: float) -> float:
-    """P(noncentral chi-squared > x): a mixture of central ones with freedom + 2 k degrees, k Poisson-distributed."""
+    """Return P(noncentral chi-squared > x): a mixture of central chi-squared distributions with freedom + 2 k degrees
+    of freedom, where k is Poisson-distributed."""
     mean = shift / 2
     k = torch.arange(int(mean + 12 * math.sqrt(mean + 1) + 12), dtype=torch.float64)
     weights = torch.exp(k * math.log(mean) - mean - torch.lgamma(k + 1)) if mean else (k == 0).double()
@@ -212,7 +213,7 @@ def noncentral_sf(x: float, freedom: int, shift: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool]) -> float:
-    """The smallest number >= 0 for which `reached` holds; it must hold for every larger number too."""
+    """Return the smallest number >= 0 for which `reached` holds. It must hold for every larger number, too."""
     high = 1.0
     while not reached(high):
         high *= 2

@@ -1,9 +1,9 @@
-"""The requests of `slipstream verify`: the user's sampling parameters, and settings beside them that reach what those
-do not; and how they are decoded side by side, as on a busy server.
+"""Makes the requests of `slipstream verify`, with the user's sampling parameters and with further settings, and decodes
+requests side by side, as on a busy server.
 
-Faults hide where texts seldom go: at their ends, at the edge of a filter, in the history of a penalty, in a batch of
-requests that differ. So each setting makes one of these frequent in the texts of this model. All are fields of
-`SamplingParams`, and the reference computes what each of them promises.
+Faults hide in rare situations: at the end of a text, at the edge of a filter, in the history of a penalty, in a batch
+of different requests. Each setting, a variant of the user's `SamplingParams`, makes one such situation frequent in the
+texts of this model. The reference computes the distribution that each setting promises.
 """
 
 from collections import Counter
@@ -27,21 +27,21 @@ from slipstream.verify.reference import logits_of
 END_CHANCE = 0.2
 """Mean probability of EOS in texts of the setting "EOS"."""
 SHORT = 28
-"""Most tokens of a text of a setting."""
+"""Largest number of tokens of a text with a setting."""
 BATCH = 16
-"""Requests in one batch of texts that all have the parameters as given."""
+"""Number of requests in a batch whose requests all have the user's parameters."""
 TOGETHER = 5
-"""Requests in one batch of different ones."""
+"""Number of requests in a batch of different requests."""
 HISTORY, ENDS = ("penalties", "repeats"), ("EOS", "stop ids", "stop strings")
-"""Settings in which a token depends on the draft tokens before it, and in which a short text ends: each such text tells
-little, so there are more of them."""
+"""Settings in which a token depends on the draft tokens before it, and settings that end a text early. One such text
+shows little, so there are more texts with these settings."""
 PREEMPTED_EVERY = 5
-"""A request is preempted after every so many steps."""
+"""Number of steps after which a request is preempted."""
 
 
 @dataclass(frozen=True)
 class PanelRequest:
-    """name: the prompt's and the setting's. ids: the prompt."""
+    """A request. name: names of prompt and setting. ids: token ids of the prompt."""
 
     name: str
     ids: Seq[int]
@@ -58,7 +58,7 @@ def mix_lengths(draft_tokens: int) -> list[int]:
 
 
 def across_kinds(prompts: PromptSet) -> list[Prompt]:
-    """The prompts, one of each category in turn, so that the first ones are of different kinds."""
+    """Return the prompts, one of each category in turn, so that the first prompts are of different kinds."""
     seen: Counter[str] = Counter()
     places = []
     for prompt in prompts.prompts:
@@ -71,7 +71,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
     """Return name -> parameters, derived from `base`. texts: the target's own texts after the prompts, from which
     frequent tokens, a stop string and a bias for EOS are taken."""
     short = replace(base, max_tokens=min(base.max_tokens, SHORT), logprobs=None, stop=())
-    # Some encoder-decoders force the first token and the last: to forbid these leaves no token.
+    # Some encoder-decoders force the first token and the last: if both are forbidden, no token is left.
     forced = [{text[place] for text in texts if text} for place in (0, -1)]
     ends = llm.target.capabilities.eos_ids.union(*(tokens for tokens in forced if len(tokens) == 1))
     counts = Counter(token for text in texts for token in text if token not in ends)
@@ -104,7 +104,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
 
 
 def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
-    """Return whether it leaves a token possible, together with what the user forbids."""
+    """Return True if these parameters leave a token possible, together with the tokens that the user forbids."""
     try:
         llm.sequence(list(prompt), params)
     except ParameterError:
@@ -127,11 +127,11 @@ def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float |
     def enough(bias: float) -> bool:
         return bool(np.mean(1 / (1 + np.exp(-np.clip(np.array(odds) + bias, -700, 700)))) >= END_CHANCE)
 
-    return smallest(enough, -100.0, 100.0)  # what `logit_bias` may be
+    return smallest(enough, -100.0, 100.0)  # range of `logit_bias`
 
 
 def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
-    """Strings that texts of this model often hold: one within a token, two that no token holds alone."""
+    """Return strings that texts of this model often contain: one within a token, and two that span tokens."""
     if llm.tokenizer is None:
         return ()
     pieces = [[llm.text_of([token]) for token in text] for text in texts]
@@ -146,8 +146,8 @@ def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
 def panel(
     names: Seq[str], prompts: Seq[Seq[int]], each: Mapping[str, SamplingParams], times: int, lengths: Seq[int]
 ) -> list[PanelRequest]:
-    """`times` requests with each of these parameters, by the name of their setting, mixed; the prompts in turn. Two
-    after each other share prompt and setting. Each has at most the next of `lengths` draft tokens."""
+    """Make `times` requests with the parameters of each setting (`each`: name -> parameters), mixed, with the prompts
+    in turn. Two neighbours share prompt and setting. lengths: largest numbers of draft tokens, used in turn."""
     requests: list[PanelRequest] = []
     pairs = [(setting, min(2, times - done)) for done in range(0, times, 2) for setting in each.items()]
     for i, at in enumerate(np.random.default_rng(0).permutation(len(pairs)).tolist()):
@@ -159,13 +159,13 @@ def panel(
 
 
 def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, SamplingParams]:
-    """The settings of these names that there are."""
+    """Return the settings with these names, as far as they exist."""
     return {name: params for name, params in each.items() if name in names}
 
 
 def continue_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longest: int) -> list[PanelRequest]:
-    """Requests that begin with what others said, as the next turn of a conversation does; longest: most tokens of a
-    prompt."""
+    """Make requests whose prompts are earlier prompts and outputs, as in the next turn of a conversation. longest:
+    largest number of tokens of a prompt."""
     prompts = [[*one.ids, *output, *one.ids[:1]] for one, output in zip(requests, outputs, strict=True)]
     return [
         PanelRequest(f"{one.name}, continued", prompt, one.params)
@@ -175,8 +175,8 @@ def continue_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longe
 
 
 def cross_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
-    """Requests that go on like one earlier text behind the beginning of another, as prompts made of common parts do. A
-    prefix cache holds blocks of both, of `block` tokens, and must not join them."""
+    """Make requests that begin like one earlier text and go on like another, as prompts made of common parts do. The
+    prefix cache holds blocks (of `block` tokens) of both texts, and must not join them."""
     texts = [[*one.ids, *output] for one, output in zip(requests, outputs, strict=True)]
     crossed = []
     for one, own, other in zip(requests, texts, [*texts[-2:], *texts], strict=False):  # two after each other are alike
@@ -188,8 +188,8 @@ def cross_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: i
 def together(
     llm: LLM, drafter: Drafter | None, requests: Seq[PanelRequest], streams: Iterator[Stream] | None, batch: int
 ) -> list[Sequence]:
-    """Decodes requests as a busy server does: they join one by one, begin where earlier texts with the same beginning
-    ended, and some are preempted. streams: random numbers of each request; None: from its parameters.
+    """Decode requests as a busy server does: requests join one by one, reuse the KV cache of earlier texts with the
+    same beginning, and some are preempted. streams: random numbers of each request; None: from its parameters.
     Raises the error of a failed request."""
     llm.use(drafter)
     before, llm.max_batch = llm.max_batch, batch

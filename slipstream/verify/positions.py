@@ -1,5 +1,5 @@
-"""Samples whole texts and adds up what `outcomes` tests: every token against the target's distribution, by `reference`
-and not by the code under test."""
+"""Samples whole texts, and collects the evidence that `outcomes` tests: each token against the target's distribution,
+which `reference` computes, not the code under test."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence as Seq
@@ -25,18 +25,18 @@ from slipstream.verify.report_verify import Control
 Ranks = tuple[float, float]
 """u_t and v_t of a token (see `outcomes`)."""
 KEPT = 256
-"""Most tokens of q that are kept for each position: the most likely ones."""
+"""Number of tokens of q that are kept for each position, the most likely ones."""
 
 
 @dataclass(frozen=True)
 class Proposal:
     """Describes the drafter's proposal at one position.
 
-    behind   whether an accepted draft token is before it in its step.
-    ids, q   tokens that the drafter may propose with their probabilities, or the proposed tokens and None if they were
-             chosen deterministically. None for no draft token, or where they depend on the random numbers of
-             verification, as under `coupled`.
-    probe    logits of the pass that decided the token; None where several tokens were decoded in one call.
+    behind   True if an accepted draft token precedes this position in its step.
+    ids, q   tokens that the drafter may propose, and their probabilities; or the proposed tokens and None, if they were
+             chosen deterministically. Both None without a draft token, or if draft tokens depend on the random numbers
+             of verification, as under `coupled`.
+    probe    logits of the pass that decided the token; None if several tokens were decoded in one call.
     """
 
     place: str
@@ -46,7 +46,7 @@ class Proposal:
     probe: Probe | None = None
 
     def find_favoured(self, p: np.ndarray) -> np.ndarray | None:
-        """The tokens that the draft makes more likely than the target does (without q: all that were proposed)."""
+        """Return the tokens that are more likely in the draft than in the target (without q: all proposed tokens)."""
         if self.ids is None:
             return None
         return np.unique(self.ids) if self.q is None else self.ids[self.q > p[self.ids]]
@@ -57,12 +57,12 @@ class Positions:
     """Collects the evidence of a run.
 
     control   how much rounding changes logits.
-    seed      of the random shares of the ranks.
+    seed      seed of the random shares of the ranks.
     proposed  the proposal at each output position of each sequence.
     faults    errors in single texts that no random number explains.
-    further   places of all positions that are added from now on.
+    further   additional places of all positions that are added from now on.
 
-    Places in the step are kept apart where the rule is tokenwise (see `outcomes`).
+    Places in the step are kept apart if the rule decides token by token (see `outcomes`).
     """
 
     llm: LLM
@@ -126,10 +126,10 @@ class Positions:
     def decode(
         self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
-        """Sample a text for each request with the drafter, and add their positions. Returns the outputs."""
+        """Sample a text for each request with the drafter, and add the positions of the texts. Returns the outputs."""
         with self._note_proposals():
             seqs = together(self.llm, self.drafter, requests, map(Stream, seeds), batch)
-        beside: list[float] = []  # v_t of the request before
+        beside: list[float] = []  # v_t of the previous request
         for request, seq in zip(requests, seqs, strict=True):
             self.stats += seq.stats
             wrong = wrong_end(seq)
@@ -145,7 +145,7 @@ class Positions:
         return [seq.output for seq in seqs]
 
     def decode_at_ends(self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int) -> None:
-        """Decode with the ends of the random numbers, and replay each step. The tokens are no samples."""
+        """Decode with extreme random numbers (see `EndStream`), and replay each step. The tokens are no samples."""
         with self._note_proposals():
             together(self.llm, self.drafter, requests, map(EndStream, seeds), batch)
         self.proposed.clear()
@@ -168,7 +168,7 @@ class Positions:
     def _token(
         self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[Ranks]
     ) -> list[Ranks]:
-        """Compute the ranks of the token, if the target allows it. last: the ranks of the token before it, if any."""
+        """Compute the ranks of the token; [] if the target forbids it. last: ranks of the previous token, if any."""
         p = distribution(logits, context)
         params, prompt, output, _ = context
         never = None

@@ -17,16 +17,16 @@ from slipstream.core.stats import TokenLogprob
 from slipstream.core.target import Target, release_after, start_sequence
 
 ROWS = 16
-"""Tokens of a text that one pass of the target scores, unless told otherwise."""
+"""Default number of tokens of a text that one pass of the target scores."""
 
 
 def logits_of(
     target: Target, prompt: Seq[int], text: Seq[int], params: SamplingParams | None = None, rows: int = ROWS
 ) -> Iterator[np.ndarray]:
-    """The target's logits, float64 [V], before each token of `text`, from passes over the text alone.
+    """Yield the target's logits, float64 [V], before each token of `text`, from passes over this text alone.
 
-    params  of the request, because some encoder-decoders end a text at its limit by force.
-    rows    tokens that a pass scores; the first one reads the prompt and scores one.
+    params  parameters of the request, because some encoder-decoders end a text at its limit by force.
+    rows    number of tokens that a pass scores; the first pass reads the prompt and scores one token.
     """
     with release_after(
         target, start_sequence(target, prompt, context=target.context, params=params or SamplingParams())
@@ -48,7 +48,7 @@ Context = tuple[SamplingParams, Seq[int], Seq[int], frozenset[int]]
 
 
 def edit_logits(logits: np.ndarray, context: Context) -> np.ndarray:
-    """Logits [V] after bias, penalties and forbidden tokens; -inf for a token that may not follow."""
+    """Return logits [V] after bias, penalties and forbidden tokens; -inf for a token that may not follow."""
     params, prompt, output, stop_ids = context
     x, vocab = logits.copy(), len(logits)
     for token, bias in (params.logit_bias or {}).items():
@@ -69,16 +69,16 @@ def edit_logits(logits: np.ndarray, context: Context) -> np.ndarray:
 
 
 def distribution(logits: np.ndarray, context: Context) -> np.ndarray:
-    """The probability of each token, float64 [V], at a temperature above 0."""
+    """Return the probability of each token, float64 [V], at a temperature above 0."""
     x, params = edit_logits(logits, context), context[0]
     p = np.exp((x - x.max()) / params.temperature)
     p /= p.sum()
     if not (params.top_k or params.top_p < 1 or params.min_p):
         return p
-    ranked = np.argsort(-p, kind="stable")  # equal ones by their ids
+    ranked = np.argsort(-p, kind="stable")  # equal probabilities in the order of ids
     if params.top_k:
         ranked = ranked[: params.top_k]
-    before = np.cumsum(p[ranked]) - p[ranked]  # mass of everything more likely
+    before = np.cumsum(p[ranked]) - p[ranked]  # mass of all more likely tokens
     ranked = ranked[(before < params.top_p * p[ranked].sum()) | (params.top_p == 1)]
     ranked = ranked[p[ranked] >= params.min_p * p[ranked[0]]]
     kept = np.zeros_like(p)
@@ -87,7 +87,8 @@ def distribution(logits: np.ndarray, context: Context) -> np.ndarray:
 
 
 def impossible(p: np.ndarray, logits: np.ndarray, context: Context, noise: float) -> np.ndarray:
-    """Which tokens cannot follow, bool [V], although every logit may be off by `noise`. p: `distribution` of these."""
+    """Return which tokens cannot follow, bool [V], even if every logit may be off by `noise`. p: `distribution` of the
+    logits."""
     x, never = edit_logits(logits, context), p == 0
     if noise:
         never &= x < x[p > 0].min() - 2 * noise
@@ -108,7 +109,7 @@ def wrong_end(seq: Sequence) -> str | None:
 
 
 def _is_stopped(seq: Sequence, output: Seq[int]) -> bool:
-    """Return whether the last of these tokens completes a stop string that counts."""
+    """Return True if the last token of `output` completes a stop string that counts."""
     if not seq.params.stop or len(output) < seq.params.min_tokens or seq.stop_search is None:
         return False
     asked = seq.tokens[: seq.prompt]

@@ -1,15 +1,15 @@
-"""Replays the decisions of single steps: the second opinion on the rule, on its random numbers and on the logits.
+"""Replays the decisions of single steps, to check the rule, its random numbers and the logits independently.
 
 A sampled step is a function of the target's logits, the draft and the random numbers of the request. So the tokens that
-rule `rejection` must emit can be computed, without statistics: one wrong token among thousands shows. Nothing here
-calls the code under test: distributions come from `reference`, random numbers from a new generator for each step. Three
-things are compared:
+rule `rejection` must emit can be computed without statistics, and a single wrong token among thousands is found. This
+module does not call the code under test: distributions come from `reference`, random numbers from a new generator for
+each step. It compares
 
-    numbers   `Stream.uniforms` with the documented function of (seed, nonce, purpose, position).
-    tokens    the emitted tokens with the tokens computed from the step's logits, draft and numbers.
-    logits    some logits of the step with logits from a pass over the text alone: see `Probe`.
+    numbers   `Stream.uniforms` with the documented function of (seed, nonce, purpose, position),
+    tokens    the emitted tokens with the tokens computed from the step's logits, draft and random numbers,
+    logits    some logits of the step with logits from a pass over the text alone (see `Probe`).
 
-A decision that hangs on less than `SLACK` is left open, because the sums here are added in another order.
+A decision with a margin below `SLACK` is not judged, because this module adds in another order.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,16 @@ from slipstream.core.sequence import Sequence
 from slipstream.verify.reference import distribution
 
 SLACK, PLAIN_SLACK = 1e-9, 1e-4
-"""Without a draft, a target may choose several tokens in one call, in the precision of its logits."""
+"""Margins below which a decision is not judged, in steps with and without a draft. Without a draft, a target may choose
+several tokens in one call, in the precision of its logits."""
 LARGEST = 1 - 2**-53
 """Largest double below 1."""
 PROBED = 64
-"""Logits of a row that are compared."""
+"""Number of logits of a row that are compared."""
 
 
 def numbers(stream: Stream, purpose: int, position: int, n: int) -> np.ndarray:
-    """The random numbers in [0, 1) that the documentation promises for `position`."""
+    """Compute the random numbers in [0, 1) that the documentation promises for `position`."""
     key, counter = (np.array(n, np.uint64) for n in ([stream.seed, purpose], [0, position, stream.nonce, 0]))
     drawn = np.random.Generator(np.random.Philox(key=key, counter=counter))
     return at_ends(drawn.random(n)) if isinstance(stream, EndStream) and purpose == VERIFY else drawn.random(n)
@@ -58,8 +59,8 @@ def wrong_step(
 ) -> str | None:
     """Say what is wrong with the last step of sequence b of a batch; None if it is right.
 
-    row_of    node, -1 for the last pending token -> the target's logits [V] after it.
-    replayed  whether its rule was `rejection`. Of other rules only the random numbers are compared.
+    row_of    function: node (-1: the last pending token) -> the target's logits [V] after this node.
+    replayed  True if the rule was `rejection`. For other rules, only the random numbers are compared.
     """
     run = verdict.run(draft, b)
     position = len(seq.tokens) - len(run)
@@ -107,12 +108,12 @@ class Probe:
 
     @staticmethod
     def of(row: np.ndarray, token: int) -> "Probe":
-        """Of a row [V]: the token that followed, and others that are spread over the vocabulary."""
+        """Take from a row [V] the logits of `token`, which followed, and of tokens spread over the vocabulary."""
         ids = np.unique([token, *range(0, len(row), -(-len(row) // PROBED))])
         return Probe(ids, row[ids])
 
     def measure_move(self, row: np.ndarray) -> float:
-        """Largest difference from the same logits of another row [V]; 0 where one of both is infinite."""
+        """Return the largest difference from these tokens' logits in another row [V]; infinite logits count as 0."""
         with np.errstate(invalid="ignore"):
             differences = np.abs(row[self.ids] - self.logits)
         return float(differences[np.isfinite(differences)].max(initial=0.0))

@@ -1,4 +1,4 @@
-"""The data of a verify result, and the report that shows them."""
+"""The data of a verify result, and its report."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,7 @@ class Control:
     limit      largest noise that rounding explains.
     flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
     behind     largest distance of a token of the plain greedy text behind the target's best token, in logits after
-               penalties: 0, or as little as rounding explains, if decoding without a drafter is right.
+               penalties. If decoding without a drafter is right, this is 0 or small enough for rounding to explain it.
     """
 
     rows: int
@@ -56,8 +56,8 @@ class Control:
 
 @dataclass(frozen=True)
 class ComparedText:
-    """One text with the drafter against the one without. divergence: None if they are equal. drafted, accepted: tokens.
-    draft_tokens, batch, mixed, chosen: how it was decoded (`texts.Pass`)."""
+    """A text with the drafter, compared with the text without. divergence: None if both are equal. drafted, accepted:
+    numbers of tokens. draft_tokens, batch, mixed, chosen: how the text was decoded (`texts.Pass`)."""
 
     prompt: str
     verdict: str
@@ -74,7 +74,7 @@ class ComparedText:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many draft tokens were verified and accepted in a check, and whether these are enough."""
+    """The numbers of verified and accepted draft tokens in a check, and whether enough tokens were verified."""
 
     drafted: int
     accepted: int
@@ -83,7 +83,8 @@ class Coverage:
 
 @dataclass(frozen=True)
 class TestedPlace(PlaceTest):
-    """second_p: of new samples, if the first p-value was small. smallest_bias: that would be called a bug."""
+    """A place and its second look. second_p: p-value of new samples, if the first p-value was small. smallest_bias:
+    smallest bias of a token's probability that would be called a bug."""
 
     second_p: float | None
     verdict: str
@@ -92,7 +93,7 @@ class TestedPlace(PlaceTest):
 
 @dataclass
 class VerifyData:
-    """Holds the rows of each check. faults: errors in single texts."""
+    """The rows of each check. faults: errors in single texts."""
 
     prompts: JsonObject = field(default_factory=dict)
     control: Control | None = None
@@ -106,12 +107,12 @@ class VerifyData:
 
     @property
     def compared(self) -> dict[str, list[ComparedText]]:
-        """Check -> its texts, of the checks that ran."""
+        """Return check -> compared texts, for the checks that ran."""
         checks = {"greedy": self.greedy, "coupled": self.coupled}
         return {name: rows for name, rows in checks.items() if rows}
 
     def judge(self) -> str:
-        """ "BUG" if any check found one, "not tested" if too little was drafted in a check, else "ok"."""
+        """Return "BUG" if a check found a bug, "not tested" if too little was drafted in a check, else "ok"."""
         control = [self.control] if self.control else []
         rows: list[Any] = [*self.greedy, *self.coupled, *self.distribution, *control, *self.coverage.values()]
         said = {row.verdict for row in rows} | {BUG for _ in self.faults}
@@ -163,7 +164,7 @@ def mark(text: str) -> str:
 
 
 def tabulate_passes(name: str, rows: list[ComparedText]) -> Table:
-    """A row for each way to decode the texts."""
+    """Tabulate the compared texts, with a row for each way of decoding."""
     groups: dict[Any, list[ComparedText]] = {}
     for row in rows:
         groups.setdefault((row.mixed, row.draft_tokens, row.batch, row.chosen), []).append(row)
@@ -211,7 +212,7 @@ SHORT_PLACES = {
 
 
 def tabulate_places(rows: list[TestedPlace]) -> Table:
-    """A row for each test, a column for each place."""
+    """Tabulate the p-values, with a row for each test and a column for each place."""
     step = [row for row in rows if row.place != BY_REQUEST]
     names = ["tokens", "ranks", *dict.fromkeys(name for row in step for name in row.outcomes)]
     cells: list[list[Any]] = []
@@ -245,5 +246,5 @@ def _or_dash(value: float | None, digits: str) -> str:
 
 
 def shorten(name: str) -> str:
-    """The file name of a prompt that is named by its path."""
+    """Return the file name of a prompt that is named by its path."""
     return name.rsplit("/", 1)[-1]

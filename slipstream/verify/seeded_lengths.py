@@ -1,6 +1,6 @@
-"""`SeededLengths`: draft lengths that are chosen as elsewhere, with times from a seed in place of the clock. So a run
-can be repeated, and drafts are verified even where they do not pay. All steps take the same time; costs of rows, and
-rests, are drawn. A text has the target's distribution with any lengths that depend on verified draft tokens only."""
+"""`SeededLengths`: chooses draft lengths as `DraftLengths` does, but with times from a seed in place of the clock. So a
+run can be repeated, and drafts are verified even if they do not pay. All steps take the same time; costs of rows and
+pauses are random. A text has the target's distribution if lengths depend on verified draft tokens only."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -19,9 +19,9 @@ class SeededLengths(DraftLengths):
         self._random = np.random.default_rng(seed)
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
-        if self._random.random() < 1 / 128:  # also where drafts pay
+        if self._random.random() < 1 / 128:  # sometimes pause although drafts pay
             self.policy.trials.decide(pays=False)
-        self.policy.gains.is_told = True  # what pays is not measured here
+        self.policy.gains.is_told = True  # nothing is measured here
         budgets = super().choose(ids, limits, prompt_rows, context)
         logs = self._random.uniform(np.log(CHEAPEST), np.log(DEAREST), MORE_ROWS)
         return [replace(budget, row_costs=tuple(np.exp(logs).tolist())) for budget in budgets]

@@ -4,9 +4,10 @@ Only texts and log-probabilities are visible from outside, so both servers must 
 sampling parameters, and the comparison is between two samples:
 
     greedy    the same prompts at temperature 0. Log-probabilities of the shared beginning give the noise between the
-              servers, and the reference answers twice, which shows how stable it is by itself. Where texts part, the
-              margin between the two tokens at the reference, against that noise, tells a near-tie from a bug.
-    sampled   texts with seeds of their own at each server. For each prompt, a permutation test of the counts of all
+              servers. The reference answers twice, which shows whether its own texts are stable. At the first
+              difference, the reference's margin between the two tokens, compared with the noise, tells a near-tie from
+              a bug.
+    sampled   texts with other seeds at each server. For each prompt, a permutation test of the counts of all
               n-grams of up to three tokens, in which whole texts change sides (exact for any dependence within a text).
               Over all prompts together, the same test of how often a token is the most frequent one after the token
               before it, the second, ... Its few degrees of freedom make the size of the faults that it finds known: see
@@ -82,8 +83,8 @@ ALL_PROMPTS = "all prompts"
 
 @dataclass(frozen=True)
 class ServedText:
-    """A greedy text. repeats: whether the reference gave the same one twice. noise: of log-probabilities, in nats.
-    position, margin: where it differs, and the reference's margin there."""
+    """A compared greedy text. repeats: True if the reference gave the same text twice. noise: of log-probabilities, in
+    nats. position, margin: of the first difference; the margin is the reference's."""
 
     prompt: str
     tokens: int
@@ -96,8 +97,8 @@ class ServedText:
 
 @dataclass(frozen=True)
 class SampledPrompt:
-    """p, second_p: of the permutation test, and of the one on new samples, which decides at `level`.
-    smallest_shift: see the function of this name; None: not known."""
+    """A test of samples. p, second_p: p-values of the permutation test, and of its repetition on new samples, which
+    decides at `level`. smallest_shift: see the function of this name; None: not known."""
 
     prompt: str
     samples: int
@@ -110,7 +111,7 @@ class SampledPrompt:
 
 @dataclass(frozen=True)
 class ServedCoverage:
-    """Draft tokens and accepted ones of the server, and draft tokens of the reference; None: not known."""
+    """Numbers of draft and accepted tokens at the server, and of draft tokens at the reference; None: unknown."""
 
     drafted: float | None
     accepted: float | None
@@ -127,7 +128,7 @@ class ServedData:
 
 
 def count_requests(prompts: int, config: ServedConfig) -> int:
-    """How often `verify_served` calls `advance`, if no test is repeated."""
+    """Return how often `verify_served` calls `advance`, if no test is repeated."""
     return prompts * (3 + 2 * config.samples)
 
 
@@ -135,7 +136,7 @@ def verify_served(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     out: str | Path | None = None, advance: Callable[[], None] = lambda: None,
 ) -> Result:  # fmt: skip
-    """Compares `served`, which speculates, with `reference`. prompts: (name, text) of each. Writes the result to `out`
+    """Compare `served`, which speculates, with `reference`. prompts: (name, text) of each. Writes the result to `out`
     after each check. Raises ServedError if a server cannot be reached or refuses, ParameterError if both are one."""
     one, other = (place.base_url.rstrip("/").replace("//localhost", "//127.0.0.1") for place in (served, reference))
     if one == other:
@@ -175,7 +176,7 @@ def verify_served(
 
 
 def read_counters_of(place: Endpoint) -> Counters | None:
-    """The server's counters; None if it shows none that are known."""
+    """Read the server's counters; None if it shows no known counters."""
 
     async def read() -> Counters | None:
         async with TrafficClient(place, place.timeout) as client:
@@ -185,7 +186,8 @@ def read_counters_of(place: Endpoint) -> Counters | None:
 
 
 def count_drafted(before: Counters | None, after: Counters | None) -> tuple[float | None, float | None]:
-    """How many tokens were drafted (drafts, if they are not counted by token), and accepted; None: not known."""
+    """Return the numbers of draft tokens (of drafts, if the server does not count tokens) and of accepted tokens
+    between two readings; None: not known."""
     if before is None or after is None:
         return None, None
     seen = after.since(before).as_dict()
@@ -213,13 +215,14 @@ def _greedy(
 
 
 def measure_noise(a: Answer, b: Answer) -> float:
-    """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
+    """Return the largest difference of a token's log-probability in the shared beginning of two answers, in nats."""
     same = count_common(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
 
 
 def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | None, float | None]:
-    """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
+    """Return the verdict on two greedy texts, the position of the first difference, and the reference's margin there,
+    in nats."""
     if fast.text == plain.text:
         return IDENTICAL, None, None
     at = count_common(fast.tokens, plain.tokens)
@@ -240,7 +243,7 @@ def _sample(
     decisive = decisive_level(config.level, len(prompts) + 1)
 
     def draw(place: Endpoint, i: int, side: int, look: int) -> list[tuple[str, ...]]:
-        """The tokens of each text, or its characters if the server does not tell tokens."""
+        """Return the tokens of each text, or its characters if the server does not report tokens."""
         key = [config.seed, i, side, look]
         seeds = np.random.SeedSequence(key).generate_state(config.samples, np.uint32).tolist()
 
@@ -256,7 +259,7 @@ def _sample(
         return draw(served, i, 0, look), draw(reference, i, 1, look)
 
     def look_at(name: str, texts: int, test: Callable[[int], float]) -> SampledPrompt:
-        """The row of a test of new samples at each look, of which there is a second if the first one fails."""
+        """Run a test, and again on new samples if the first look fails. Returns the row of the report."""
         p = test(0)
         second = test(1) if p < SCREEN else None
         said = BUG if second is not None and second < decisive else SAME
@@ -278,7 +281,7 @@ def _sample(
 def compare_ngrams(
     one: Seq[Seq[str]], other: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> float:
-    """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3)."""
+    """Return the p-value for two samples of texts from one distribution, by the counts of n-grams (n = 1, 2, 3)."""
     texts = [*one, *other]
     index: dict[tuple[str, ...], int] = {}
     places = [
@@ -297,8 +300,8 @@ def compare_ngrams(
 
 
 def permute(groups: Seq[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator, permutations: int) -> float:
-    """p-value that both samples of each group have one distribution. A sample: counts of the same kinds of things in
-    each of its texts, float32 [texts, kinds].
+    """Return the p-value for both samples of each group from one distribution. A sample is the counts of each kind of
+    thing in each text, float32 [texts, kinds].
 
     Statistic: sum over kinds of (a - b)^2 / (a + b), a and b the counts of all groups together. Texts change sides
     within their group, so the test is exact however the things in a text depend on each other. The smallest p-value is

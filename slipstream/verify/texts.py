@@ -30,13 +30,13 @@ ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.
 """Largest noise of the control, in standard deviations of the logits, that rounding in this dtype can explain. Measured
 noise is two orders of magnitude smaller; a wrong mask or position changes logits by about 1."""
 QUANTISED = 0.5
-"""The same if activations are quantised too, per row or per pass."""
+"""Largest noise that rounding can explain if activations are quantised, per row or per pass."""
 
 
 def control(
     llm: LLM, requests: Seq[PanelRequest], texts: Seq[Seq[int]], rows: int, advance: Callable[[], None] = lambda: None
 ) -> Control:
-    """Scores plain greedy texts twice: with one row per pass, and with `rows` rows per pass."""
+    """Score plain greedy texts twice: with one row per pass, and with `rows` rows per pass."""
     noise, behind, flips, spreads = 0.0, 0.0, 0, list[float]()
     for request, text in zip(requests, texts, strict=True):
         score = scores(llm, request.ids, request.params)
@@ -57,8 +57,8 @@ def short_of_best(scores: Tensor, token: int) -> float:
 
 
 def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
-    """Return the largest change of a logit by rounding, in standard deviations, for the target's dtype; where it
-    declares none, for the dtype of its logits after `prompt`."""
+    """Return the largest change of a logit by rounding, in standard deviations, for the target's dtype. If the target
+    declares no dtype, the dtype of its logits after `prompt` is used."""
     runtime = target.capabilities.runtime
     if runtime is not None:
         rounds = runtime.quantize and not runtime.weights_only
@@ -80,9 +80,9 @@ class Pass:
 
 
 def passes(draft_tokens: int, prompts: int) -> list[Pass]:
-    """Each text alone with K draft tokens; then all texts in one batch, with one draft token and with two, where the
-    bonus token and the end of a draft are met more often; then requests that differ, two and five side by side, the
-    latter also with chosen lengths."""
+    """List the passes: each text alone with K draft tokens; all texts in one batch, with one and with two draft tokens,
+    where bonus tokens and ends of drafts are more frequent; different requests, two and five side by side; and five
+    with chosen lengths."""
     shorter = [k for k in (1, 2) if k < draft_tokens] or [draft_tokens]
     alike = [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
     mixed = [Pass(draft_tokens, 2, True), Pass(draft_tokens, TOGETHER, True), Pass(draft_tokens, TOGETHER, True, True)]
@@ -115,8 +115,8 @@ def texts(
 def compare(
     llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
 ) -> Divergence | None:
-    """Find where two texts diverge, by the edited logits. The noise is the larger of the control's and the position's
-    own."""
+    """Find where two texts diverge, by the edited logits. Its noise is the larger of the control's noise and the noise
+    at this position."""
     parted = find_divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None

@@ -9,7 +9,7 @@ Four checks, each of which can fail:
                   bug. Each text alone with K draft tokens; all in one batch with one draft token, and with two; and
                   beside requests with other parameters (`panel_requests`). Each token of the texts without the
                   drafter must be the one that the reference picks.
-    coupled       the same above temperature 0, with rule `coupled` and one seed: the random numbers belong to
+    coupled       the greedy check above temperature 0, with rule `coupled` and one seed: the random numbers belong to
                   positions, so the text depends only on the target and the seed.
     distribution  samples under the given rule against the target's exact distribution: every position of whole texts,
                   and pairs of neighbouring positions (`outcomes`).
@@ -54,7 +54,7 @@ from slipstream.verify.texts import BUG, Control, Pass, compare, control, passes
 CHECKS = ("greedy", "coupled", "distribution")
 SAME, FEW = "no difference seen", "too few to test"
 FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
-"""Fewest draft tokens that must have been verified in a check; below that it says "not tested"."""
+"""Check -> fewest verified draft tokens; with fewer draft tokens the check says "not tested"."""
 POWER = 0.9
 """Probability that a bias of the reported smallest size is called a bug."""
 
@@ -65,9 +65,9 @@ class VerifyConfig(Strict):
     checks       which of `CHECKS` to run; the control always runs.
     texts        whole texts sampled with each setting (see `panel_requests`); three times as many with the parameters
                  as given, for the draft lengths 1, 2 and K.
-    reach        one of them goes on to this position in its context (0: none does).
+    reach        one of these texts goes on to this position in its context (0: none does).
     level        probability that a correct run is called a bug, over all tests of distributions together.
-    seed         of all samples. Runs with different seeds share no random number.
+    seed         seed of all samples. Runs with different seeds share no random number.
     """
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
@@ -93,7 +93,7 @@ class VerifyConfig(Strict):
 
 
 def steps(prompts: PromptSet, config: VerifyConfig, draft_tokens: int) -> int:
-    """How often `verify` calls `advance`, if no test is repeated."""
+    """Return how often `verify` calls `advance`, if no test is repeated."""
     n = len(prompts.prompts)
     of_texts = n * (1 + len(passes(draft_tokens, n)))
     of_check = {"greedy": of_texts, "coupled": of_texts, "distribution": 6 * config.texts}
@@ -101,7 +101,7 @@ def steps(prompts: PromptSet, config: VerifyConfig, draft_tokens: int) -> int:
 
 
 def seconds(llm: LLM, prompts: PromptSet, config: VerifyConfig) -> float:
-    """Roughly how long `verify` takes: decodes one text without the drafter, and counts all texts in that time."""
+    """Estimate the seconds that `verify` takes, from the time to decode one text without the drafter."""
     drafter, n, tokens = llm.drafter, len(prompts.prompts), config.params.max_tokens
     began = perf_counter()
     (seq,) = texts(llm, None, [PanelRequest("", prompts.prompts[0].ids, config.greedy)], lambda: None)
@@ -117,8 +117,8 @@ def verify(
     llm: LLM, prompts: PromptSet, config: VerifyConfig, out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None, label: str = "",
 ) -> Result:  # fmt: skip
-    """Checks the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
-    checks that were done."""
+    """Check the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
+    finished checks."""
     config = replace(config, params=llm.defaults.fill(config.params))
     if llm.drafter.name == "none" or not llm.most_draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
@@ -168,7 +168,7 @@ class Checks:
 
     @property
     def rows(self) -> int:
-        """Rows of a pass that verifies a draft. A tree has more nodes than levels."""
+        """Return the number of rows of a pass that verifies a draft. A tree has more nodes than levels."""
         proposed = -(-self.stats.proposed // max(1, self.stats.steps - self.stats.undrafted))
         return max(self.most, proposed) + 1
 
@@ -192,7 +192,7 @@ class Checks:
             self.llm._rule = rule
 
     def _compare(self, check: str, changed: Callable[[SamplingParams, int], SamplingParams]) -> None:
-        """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
+        """Compare texts with the drafter with texts without. changed: makes the parameters of the i-th request."""
         before, n = self.stats, len(self.ids)
         unmixed = [PanelRequest(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
         mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mix_lengths(self.most))
@@ -217,7 +217,7 @@ class Checks:
         return seqs
 
     def _at_most(self, count: int) -> Callable[[], None]:
-        """`advance` for the first `count` calls: how many requests there are is known later than how long they take."""
+        """Return an `advance` that does nothing after `count` calls: the progress bar counts on `count` requests."""
         left = iter(range(count))
         return lambda: None if next(left, None) is None else self.advance()
 
@@ -261,8 +261,8 @@ class Checks:
         self._cover("distribution", first.stats.proposed, first.stats.accepted)
 
     def _look(self, number: int, times: int) -> Positions:
-        """The evidence of whole texts: with the parameters as given, for each draft length, the first text a long one;
-        then of all settings side by side; then of texts that continue others; then with lengths that are chosen."""
+        """Collect the evidence of whole texts: with the user's parameters, for each draft length, one text a long one;
+        with all settings side by side; of texts that continue other texts; and with chosen draft lengths."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
         positions = Positions(llm, self.drafter, self.noise, next(seeds))
@@ -300,7 +300,7 @@ class Checks:
         return [one for one in each if len(one.ids) + one.params.max_tokens <= longest][: self.config.texts]
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
-        """Seeds of requests that no other purpose, look or run has."""
+        """Yield seeds of requests that no other purpose, look or run has."""
         key = int.from_bytes(purpose.encode(), "little")
         while True:
             yield from np.random.SeedSequence([self.config.seed, key, number]).generate_state(1024, np.uint64).tolist()
