@@ -1,5 +1,5 @@
-"""What a reduced draft vocabulary of an MTP layer gains and costs: the shapes of Qwen3.5-0.8B and Qwen3.5-4B with
-random weights in 4 bits, and the tokens of outside texts.
+"""Measure what a reduced draft vocabulary of an MTP layer gains and costs: the shapes of Qwen3.5-0.8B and Qwen3.5-4B
+with random weights in 4 bits, and the tokens of outside texts.
 
     python -m benchmarks.draft_vocabulary --data FOLDER [--rounds 30] [--draft 3] [--only Qwen3.5-0.8B]
 
@@ -8,7 +8,7 @@ token, interleaved. `break_even` is the share of draft tokens that must be accep
 fast as plain decoding; `speed` is its speed over plain decoding at a share of 0.8. `may_miss` is the share of tokens
 that a cut may leave out before it is slower than the whole vocabulary, if acceptance falls from 0.8 by as much.
 
-Cost: the share of the tokens of texts that a cut cannot draft, counted with SmolLM2's tokenizer at the same shares of
+A cut costs the tokens that cannot be drafted: their share is counted with SmolLM2's tokenizer, at the same shares of
 its vocabulary. FOLDER holds `spec_bench/question.jsonl` and `humaneval/HumanEval.jsonl`. Every second prompt is counted
 with the first ids, with the tokens that occur most in Slipstream's own source and documentation, with those that occur
 most in the other prompts, and with the first ids and all tokens that the text had before.

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpt2_pair FOLDER      # writes FOLDER/target and FOLDER/draft, about 0.9 GB
 
-Speed depends on shapes, so it is that of GPT-2. Acceptance depends on trained weights, and these are random. As in
+Speed depends on shapes only: this is GPT-2's. Acceptance depends on trained weights, and these are random. As in
 DistilGPT-2, whose layers were copied from GPT-2, the draft model is the target with fewer layers. The missing layers
 are scaled down until both agree on about two tokens in three, the usual figure for this family. The text itself has no
 meaning.

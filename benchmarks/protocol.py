@@ -70,7 +70,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            self._listener.join(5)  # what it said last
+            self._listener.join(5)  # until the log has its last lines
             raise ContenderError(f"{self.name} died during {op!r}:\n{''.join(self._log)}")
         reply = json.loads(line)
         if "error" in reply:

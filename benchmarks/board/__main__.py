@@ -39,11 +39,13 @@ from benchmarks.board.lineup import (
     cells,
     rows,
 )
+from benchmarks.board.models import HYBRID, VOCAB, models_of
 from benchmarks.protocol import ROOT, ContenderError, Worker
 from slipstream.measure.prompts import select_entries
 from slipstream.measure.results import write_text
 from slipstream.tokens.text import load_tokenizer
-from slipstream.zoo import draft_dir, target_dir
+from slipstream.verify.verification import FEWEST_DRAFTED
+from slipstream.zoo import target_dir
 
 RECORDS = ROOT / "benchmarks" / "results" / "board.json"
 LIMIT = 1200
@@ -59,7 +61,8 @@ class Side:
         self.worker = Worker(f"{engine.name}, {method}", engine.worker, engine.python)
         self.drafted: int | None = None
         self.versions = self._call("info")["versions"]
-        self._call("load", method=method, target=str(target_dir()), draft=str(draft_dir()), **check.setup)
+        target, draft = map(str, models_of(method))
+        self._call("load", method=method.removesuffix(HYBRID), target=target, draft=draft, **check.setup)
 
     def texts(self, ids: list[int], check: Check, seeds: list[int]) -> list[list[int]]:
         """One text after the prompt `ids` for each seed."""
@@ -116,8 +119,8 @@ class Sides:
         setup = json.dumps(check.setup)
         place = engine.name, method, setup
         for old in [*self.running]:
-            other_method = PLAIN not in (method, old[1]) and old[1] != method
-            if (old[0], old[2]) != (engine.name, setup) or other_method:
+            beside = old[1] == method or {PLAIN, PLAIN + HYBRID} & {method, old[1]}
+            if (old[0], old[2]) != (engine.name, setup) or models_of(old[1]) != models_of(method) or not beside:
                 self.close([old])
         if place not in self.running:
             self.running[place] = Side(engine, method, check)
@@ -127,37 +130,41 @@ class Sides:
         for key in [*self.running] if places is None else places:
             self.running.pop(key).worker.close()
 
-    def plain_texts(self, engine: Engine, check: str, ids: list[int], seeds: list[int]) -> list[list[int]]:
+    def plain_texts(self, engine: Engine, cell: Cell, ids: list[int], seeds: list[int]) -> list[list[int]]:
         """Texts without speculation."""
-        key = engine.name, check, tuple(ids), tuple(seeds)
+        plain, check = PLAIN + HYBRID * cell.method.endswith(HYBRID), CHECKS[cell.check]
+        key = engine.name, plain, cell.check, tuple(ids), tuple(seeds)
         if key not in self.kept:
             self.kept = {old: texts for old, texts in self.kept.items() if old[0] == engine.name}
-            self.kept[key] = self.of(engine, PLAIN, CHECKS[check]).texts(ids, CHECKS[check], seeds)
+            self.kept[key] = self.of(engine, plain, check).texts(ids, check, seeds)
         return self.kept[key]
 
 
-def prompts() -> list[list[int]]:
+def prompts(method: str) -> list[list[int]]:
+    """The hybrid, which is random, reads the same ids modulo its vocabulary."""
     tokenizer = load_tokenizer(target_dir())
     entries, _ = select_entries("code,edit", 2 * PROMPTS, (), "raw")
-    return [tokenizer.encode(entry.text) for entry in entries]
+    vocab = VOCAB if method.endswith(HYBRID) else 2**31
+    return [[token % vocab for token in tokenizer.encode(entry.text)] for entry in entries]
 
 
 def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, Any]:
     """Write one cell."""
     check = CHECKS[cell.check]
-    asked = [ids[-check.context :] for ids in prompts()]
+    asked = [ids[-check.context :] for ids in prompts(cell.method)]
     sides.of(engine, cell.method, check).drafted = None
     if check.greedy:
-        plain = [sides.plain_texts(engine, cell.check, ids, [0])[0] for ids in asked]
+        plain = [sides.plain_texts(engine, cell, ids, [0])[0] for ids in asked]
         other = sides.of(engine, cell.method, check)
         texts = [other.texts(ids, check, [0])[0] for ids in asked]
-        return {"versions": other.versions} | judge.greedy(str(target_dir()), engine.precision, asked, plain, texts)
+        target = str(models_of(cell.method)[0])
+        return {"versions": other.versions} | judge.greedy(target, engine.precision, asked, plain, texts)
 
     def look(number: int) -> list[tuple[list[list[int]], list[list[int]]]]:
         pairs = []
         for i, ids in enumerate(asked[:PROMPTS]):
             seeds = [np.random.SeedSequence([number, i, n]).generate_state(samples, np.uint32).tolist() for n in (0, 1)]
-            plain = sides.plain_texts(engine, cell.check, ids, seeds[0])
+            plain = sides.plain_texts(engine, cell, ids, seeds[0])
             pairs.append((plain, sides.of(engine, cell.method, check).texts(ids, check, seeds[1])))
         return pairs
 
@@ -186,8 +193,8 @@ def run(wanted: list[Cell], samples: int) -> Iterator[tuple[Cell, dict[str, Any]
             side = sides.of(engine, cell.method, CHECKS[cell.check])
             if side.drafted is not None and not cell.negative:
                 record["drafted"] = side.drafted
-                if not side.drafted:
-                    record |= {"verdict": judge.UNTESTED, "why": "nothing was drafted"}
+                if side.drafted < FEWEST_DRAFTED["greedy" if CHECKS[cell.check].greedy else "distribution"]:
+                    record |= {"verdict": judge.UNTESTED, "why": f"only {side.drafted} tokens were drafted"}
         except (ContenderError, FileNotFoundError) as fault:
             said = [line for line in str(fault).strip().splitlines() if line.strip()][-1][:300]
             refused = said.startswith(REFUSALS) or any(f".{name}:" in said for name in REFUSALS)

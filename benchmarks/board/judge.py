@@ -11,9 +11,10 @@ import numpy as np
 from benchmarks.board.lineup import CHECKS, LEVEL, PROMPTS, cells
 from slipstream.core.sequence import count_common
 from slipstream.llm import LLM
+from slipstream.verify.choices import count_choices, smallest_shift
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.reference import logits_of
-from slipstream.verify.served import PERMUTATIONS, compare_ngrams, count_choices, permute, smallest_shift
+from slipstream.verify.served import PERMUTATIONS, compare_ngrams, permute
 
 SAME, DIFFERS, REFUSED, UNTESTED = "same", "differs", "refused", "not tested"
 ROUNDING = {"float64": 1e-9, "float32": 2e-3, "float16": 0.05, "bfloat16": 0.4}
@@ -60,22 +61,24 @@ def sampled(looks: Callable[[int], Look]) -> dict[str, Any]:
     """The verdict on samples. looks(n): (plain, other) texts of each prompt, new ones for each n; the second look is
     taken where the first one fails, and only it decides."""
     first = looks(0)
-    p, placed = _tests(first, 0)
+    p = _tests(first, 0)
     texts = sum(len(plain) + len(other) for plain, other in first)
-    seen = {"p": min(p), "smallest_shift": smallest_shift(placed, level_of_cell(), PROMPTS), "texts": texts}
+    seen = {"p": min(p), "smallest_shift": smallest_shift(_named(first), level_of_cell()), "texts": texts}
     suspects = [i for i, value in enumerate(p) if value < SCREEN]
     if not suspects:
         return {"verdict": SAME} | seen
-    second, _ = _tests(looks(1), 1)
+    second = _tests(looks(1), 1)
     again = min(second[i] for i in suspects)
     return {"verdict": DIFFERS if again < decisive() else SAME, "second_p": again} | seen
 
 
-def _tests(look: Look, seed: int) -> tuple[list[float], float]:
-    """p-values: of each prompt, and of all together; and how many tokens of a side have a place in the last test."""
-    named = [tuple([tuple(map(str, text)) for text in side] for side in pair) for pair in look]
-    rng = np.random.default_rng(seed)
+def _named(look: Look) -> list[tuple[list[tuple[str, ...]], list[tuple[str, ...]]]]:
+    return [([tuple(map(str, text)) for text in one], [tuple(map(str, text)) for text in other]) for one, other in look]
+
+
+def _tests(look: Look, seed: int) -> list[float]:
+    """p-values: of each prompt, and of all together."""
+    named, rng = _named(look), np.random.default_rng(seed)
     each = [compare_ngrams(plain, other, rng) for plain, other in named]
     choices = [count_choices(plain, other) for plain, other in named]
-    placed = sum(float(plain.sum() + other.sum()) for plain, other in choices) / 2
-    return [*each, permute(choices, rng, PERMUTATIONS)], placed
+    return [*each, permute(choices, rng, PERMUTATIONS)]

@@ -31,13 +31,13 @@ Records = dict[str, dict[str, Any]]
 NO_RECORD = "–"
 HEAD = """# The lossless board
 
-Speculative decoding promises the text of the model without it. This page says which engine keeps that promise, on a
-CPU. Each row compares an engine that speculates with the same engine without. {counts}.
+Speculative decoding promises the text of the model without it. Who keeps that promise, on a CPU? Each row compares an
+engine that speculates with the same engine without. {counts}.
 
 - **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
-  that it does not do this. **not tested**: the note says why. {none}: there is no record yet. "same (1 of 2)": one of
-  the two checks of this column has a record.
-- *shift*: total variation that the samples would have shown with a probability of 0.9.
+  that it does not do this. {none}: no record yet. "1 of 2": one of two checks has one.
+- *shift*: a fault that takes the likeliest token in so many more of the cases would have been found with a probability
+  of 0.9.
 """
 
 LEGEND = f"""
@@ -45,30 +45,27 @@ How a cell is judged:
 
 - Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or part where two logits are as good
   as equal in float64.
-- Sampled (temperatures 1 and 0.7): {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
-  and a repetition penalty over texts of 16 tokens. Structured: a JSON schema. 8 streams: eight texts at once, with a
-  prefix cache.
+- Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
+  and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
 - If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
-  each cell.
-- A difference is **{OPEN}** as long as no issue or fix of the maintainers confirms it, or a reproduction without
-  Slipstream is missing.
-- The model is the embedded pair of 14.2M and 2.4M parameters. `python -m benchmarks.board --row 1` repeats row 1 from
-  nothing.
+  each.
+- The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
+  recurrent, and a draft model that is nearly the same (`benchmarks/board/models.py`).
+- `python -m benchmarks.board --row 1` repeats row 1 from nothing.
 """
 
 TAIL = """## Run it
 
 `make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, goes on where it was
-interrupted, and writes this page. Engines whose environment is not made are "not tested". A record has the command
-that repeats its cell:
+interrupted, and writes this page. A record has the command that repeats its cell:
 
     {example}
 
 `--row` and `--cell` make the engine's environment first, if it is missing. An engine that dies, hangs for 20 minutes,
-or answers otherwise than its adapter's contract says has cells that say so; the other cells run.
+or breaks its adapter's contract has cells that say so; the other cells run.
 
-An engine that ignores the option would be "same". So adapters count draft tokens, and a cell without any is "not
-tested". Engines that do not tell: transformers, vLLM, and OpenVINO GenAI's prompt lookup.
+An engine that ignores the option would be "same". So adapters count draft tokens; a cell with too few is "not tested".
+Engines that do not tell: transformers, vLLM, and OpenVINO GenAI's prompt lookup.
 
 ## Add an engine
 
@@ -76,15 +73,15 @@ Write a module as `benchmarks/board/transformers_engine.py`, about 60 lines, tha
 and answers three operations on its standard input (`benchmarks/protocol.py`):
 
 - `info()`: `versions`, of the packages that matter.
-- `load(method, target, draft, streams, prefix_cache)`: load the checkpoint `target`. `method` is "plain", or one of its
-  ways of speculating. At most `streams` texts are decoded at once. `prefix_cache`: keep states of prompts, or do not.
+- `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
+  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts, or do not.
 - `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
   or shorter if they have the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields as
   `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine
   tells. What it does not do raises NotImplementedError: the cell is "refused".
 
-Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is published
-once `known` says which issue or fix of its maintainers it goes with, that the newest version was tried, and which
+Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is "open"
+until `known` says which issue or fix of its maintainers it goes with, that the newest version was tried, and which
 program of at most 15 lines, without Slipstream, shows it.
 """
 
@@ -126,7 +123,7 @@ def _row(number: int, engine: Engine, method: str, columns: list[str], records: 
     groups = [{name: each[name] for name, check in CHECKS.items() if check.column == column} for column in columns]
     dates = sorted(record["date"] for record in each.values() if "date" in record)
     version = _versions(engine, records).partition(",")[0].rpartition(" ")[2]
-    shifts = [record["smallest_shift"] for record in each.values() if "smallest_shift" in record]
+    shifts = [record["smallest_shift"] for record in each.values() if record.get("smallest_shift")]
     name, *more = engine.name.split(" (", 1)
     cells = [str(number), " (".join([f"{name} {version}".strip(), *more]), method, *map(_verdicts, groups)]
     marks = [str(notes.setdefault(note, len(notes) + 1)) for note in _notes(each)]
@@ -178,18 +175,18 @@ def _controls(records: Records) -> list[str]:
     lines = [
         "## Controls",
         "",
-        "Bugs that engines really had, planted into Slipstream (`benchmarks/board/controls.py` names where each was",
-        "seen, and how large it is). The board must find each, in a cell of the same size as the others:",
+        "Bugs that engines really had, planted into Slipstream (`benchmarks/board/controls.py` says where each was",
+        "seen, and how large it is). The board must find each:",
         "",
-        "| planted | looked for by | verdict | p | shift |",
-        "|---|---|---|---|---|",
+        "| planted | looked for by | verdict | p |",
+        "|---|---|---|---|",
     ]
     for method in CONTROLS.methods:
         check = CONTROL_CHECKS.get(method, "T 1")
         record = records.get(Cell(CONTROLS.name, method, check).key, {"verdict": UNTESTED})
-        p, shift = record.get("second_p", record.get("p", "")), record.get("smallest_shift")
+        p = record.get("second_p", record.get("p", ""))
         name = f"{method} (no bug: must be same)" if method in HARMLESS else method
-        lines.append(f"| {name} | {check} | {record['verdict']} | {p} | {f'{shift:.2f}' if shift else ''} |")
+        lines.append(f"| {name} | {check} | {record['verdict']} | {p} |")
     alone = [
         record for key, record in records.items() if f"| {PLAIN} |" in key and record["verdict"] in (SAME, DIFFERS)
     ]

@@ -10,8 +10,8 @@ sampling parameters, and the comparison is between two samples:
     sampled   texts with other seeds at each server. For each prompt, a permutation test of the counts of all
               n-grams of up to three tokens, in which whole texts change sides (exact for any dependence within a text).
               Over all prompts together, the same test of how often a token is the most frequent one after the token
-              before it, the second, ... (`count_choices`). It has few degrees of freedom, so the smallest shift that it
-              finds is known: `smallest_shift`.
+              before it, the second, ... Its few degrees of freedom make the size of the faults that it finds known: see
+              `choices`.
 
 A server that drafts nothing passes every comparison, so its counters are read before and after each check; with fewer
 draft tokens than in `verification` the check is "not tested".
@@ -21,13 +21,10 @@ p-value decides, at a level that keeps the probability of a false alarm over all
 """
 
 import asyncio
-import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +40,8 @@ from slipstream.measure.provenance import note_conditions, text_digest
 from slipstream.measure.results import Result, record
 from slipstream.measure.tables import Alarm, Column, Section, Table, small, tabulate, words
 from slipstream.measure.traffic_client import TrafficClient
-from slipstream.verify.outcomes import SCREEN, decisive_level, shift_seen
+from slipstream.verify.choices import count_choices, smallest_shift
+from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.report_verify import mark, shorten
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
 from slipstream.verify.verification import FEWEST_DRAFTED, POWER, SAME, UNTESTED
@@ -80,17 +78,7 @@ class ServedConfig(Strict):
     more: JsonMapping = field(default_factory=dict)
 
 
-PLACES = 6
-"""Number of ranks of a token among the tokens that follow the same token; the last rank is for all rarer tokens."""
 ALL_PROMPTS = "all prompts"
-
-
-def smallest_shift(tokens: float, level: float, prompts: int) -> float:
-    """Return the total variation between the shares of the `PLACES` at two servers that the test finds with probability
-    `POWER`. tokens: tokens with a place at each server. A shift x adds at least 2 x^2 for each token to the
-    noncentrality: as much as it adds if two places have half of the tokens each."""
-    noncentrality = shift_seen(PLACES - 1, decisive_level(level, prompts + 1), math.sqrt(POWER))
-    return min(1.0, math.sqrt(noncentrality / (2 * max(1.0, tokens))))
 
 
 @dataclass(frozen=True)
@@ -281,39 +269,12 @@ def _sample(
 
     def of_all(look: int) -> float:
         each = [count_choices(*samples(look, i)) for i in range(len(prompts))]
-        tokens[look] = sum(float(one.sum() + other.sum()) for one, other in each) / 2
         return permute(each, np.random.default_rng([config.seed, len(prompts), look]), PERMUTATIONS)
 
-    tokens = dict[int, float]()
     rows = [look_at(name, config.samples, partial(of_prompt, i)) for i, (name, _) in enumerate(prompts)]
     together = look_at(ALL_PROMPTS, config.samples * len(prompts), of_all)
-    return [*rows, replace(together, smallest_shift=smallest_shift(tokens[0], config.level, len(prompts)))]
-
-
-def count_choices(one: Seq[Seq[str]], other: Seq[Seq[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """Count, for each text of two samples, its tokens at each of the `PLACES`, float32 [texts, places].
-
-    A token's place is its rank by frequency after the token before it, or at the beginning of the text, in both samples
-    together. So it does not depend on which sample the text is from. A token without alternatives has no place.
-    """
-    after: dict[str, Counter[str]] = defaultdict(Counter)  # by the token before; "" at the beginning
-    for text in (*one, *other):
-        for before, token in pairwise(("", *text)):
-            after[before][token] += 1
-    place = {
-        (before, token): min(at, PLACES - 1)
-        for before, counts in after.items() if len(counts) > 1
-        for at, (token, _) in enumerate(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
-    }  # fmt: skip
-    sides = []
-    for texts in (one, other):
-        counts = np.zeros((len(texts), PLACES), dtype=np.float32)
-        for row, text in zip(counts, texts, strict=True):
-            for pair in pairwise(("", *text)):
-                if pair in place:
-                    row[place[pair]] += 1
-        sides.append(counts)
-    return sides[0], sides[1]
+    shift = smallest_shift([samples(0, i) for i in range(len(prompts))], config.level)
+    return [*rows, replace(together, smallest_shift=shift)]
 
 
 def compare_ngrams(
@@ -383,7 +344,7 @@ def _lead(data: ServedData, settings: JsonObject) -> str:
     drafts = f"{sum(known):.0f} tokens were drafted" if known else "whether anything was drafted is not known"
     same = sum(row.verdict == IDENTICAL for row in data.greedy)
     shift = data.sampled[-1].smallest_shift if data.sampled else None
-    power = f", a shift of total variation {shift:.3f} is found with probability {POWER:g}" if shift else ""
+    power = f", found with probability {POWER:g}: the likeliest token in {shift:.1%} more of the cases" if shift else ""
     return (
         f"No difference found between {what} that rounding does not explain: {same} of {len(data.greedy)} greedy "
         f"texts identical, {sum(row.prompt != ALL_PROMPTS for row in data.sampled)} prompts sampled "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.board import __main__ as board, judge, page
+from benchmarks.board.__main__ import prompts
 from benchmarks.board.lineup import (
     CHECKS,
     CONTROL_CHECKS,
@@ -20,6 +21,7 @@ from benchmarks.board.lineup import (
     cells,
     rows,
 )
+from benchmarks.board.models import HYBRID, VOCAB, models_of
 
 P = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
 
@@ -44,7 +46,7 @@ def test_samples_are_judged_at_the_level_of_a_cell(shift, verdict):
 
 def test_the_shift_that_is_stated_counts_only_tokens_that_are_compared():
     """Texts of one token that never varies show nothing."""
-    assert judge.sampled(lambda number: [([[1]] * 50, [[1]] * 50)] * 3)["smallest_shift"] == 1.0
+    assert judge.sampled(lambda number: [([[1]] * 50, [[1]] * 50)] * 3)["smallest_shift"] is None
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def engine(monkeypatch):
         promises="nothing", known={"other": "reported"},
     )  # fmt: skip
     monkeypatch.setitem(ENGINES, "fake", made)
-    monkeypatch.setattr(board, "prompts", lambda: [[1, 2]] * 3)
+    monkeypatch.setattr(board, "prompts", lambda method: [[1, 2]] * 3)
     return made
 
 
@@ -106,9 +108,9 @@ def test_an_engine_whose_environment_no_longer_installs_has_a_cell_that_says_so(
     assert "No module named" in record["why"]
 
 
-def test_an_engine_that_drafts_nothing_is_not_tested(engine):
+def test_an_engine_that_drafts_nothing_or_too_little_is_not_tested(engine):
     (record,) = run(Cell("fake", "idle", "T 1"))
-    assert (record["verdict"], record["why"]) == ("not tested", "nothing was drafted")
+    assert (record["verdict"], record["why"]) == ("not tested", "only 0 tokens were drafted")
 
 
 def test_texts_without_speculation_are_made_once_for_all_methods(engine, monkeypatch):
@@ -136,6 +138,24 @@ def test_an_engine_is_loaded_once_for_each_method_and_setup(engine, monkeypatch)
     checks = ("greedy", "T 1", "T 0.7", "8 streams, prefix cache")
     run(*(Cell("fake", "good", check) for check in checks), samples=2)
     assert started == [("good", 1), (PLAIN, 1), ("good", 8), (PLAIN, 8)]
+
+
+def test_both_sides_of_a_hybrid_row_load_the_hybrid_and_no_others_do(engine, monkeypatch):
+    loaded, right = [], board.Side._call
+
+    def call(self, op, **given):
+        if op == "load":
+            loaded.append((self.worker.name, given["method"], given["target"]))
+        return right(self, op, **given)
+
+    monkeypatch.setattr(board.Side, "_call", call)
+    hybrid, usual = (str(models_of(method)[0]) for method in ("good" + HYBRID, "good"))
+    run(Cell("fake", "good" + HYBRID, "T 1"), Cell("fake", "good", "T 1"), samples=2)
+    assert loaded == [
+        ("fake, good, hybrid", "good", hybrid), ("fake, plain, hybrid", "plain", hybrid),
+        ("fake, good", "good", usual), ("fake, plain", "plain", usual),
+    ]  # fmt: skip
+    assert all(token < VOCAB for ids in prompts("good" + HYBRID) for token in ids)
 
 
 def test_a_difference_is_shown_only_with_what_fairness_asks_for(engine):

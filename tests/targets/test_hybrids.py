@@ -17,7 +17,9 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.engine.engine import Engine
 from slipstream.errors import PairError, TargetError
+from slipstream.executor.executor import Batch
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.describe import as_target
 from slipstream.targets.target_costs import measure_costs
 from tests.checkpoints.tiny_hybrids import FILES
 from tests.enumeration import enumerate_texts
@@ -49,8 +51,11 @@ def drain(engine: Engine, *texts: list[int]) -> list[Sequence]:
     return seqs
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_what_is_sampled_has_the_distribution_of_the_target(family: str, load: Callable[..., Decoder]) -> None:
+def test_what_is_sampled_has_the_distribution_of_the_target(
+    family: str, rule: str, load: Callable[..., Decoder]
+) -> None:
     """All outputs of a request with a draft model and with a lookup, enumerated."""
     of, draft_model, params = (
         load(family),
@@ -58,9 +63,73 @@ def test_what_is_sampled_has_the_distribution_of_the_target(family: str, load: C
         SamplingParams(0.7, top_k=3, max_tokens=4, ignore_eos=True),
     )
     for draft in (draft_model, "ngram"):
-        make = lambda draft=draft: LLM(of, draft, draft_tokens=2)  # type: ignore[misc]  # noqa: E731
+        make = lambda draft=draft: LLM(of, draft, draft_tokens=2, rule=rule)  # type: ignore[misc]  # noqa: E731
         (texts,) = enumerate_texts(make, [5, 9, 33, 5, 9], params, after=1, steps=1, rounding=1e-5)
         texts.check(Oracle(of), [5, 9, 33, 5, 9], params)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_is_sampled_with_an_mtp_layer_has_the_distribution_of_the_target(rule: str) -> None:
+    of, params = as_target(FILES / "qwen35.gguf"), SamplingParams(0.7, top_k=3, max_tokens=4, ignore_eos=True)
+    for draft in ("mtp", ("mtp", {"draft_vocab": 16})):
+        make = lambda draft=draft: LLM(of, draft, draft_tokens=2, rule=rule)  # type: ignore[misc]  # noqa: E731
+        (texts,) = enumerate_texts(make, [5, 9, 13, 5, 9], params, after=1, steps=1, rounding=1e-5)
+        texts.check(Oracle(of), [5, 9, 13, 5, 9], params)
+
+
+@pytest.mark.parametrize("draft", ["suffix", "mtp", ["ngram", ("mtp", {"draft_vocab": 16})], FILES / "lfm2.gguf"])
+def test_coupled_texts_of_a_hybrid_are_those_of_plain_decoding(draft: "DraftArgument") -> None:
+    llm, texts = LLM(FILES / "qwen35.gguf", draft, rule="coupled"), [[5, 9, 13, 5, 9], [7], [3] * 40]
+    params = SamplingParams(1.0, max_tokens=24, ignore_eos=True, seed=5)
+    drafted = llm.generate(texts, params)
+    llm.use(None)
+    assert [one.token_ids for one in llm.generate(texts, params)] == [one.token_ids for one in drafted]
+
+
+def read_one_by_one(target: Decoder, tokens: list[int]) -> dict[tuple[int, ...], bytes]:
+    """Each beginning of a text -> the states after it."""
+    states, after = target.executor._states, dict[tuple[int, ...], bytes]()  # type: ignore[attr-defined]
+    for i, token in enumerate(tokens):
+        target.executor.forward(Batch((1 << 40,), torch.tensor([token]), (i,), (0, 1), (i,), (None,), (0,), (1,)))
+        held = states._held[1 << 40]
+        after[tuple(tokens[: held.committed[0]])] = held.cells.tobytes()
+    target.executor.release(1 << 40)
+    return after
+
+
+@pytest.mark.parametrize("draft", ["suffix", ["ngram", "mtp"], FILES / "lfm2.gguf"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "q8_0"])
+def test_states_after_every_step_are_bitwise_those_of_the_text_read_one_by_one(
+    draft: "DraftArgument", kv_dtype: str
+) -> None:
+    """In a batch with drafts of many lengths, a preemption, a prefix hit and a request that is aborted."""
+    llm = LLM(FILES / "qwen35.gguf", draft, max_batch=3, kv_tokens=160, kv_dtype=kv_dtype, threads=2, draft_tokens=5)
+    engine, states = llm.engine(), llm.target.executor._states  # type: ignore[attr-defined]
+    shared = [(i * i * 7) % 29 + 3 for i in range(64)]
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    seqs = [
+        Sequence([*shared[:cut], *range(3, 3 + more)], params)
+        for cut, more in ((0, 29), (64, 3), (0, 25), (64, 9), (64, 5))
+    ]
+    seen, steps = dict[tuple[int, ...], bytes](), 0
+    for seq in seqs[:-1]:
+        engine.add(seq)
+    while engine.unfinished:
+        engine.step()
+        steps += 1
+        if steps == 12:
+            engine.abort(seqs[1])
+        if not engine.unfinished and not seqs[-1].finish:
+            engine.add(seqs[-1])
+        for seq in (seq for seq in seqs if seq.id in states._held):
+            held = states._held[seq.id]
+            seen[tuple(seq.tokens[: held.committed[0]])] = held.cells.tobytes()
+    assert engine.stats.preemptions
+    assert seqs[-1].cached
+    assert sum(seq.stats.proposed for seq in seqs)
+    expected = {key: cells for seq in seqs for key, cells in read_one_by_one(llm.target, seq.tokens).items()}
+    assert len(seen) > 30
+    assert all(cells == expected[key] for key, cells in seen.items())
 
 
 @pytest.mark.parametrize("family", HYBRIDS)

@@ -203,21 +203,19 @@ def test_a_fault_after_one_letter_alone_is_found():
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_shift_of_two_percent_is_found_in_as_many_requests_as_its_power_needs(planted):
-    """The likeliest follower of each letter is taken in 2 % of the tokens more, at the cost of the next one: a total
-    variation of 0.02 between the shares. A power of 0.9 is promised where both have half of the tokens each; here the
-    first two have fewer, and it is above 0.99."""
+    """The likeliest follower of each letter is taken in 2 % of the tokens more, at the cost of all others: a total
+    variation of 0.02."""
 
     def wrong(logits, temperature, rng):
-        token = sampled(logits, temperature, rng)
-        first, second = np.argsort(-logits)[:2]
-        chance = 0.02 / (np.exp(logits[second]) / np.exp(logits).sum())
-        return int(first) if temperature and token == second and rng.random() < chance else token
+        token, first = sampled(logits, temperature, rng), int(logits.argmax())
+        chance = 0.02 / (1 - np.exp(logits[first]) / np.exp(logits).sum())
+        return first if temperature and rng.random() < chance else token
 
     config = ServedConfig(tokens=4, samples=307, length=48, clients=1)
     served = Near("http://a", choose=wrong if planted else sampled)
     row = verify_served(served, Near("http://b"), PROMPTS, config).data.sampled[-1]
     assert row.prompt == "all prompts"
-    assert row.smallest_shift == pytest.approx(0.02, rel=0.05)
+    assert 0.017 < row.smallest_shift < 0.02
     assert row.verdict == ("BUG" if planted else "no difference seen")
 
 
