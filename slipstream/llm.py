@@ -276,13 +276,13 @@ class LLM:
         params = self.checks.beams(params or BeamParams())
         if self.drafter.traits.drafts and self.most_draft_tokens:
             raise ParameterError(
-                f"beam search was asked of an LLM with the drafter {self.drafter.name!r}",
+                f"beam search does not work with the drafter {self.drafter.name!r}",
                 why="beams are not drafted: a step keeps the best of all continuations, not one accepted text",
                 fix="write LLM(target) without a draft, or llm.use(None) before",
             )
         if self.defaults.rules:
             raise ParameterError(
-                f"beam search was asked of a model whose generation_config.json has {', '.join(self.defaults.rules)}",
+                f"beam search does not work with {', '.join(self.defaults.rules)} of generation_config.json",
                 why="beams are compared by their probabilities without such rules",
                 fix='write LLM(..., generation_config="none")',
             )

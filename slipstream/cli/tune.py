@@ -98,9 +98,9 @@ def tune(
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine.
 
-    It never chooses what is slower than plain decoding. Each drafter runs once, a formula predicts the other draft
-    lengths, and the best are timed against plain decoding. The report names what limits each of them, and how to mend
-    it: an expensive draft, low acceptance, rows that cost the target time, the host. --draft-tokens is the maximum
+    A drafter that is slower than plain decoding is never chosen. Each drafter runs once, a formula predicts the other
+    draft lengths, and the best are timed against plain decoding. The report says what limits each drafter, and what
+    helps: an expensive draft, low acceptance, rows that cost the target time, the host. --draft-tokens is the maximum
     draft length to consider.
 
     With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that

@@ -53,15 +53,15 @@ def verify(
     Target, drafter, rule and sampling parameters are yours. Greedy texts and texts of one seed are compared with and
     without the drafter, with 1, 2 and K draft tokens; differences within the measured rounding of this model's logits
     are not bugs. Samples are tested against the target's exact distribution (at the given temperature, else 1), which
-    is computed by code of its own. Beside your parameters, requests with filters, penalties, stops and biases run side
-    by side, join and are preempted. Each step of sampled texts is replayed from its logits and random numbers.
+    is computed by independent code. Besides your parameters, requests with filters, penalties, stops and biases run
+    together, join and are preempted. Each step of sampled texts is replayed from its logits and random numbers.
 
     Exit code 0: no difference; 1: there is one; 2: it could not be tested, because a server failed or too little was
     drafted.
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
-    the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, servers are asked the
-    first turn only. With --engine vllm, two servers of vLLM are started and compared.
+    the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, only the
+    first turn is sent. With --engine vllm, two servers of vLLM are started and compared.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()

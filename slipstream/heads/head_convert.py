@@ -139,7 +139,7 @@ def _add_lm_head(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> 
     c = heads.config
     if c.draft_vocab is not None:
         raise UnsupportedModelError(
-            f"the Medusa heads in {place} draft {c.draft_vocab} of {c.vocab_size} ids",
+            f"the Medusa heads in {place} know only {c.draft_vocab} of the target's {c.vocab_size} tokens",
             why="the format 'medusa' has the target's whole vocabulary, and vLLM has no reduced one for such heads",
             fix="train heads of the whole vocabulary: slipstream train medusa",
         )

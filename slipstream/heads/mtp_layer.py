@@ -18,7 +18,7 @@ def load_mtp_layer(target: Checkpoint) -> Weights:
     check_stored(target, stored, promised)
     if stored > 1:
         raise UnsupportedModelError(
-            f"drafter 'mtp' was asked of {target}, which holds {stored} MTP layers",
+            f"drafter 'mtp' does not work with {target}, which holds {stored} MTP layers",
             why="our own decoder runs one, again for each further draft token",
             fix="load the target with executor='transformers', or choose another drafter",
         )

@@ -92,7 +92,7 @@ def has_mtp_layers() -> bool:
 def explain_no_layers(family: str) -> PairError:
     """Return the error for a target whose family is not in `FAMILIES`."""
     return PairError(
-        f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
+        f"drafter 'mtp' does not work with this {family!r} model, and no MTP layers are known of this family",
         why="they are known of " + ", ".join(sorted(FAMILIES)),
         fix="use another drafter, or a target of one of these families",
     )
@@ -123,7 +123,7 @@ def check_stored(target: object, stored: int, promised: int) -> None:
     """Raise ConfigError for a checkpoint without MTP layers, or with fewer than its configuration promises."""
     if stored < max(1, promised):
         raise ConfigError(
-            f"drafter 'mtp' was asked of {target}, which holds {stored} MTP layers and promises {promised}",
+            f"drafter 'mtp' does not work with {target}, which holds {stored} MTP layers and promises {promised}",
             why="the configuration counts layers that the weights do not have" if promised else "they are what drafts",
             fix="use another drafter, or a checkpoint that was saved with its MTP layers",
         )

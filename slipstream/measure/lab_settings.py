@@ -7,7 +7,7 @@ from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 
 COUNT, SECONDS = integer(1), number(0.0, float("inf"))
-TIME_LIMIT = "Time limit in seconds; at least three passes."
+TIME_LIMIT = "Stop measuring after this many seconds, but not before three rounds over all prompts."
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def line_up_servers(servers: Mapping[str, Endpoint], loads: Seq[Traffic], asked:
 @dataclass(frozen=True)
 class TrafficConfig(Strict):
     """rounds    passes over each arm.
-    seconds   time limit; at least three passes are run.
+    seconds   measuring stops after this time, but not before three rounds over all prompts.
     timeout   seconds that one request may take.
     """
 
