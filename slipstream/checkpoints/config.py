@@ -236,7 +236,7 @@ class DecoderConfig(ModelShape):
 
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
-        """Mixers of its recurrent layers."""
+        """Return the `Recurrence` of each recurrent layer, in order."""
         return tuple(layer.recurrence for layer in self.described if layer.recurrence is not None)
 
     def state_bytes(self) -> int:

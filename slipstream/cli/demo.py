@@ -109,7 +109,7 @@ def plan_jobs(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[J
 
 
 def show(llm: LLM, job: Job) -> None:
-    """Stream the first prompt plainly and with the last arm of its job, and compare the texts."""
+    """Stream the texts of the job's first prompt, from plain decoding and from its last arm, and compare them."""
     console = render.out()
     first = embedded_prompts(job.kind)[0]
     console.print(f"\n{SCENES[job.kind]}: {first.get('name') or first['file']}", style="bold")

@@ -174,7 +174,7 @@ class LookaheadDrafter:
         return Draft.of(tokens, parents, splits, acceptable=None if all(acceptable) else acceptable, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        windows: list[tuple[Sequence, _State, int]] = []  # sequences whose window ran, and its number of columns
+        windows: list[tuple[Sequence, _State, int]] = []  # sequence, state and window columns
         rows: list[int] = []
         for b, seq in enumerate(seqs):
             state = self._states.get(seq.id)

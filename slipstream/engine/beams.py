@@ -98,7 +98,7 @@ class Beams:
         return self.finished[: self.params.n]
 
     def _most_probable(self, logits: Tensor, no_stop: bool) -> tuple[list[float], list[int]]:
-        """Return the log-probabilities of the first `keep` continuations, greatest first, and their flat indices."""
+        """Return the log-probabilities of the `keep` most probable continuations, and their flat indices."""
         logs = torch.log_softmax(logits.double(), -1)  # [R, V]
         if no_stop:
             logs[:, [token for token in self._stop_ids if token < logs.shape[-1]]] = float("-inf")

@@ -458,8 +458,8 @@ class Engine:
             self.preempt(seqs, prompts)
 
     def preempt(self, *lists: list[Sequence]) -> None:
-        """Take the KV of the request that joined last, and remove it from these lists. It will wait before all others,
-        and be read again."""
+        """Free the KV of the request that joined last, and remove the request from `lists`. It will wait before all
+        others, and be read again."""
         seq = self._running[-1]
         for each in (*lists, self._running):
             if seq in each:

@@ -225,7 +225,7 @@ class EagleHead(nn.Module):
         return self
 
     def select_vocabulary(self, ids: Tensor) -> None:
-        """Make `ids`, increasing int64 [draft_vocab], the target ids that the head can draft."""
+        """Let the head draft only the target ids `ids` (int64 [draft_vocab], increasing)."""
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()
         self.t2d[ids] = True

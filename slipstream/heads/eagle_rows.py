@@ -276,7 +276,7 @@ class HeadDrafter:
         return True
 
     def _catch_up(self, seq: Sequence, most: int = CHUNK) -> None:
-        """Run all pending rows but `most`, so that the features of a long prompt need not be kept."""
+        """Run pending rows until at most `most` are left, so that the features of a long prompt need not be kept."""
         rows = self.rows[seq.id]
         while rows.pending > most:
             count = min(CHUNK, rows.pending)

@@ -146,7 +146,7 @@ def _add_lm_head(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> 
     if not heads.has_lm_head:
         if target is None:
             raise ParameterError(
-                f"the Medusa heads in {place} use the target's lm_head, which the format has to hold",
+                f"the Medusa heads in {place} use the target's lm_head, and a file of this format must hold one",
                 fix="add --target",
             )
         weights = load_weights(target, DecoderConfig.load(target))

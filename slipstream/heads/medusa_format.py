@@ -50,7 +50,7 @@ def load_medusa(checkpoint: CheckpointName) -> MedusaHeads:
     _refuse_unknown(folder, [name for name in tensors if name not in heads and not _BLOCK.fullmatch(name)])
     c = _read_config(folder, config, tensors, tensors[heads[0]] if heads else shared, bool(heads), token_map)
     tensors = {re.sub(r"^lm_heads\.(\d+)", rf"\1.{c.layers}", name): tensor for name, tensor in tensors.items()}
-    with torch.device("meta"):  # before memory is taken
+    with torch.device("meta"):  # names are checked before memory is taken
         wanted = _tensors(MedusaHeads(c)).keys()
     if missing := wanted - tensors.keys():
         raise CheckpointError(f"{folder} lacks {few(sorted(missing))}", fix="download or export it again")

@@ -62,7 +62,7 @@ def explain_doubt(e: Estimate) -> str:
 
 def estimate_ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
     """Estimate the ratio of the typical `top` to the typical `bottom`. Both are positive and paired: [prompts, passes],
-    or [passes] if each value is measured over all prompts; then the interval covers new passes only.
+    or [passes] over all prompts; then the interval is for further passes over the same prompts.
 
     The typical value is the geometric mean over passes for each prompt, summed over prompts with `weights` ([prompts];
     None: 1 each).

@@ -157,7 +157,7 @@ def public_values(value: object) -> object:
 
 
 def note_conditions(seed: int | None = None, **more: object) -> JsonObject:
-    """Collect the conditions that every measurement has, as plain JSON values. more: further conditions."""
+    """Collect what every measurement records, as plain JSON values. more: other entries."""
     here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
     return here | {"seed": seed, **more}
 

@@ -160,7 +160,9 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
             has_no_effect(f"{name} (the model's chat template does not read it)")
     for field, (name, value) in asked.items():
         if name in RESERVED or name.endswith("_token") or name not in known:
-            raise ApiError(400, f"the model's chat template reads no {name!r} of requests", field, "unsupported_field")
+            raise ApiError(
+                400, f"a request cannot set {name!r} for the model's chat template", field, "unsupported_field"
+            )
         names[name] = value
     return names
 

@@ -103,7 +103,12 @@ FIELDS = (
     _declare("bad_words", f"Up to {MOST_WORDS:,} texts or lists of token ids that may not appear, each of up to "
               f"{LONGEST_WORD} characters or ids.", {"type": "array"}, most=MOST_WORDS, longest=LONGEST_WORD),
     _declare("min_tokens", "Smallest number of tokens before a stop.", _INTEGER),
-    _declare("max_tokens", "Largest number of output tokens. Default: 16, in chats all that fit.", _INTEGER, BOTH),
+    _declare(
+        "max_tokens",
+        "Largest number of output tokens. The default is 16; in chats, as many as the context has room for.",
+        _INTEGER,
+        BOTH,
+    ),
     Field("max_completion_tokens", "New name of max_tokens.", _INTEGER, BOTH, sampling="max_tokens"),
     Field("max_output_tokens", "Largest number of output tokens. Default: all that fit.", _INTEGER, (RESPONSES,)),
     Field("max_tokens", "Largest number of output tokens. Required.", _INTEGER, (MESSAGES,)),

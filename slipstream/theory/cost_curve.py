@@ -25,7 +25,10 @@ class CostCurve(Strict):
 
     def __post_init__(self) -> None:
         if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
-            raise ParameterError(f"rows of a cost curve are {self.rows}", fix="give increasing numbers from 1 on")
+            raise ParameterError(
+                f"the rows of a cost curve must begin with 1 and increase, but are {self.rows}",
+                fix="give increasing numbers from 1 on",
+            )
         if len(self.seconds) != len(self.rows) or not all(0 < s < float("inf") for s in self.seconds):
             raise ParameterError(
                 f"seconds of a cost curve are {self.seconds} for {len(self.rows)} row counts", fix="give one each, > 0"

@@ -58,7 +58,9 @@ class DFlashObjective(Objective):
         self.seed = seed
         mask = c.vocab_size - 1 if options.mask_token is None else options.mask_token
         if mask >= c.vocab_size:
-            raise ParameterError(f"mask_token is {mask}; the target has {c.vocab_size} ids", fix="choose a rare one")
+            raise ParameterError(
+                f"mask_token is {mask}, but the target's ids end at {c.vocab_size - 1}", fix="choose a rare one"
+            )
         reads = choose_taps(c.layers, options.taps, 1)
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
         layers, rank = describe_layers(c, options.intermediate, "qwen3", options.layers), options.markov_rank

@@ -133,7 +133,7 @@ def load_start(options: EagleOptions, teacher: Teacher) -> EagleHead:
     of_head, of_target = (head.config.target_hidden, head.config.decoder.vocab_size), (c.hidden_size, c.vocab_size)
     if head.config.version != 3 or head.config.mask_token is not None or of_head != of_target:
         raise ParameterError(
-            f"the head {options.start!r} cannot be continued for this target",
+            f"training for this target cannot start from the head {options.start!r}",
             why=f"it must be an EAGLE-3 head that drafts chains, for {of_target[1]} ids and a width of {of_target[0]}",
             fix="choose a head that was trained for this target, or train from scratch",
         )

@@ -56,7 +56,7 @@ class EagleOptions(Strict):
 class DFlashOptions(Strict):
     """A block is the last token, and one row for each draft token."""
 
-    block: int = option(8, "Rows of a block; one less is the number of draft tokens.", check=TWO)
+    block: int = option(8, "Rows of a block: one more than the number of draft tokens.", check=TWO)
     layers: int = option(2, "Number of layers of the head.", check=COUNT)
     intermediate: int | None = option(None, "Width of the MLPs of the head.", shown="the target's", check=COUNT)
     anchors: int = option(16, "Blocks that are trained in each window.", check=COUNT)

@@ -87,7 +87,7 @@ def test_an_EAGLE_head_is_trained_on_and_keeps_its_shape_and_vocabulary(prepared
     assert longer.config.draft_vocab == 40
     for options, refused in (
         ({"layers": 2, "taps": (1,)}, "--start does not work with --layers, --taps"),
-        ({"start": str(head_dir("eagle3", target_dir()))}, "cannot be continued for this target"),
+        ({"start": str(head_dir("eagle3", target_dir()))}, "training for this target cannot start from the head"),
     ):
         monkeypatch.setitem(OPTIONS, "eagle3", EagleOptions(**{"steps": 2, "start": str(head)} | options))
         with pytest.raises(ParameterError, match=refused):

@@ -221,7 +221,7 @@ class NativeDFlash(NativePaged):
 def _read_features(features: Tensor, rows: int, width: int) -> np.ndarray:
     """Features as the kernels read them: they are compiled for this layout only."""
     if tuple(features.shape) != (rows, width):
-        raise TargetError(f"features are {tuple(features.shape)}, the head needs [{rows}, {width}]")
+        raise TargetError(f"the features have the shape {tuple(features.shape)}, but the head needs {(rows, width)}")
     return features.float().contiguous().numpy()
 
 
