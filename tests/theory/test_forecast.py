@@ -63,7 +63,7 @@ def test_impossible_rates_and_lengths_are_refused() -> None:
             Rates(rates)
     with pytest.raises(ParameterError, match=r"acceptance is 1\.5"):
         Rates.constant(1.5)
-    with pytest.raises(ParameterError, match="draft_tokens is 4, and 3 rates were given"):
+    with pytest.raises(ParameterError, match="draft_tokens is 4, but 3 rates were given"):
         forecast(Rates(MEASURED), FREE, 4)
     with pytest.raises(ParameterError, match="draft_tokens is 0"):
         forecast(Rates(MEASURED), FREE, 0)
