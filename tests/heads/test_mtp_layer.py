@@ -126,7 +126,7 @@ def test_a_reduced_vocabulary_drafts_the_likeliest_of_the_first_ids(folder: Call
     assert {token for ids in whole.values() for token in ids} - set(range(20))
     assert {token for ids in reduced.values() for token in ids} <= set(range(20))
     assert drafted(of, draft_vocab=of.vocab_size)[1] == whole
-    for wrong, said in ((0, "draft_vocab"), (33, "has 32 ids")):
+    for wrong, said in ((0, "draft_vocab"), (33, "has only 32 ids")):
         with pytest.raises(ParameterError, match=said):
             make_drafter("mtp", of, draft_vocab=wrong)
 
