@@ -311,14 +311,14 @@ class TestRefusals:
 
     def test_an_older_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mtp_names, "version", lambda _: "5.17.0")
-        with pytest.raises(ParameterError, match=r"before 5\.23") as refused:
+        with pytest.raises(ParameterError, match=r"needs transformers 5\.23") as refused:
             make_drafter("mtp", as_target(random_model("deepseek-v3", torch.float32)))
         assert "transformers>=5.23" in refused.value.fix
 
     def test_options_out_of_range_and_trees_of_several_layers(self) -> None:
         with pytest.raises(ParameterError, match="width"):
             make_drafter("mtp", target("mellum", 1), width=0)
-        with pytest.raises(ParameterError, match="trees of 2 MTP layers"):
+        with pytest.raises(ParameterError, match="trees with 2 MTP layers"):
             make_drafter("mtp", target("deepseek_v3", 2), shape="tree")
 
 

@@ -80,7 +80,7 @@ def test_an_unknown_kind_of_block_is_named_with_its_tensor(tmp_path: Path) -> No
     at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and both of them
     data[at : at + 4] = (99).to_bytes(4, "little")
     other.write_bytes(data)
-    with pytest.raises(LoadError, match=r"tensor 'blk\.0\.attn_q\.weight' is stored as type 99, not as one of F32"):
+    with pytest.raises(LoadError, match=r"Tensor 'blk\.0\.attn_q\.weight' is stored as type 99, not as one of F32"):
         as_target(other)
 
 
@@ -90,7 +90,7 @@ def test_a_file_of_another_architecture_is_refused_with_what_runs_it(executor: s
     file.write_bytes(file.read_bytes().replace(b"llama", b"plamo"))
     with pytest.raises(UnsupportedModelError, match="our own decoder does not run") as refused:
         describe(file, LoadSettings(executor=executor))
-    assert "its architecture is 'plamo', not one of llama" in str(refused.value)
+    assert "Its architecture is 'plamo', not one of llama" in str(refused.value)
     assert all(way in refused.value.fix for way in ("checkpoint", "transformers", "llama-server", "--base-url"))
 
 
