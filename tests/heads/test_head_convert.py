@@ -299,7 +299,7 @@ def test_medusa_heads_are_written_as_in_the_authors_releases(tiny, source, out, 
 
 def test_medusa_heads_of_part_of_the_vocabulary_are_refused(tiny: Tiny, source: Path, out: Path) -> None:
     save_medusa(tiny_heads(48, 320, draft_vocab=64), source)
-    with pytest.raises(UnsupportedModelError, match="only 64 of the target.s 320 tokens"):
+    with pytest.raises(UnsupportedModelError, match="know only 64 of the target's 320 tokens"):
         convert_head(source, "medusa", out, tiny.target)
 
 
