@@ -95,6 +95,6 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message, shipped):
 
 def test_beam_search_refuses_rules_that_it_would_ignore(shipped: Callable[..., Path]) -> None:
     folder = shipped(repetition_penalty=1.5)
-    with pytest.raises(ParameterError, match="has repetition_penalty"):
+    with pytest.raises(ParameterError, match="does not work with repetition_penalty"):
         LLM(folder).beam_search([PROMPT], BeamParams(beams=2, max_tokens=2))
     assert LLM(folder, generation_config="none").beam_search([PROMPT], BeamParams(beams=2, max_tokens=2))
