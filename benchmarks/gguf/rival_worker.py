@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.protocol import peak_memory, serve, versions
-from slipstream.core.sequence import count_common
+from slipstream.core.text_ends import count_common
 
 try:
     from ik_llama_cpp import _ctypes_api as api

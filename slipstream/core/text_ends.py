@@ -107,3 +107,13 @@ def find_completed(text: str, before: str, stop: str) -> int:
     """Where in `text` the first `stop` begins that ends after `before`, the text without its last token; -1 if none.
     An incomplete character, which decodes to U+FFFD, does not count as text yet."""
     return text.find(stop, max(0, len(before.rstrip(REPLACEMENT)) - len(stop) + 1))
+
+
+def count_common(a: Iterable[object], b: Iterable[object]) -> int:
+    """Number of items with which both begin."""
+    count = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
