@@ -36,8 +36,7 @@ SLOTS = 64
 ROTATED = 8
 """Heads that are rotated together."""
 TILE = 16
-"""Rows of a tile of a product. It does not depend on the number of rows in a pass, so the order of sums does not
-either."""
+"""Rows of a tile of a product. It is the same for every number of rows in a pass, so the order of sums is, too."""
 PRODUCTS = {"store": (16, 128, 2), "add": (16, 128, 2), "gate": (16, 128, 2), "head": (64, 128, 4)}
 """Outputs and columns of a tile of weights, and warps, by kind of product. Four tiles are fetched ahead. These settings
 were the fastest of six on an H200 (docs/log.md). More warps were slower, because they repeat the norm of the same

@@ -385,7 +385,7 @@ def describe_model(record: np.ndarray, config: DecoderConfig) -> None:
 
 
 def choose_formats(weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype) -> tuple[str, str]:
-    """Choose two formats: for linear layers, and for linear layers that are never quantised."""
+    """Choose the format of linear layers, and the format of the few linear layers that are never quantised."""
     linear = [n for n, shape in weights.shapes.items() if len(shape) == 2 and "embed" not in n]
     linear += [weights.head] if weights.head in weights else []
     kinds = {weights.find_dtype(name) for name in linear if weights.blocks(name, slice(0, 1)) is None}

@@ -289,7 +289,7 @@ class Picks(NamedTuple):
     inv_temperature: np.ndarray  # float64 [B]
     uniforms: np.ndarray  # float64 [K, B]
     noise: np.ndarray  # float64 [K, B, V]
-    rates: np.ndarray  # float64 [B, C]: see `Worth`; B = 0: all K steps run
+    rates: np.ndarray  # float64 [B, C]: see `Worth`; [0, C]: all K steps run
     least: np.ndarray  # float64 [B, K]: see `Worth`
     confidence: np.ndarray  # float64 [K, B], receives the confidence of each step that ran
     reach: np.ndarray  # float64 [B], receives the product of each sequence's rates so far

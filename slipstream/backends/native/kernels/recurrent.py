@@ -232,8 +232,8 @@ def _keep(job, part, state, token, address):
 
 @kernel()
 def remember(job, unit, thread):
-    """Unit of work: one sequence. Copy the inputs that a later pass may need to the ring. Copy the inputs before each
-    snapshot, which the convolution reads after it, to the snapshot."""
+    """Unit of work: one sequence. Copy the inputs that a later pass may need to the ring. Copy the last taps - 1 inputs
+    before each snapshot to the snapshot; a convolution that starts from the snapshot reads them."""
     part, state = _part(job), states_at(job.states, unit + 1)[unit]
     for number in range(state.snapshot_count):
         snapshot = snapshot_of(state, number)
