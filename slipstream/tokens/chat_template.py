@@ -77,7 +77,8 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """The template's `dict`, without the attributes of the class, through which a template could leave the sandbox."""
+    """The `dict` of a template. It lacks the attributes of Python's class, by which a template could leave the
+    sandbox."""
 
     def __call__(self, *given: object, **named: object) -> dict[Any, Any]:
         return dict(*given, **named)
@@ -87,7 +88,7 @@ class _Dict:
 
 
 class _PublicNamespace(Namespace):
-    """The template's `namespace`, which refuses attributes that begin with an underscore."""
+    """The `namespace` of a template. It refuses attributes that begin with an underscore."""
 
     def __init__(*given: object, **named: object) -> None:  # no `self` here: an attribute may have this name
         namespace, *values = given

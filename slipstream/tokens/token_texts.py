@@ -3,8 +3,8 @@ text.
 
 Tokenizers spell the same token differently: " the" is `Ġthe` in byte-level BPE, `▁the` in SentencePiece, and `the` in
 WordPiece, where tokens that continue a word begin with `##`. So tokens of different tokenizers are compared by the
-bytes that they write. A token may also write a part of a character:
-`<0xF0>` if a tokenizer falls back to bytes, `ð` in byte-level BPE.
+bytes that they write. A token may also write a part of a character: `<0xF0>` if a tokenizer falls back to bytes, `ð` in
+byte-level BPE.
 """
 
 import json
