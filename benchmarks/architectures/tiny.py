@@ -157,5 +157,6 @@ def tiny_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 
                 parameter.normal_(0.0, _SPREAD)
         model.get_input_embeddings().weight.mul_(1 + seed)  # for texts where one token always wins
     model.config._experts_implementation = "eager"  # the grouped kernels do not support float64
-    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None  # so that outputs do not end early
+    # Outputs do not end early.
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     return model.to(dtype).eval()
