@@ -37,7 +37,7 @@ import numpy as np
 
 from slipstream.core.drafter import Budget
 from slipstream.engine.draft_trials import MOST_SAVED, TRIAL_STEPS, Gains, State, Trials
-from slipstream.engine.step_costs import StepCosts
+from slipstream.engine.step_costs import StepCosts, rows_of
 from slipstream.engine.step_history import SHORTEST, Survival
 from slipstream.engine.timed_step import Step
 
@@ -58,7 +58,7 @@ such steps in a row: then the texts are so short that catching up is the usual c
 LEARN_LAST = 16
 """Plain tokens per request at the end of a pause whose times are learned: the next trial is compared with them."""
 
-RelativeCost: TypeAlias = Callable[[int], float]
+RelativeCost: TypeAlias = Callable[[float], float]
 
 
 class LengthPolicy(ABC):
@@ -158,7 +158,8 @@ class LengthPolicy(ABC):
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
-        forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
+        drafted = replace(step, prompt_rows=0)  # prompts are read anyway
+        forward, plain = map(self.costs.forward.of, (rows_of(drafted), count))
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # reading a long prompt, not a slow machine
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)
