@@ -71,7 +71,8 @@ def parse_draft(names: Seq[str], draft: str | None) -> tuple[DraftArgument, dict
 
     names  drafters of the registry, stacked in this order. If empty: a draft model drafts alone, a head after a lookup
            (docs/log.md: a head gains more that way), and without `draft` a lookup drafts alone.
-    draft  folder, hub id or "embedded" of a draft model or head. Each named drafter that reads one gets this one.
+    draft  folder, hub id or "embedded" of a draft model or head. Every named drafter that reads a draft model or head
+           gets this one.
 
     Raises ParameterError if a draft model is needed and none is named."""
     if not names:
@@ -342,7 +343,7 @@ class DrafterFactory:
 
     def _model(self, draft: object, pair: PairReport | None) -> Target | Writer:
         """Load the draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer`
-        allows it. If the checkpoint of one is unknown, only numbers of ids are compared."""
+        allows it. If a model has no checkpoint, only the numbers of ids are compared."""
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import adopt
         from slipstream.targets.described import Described

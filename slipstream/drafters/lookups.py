@@ -67,9 +67,9 @@ class ReadableText:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Holds the text after a match of `match` tokens. tokens: up to and including the first token that is not worth its
-    row; draft: the tokens without that last one. expected: expected number of accepted draft tokens. after: another
-    drafter's draft tokens that come before these."""
+    """Holds the text after a match of `match` tokens. tokens: up to and including the first token that is not worth the
+    cost of verifying it; draft: `tokens` without that last one. expected: expected number of accepted draft tokens.
+    after: another drafter's draft tokens that come before these."""
 
     match: int = 0
     tokens: Seq[int] = ()
@@ -165,7 +165,7 @@ class LookupDrafter(ABC, Generic[S]):
 
     def _best(self, state: LookupState[S], drafted: Seq[int], budget: Budget) -> Continuation:
         """Return the continuation with the most expected accepted draft tokens; among equals, the first. With measured
-        row costs, the record of other requests is used, too: then no seed repeats a sampled text anyway."""
+        row costs, the record of other requests is used, too: a seed then does not repeat a sampled text anyway."""
         ends = (budget, self._usual) if budget.row_costs else (replace(budget, row_costs=(self.row_cost,)), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)

@@ -2,7 +2,8 @@
 
 A suffix tree holds every string of the text up to a depth, with the number of its occurrences. The drafter looks up the
 longest end of the text that occurred before. The draft is the text that followed, most frequent first (2411.04975,
-section 4). It ends where its tokens are not worth their rows (see `lookups`), so a longer match gives a longer draft.
+section 4). It ends where verifying a further token costs too much (see `lookups`), so longer matches give longer
+drafts.
 
     a b c y a b d z a b c w x a b        "a b" occurred 3 times before: twice c came next, once d
 
