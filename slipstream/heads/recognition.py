@@ -56,7 +56,7 @@ def recognise(checkpoint: Checkpoint) -> HeadKind | None:
     if names:
         if "fc.weight" not in names:
             return None
-        # One tensor that EAGLE-1 lacks is enough: the loader names the missing ones.
+        # One tensor that only EAGLE-3 has is enough. If other tensors are missing, the loader names them.
         return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
     declared = str(config.get("architectures")).lower()
     family = config.get("speculators_model_type")

@@ -1,6 +1,6 @@
-"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it: tokens a step over
-the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification added). It holds for long
-texts; `closed_forms.predict` also counts prefill and the shorter drafts at the end.
+"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it: tokens per step
+divided by the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification). It holds for
+long texts; `closed_forms.predict` also counts prefill and the shorter drafts at the end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Forecast(Strict):
 
     @property
     def tau(self) -> float:
-        """Tokens a step, including the bonus token."""
+        """Tokens per step, including the bonus token."""
         return closed_forms.expect_length(list(self.rates.by_position)[: self.draft_tokens])
 
     @property
