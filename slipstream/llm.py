@@ -384,9 +384,9 @@ class LLM:
         A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
         (`drafters.hybrid.with_predictions`).
 
-        The prediction may be an earlier output of the same seed: verification must not decide on it with the random
-        numbers that made it. So the prediction is part of the seed, and with fixed lengths a repeated request repeats
-        its text. Under `coupled` drafts do not matter.
+        The prediction may be an earlier output with the same seed. Verifying it with the random numbers that produced
+        it would bias the text. So the prediction is part of the seed; with fixed draft lengths, a repeated request
+        still repeats its text. Under the rule `coupled` the text does not depend on drafts.
         """
         seq = self.sequence(spec.ids, spec.params)
         rule = None if spec.rule is None else find_rule(spec.rule)

@@ -124,10 +124,11 @@ class DepthStats:
 
 def count_accepted(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     """Compare the draft of sequence b with the emitted tokens `run` (`Verdict.run`). Returns the number of accepted
-    draft tokens, and whether the next one was rejected. The step may have verified another draft.
+    draft tokens, and whether the next one was rejected. This also works for a draft that the step did not verify.
 
-    A draft token is accepted exactly if the same token is emitted at its place: no lossless rule emits a token that it
-    has just rejected. The second value is False if the draft has no further token, or if the text ended before it."""
+    A draft token is accepted if and only if the same token is emitted at its position: no lossless rule emits a token
+    that it has just rejected. The second value is False if the draft has no further token, or if the text ended before
+    it."""
     children, start = draft.children(b), draft.splits[b]
     node, accepted = -1, 0
     for token in run:

@@ -178,7 +178,8 @@ class DraftPlan:
         return [name for name in named if isinstance(name, CheckpointName)]
 
     def has_model(self, loaded: bool) -> bool:
-        """Return whether this plan, which is ready, has a draft model to load or, if `loaded`, one in memory."""
+        """Return whether this plan, after `ready`, has a draft model to load or, if `loaded`, a draft model in
+        memory."""
         models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
@@ -247,7 +248,7 @@ class DraftPlan:
 
     @property
     def loads(self) -> tuple[list[Described], list[HeadFiles], bool]:
-        """Return everything that this plan, which is ready, reads from files: draft models, heads, and whether it reads
+        """Return everything that this plan, after `ready`, reads from files: draft models, heads, and whether it reads
         the target's MTP layers."""
         from slipstream.targets.described import Described
 
@@ -326,8 +327,8 @@ class DrafterFactory:
     progress: Progress | None = None
 
     def make(self, plan: DraftPlan) -> Drafter:
-        """Make the drafter of a plan that is ready. Raises ParameterError for objects that are no draft, and the
-        families of LoadError and PairError."""
+        """Make the drafter of a plan returned by `DraftPlan.ready`. Raises ParameterError for objects that are no
+        draft, and the families of LoadError and PairError."""
         if plan.drafter is not None:
             return plan.drafter
         if plan.members:

@@ -33,8 +33,8 @@ five was accepted."""
 
 
 class Guard:
-    """Wraps a drafter. After a fault the step continues with plain decoding, the fault is counted for every sequence of
-    the batch, and the first one is logged."""
+    """Wraps a drafter. After a fault the step continues with plain decoding. The fault is counted for every sequence of
+    the batch; only the first fault is logged."""
 
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target

@@ -106,7 +106,7 @@ class Pool:
 
 class BackOff:
     """Decides whether to draft. One row costs `row_cost` of a step, one accepted draft token saves a step. Only earlier
-    steps are used. With fixed draft lengths, nothing else stops drafts that cost more than they save."""
+    steps are used. If draft lengths are fixed, nothing else stops drafts that cost more than they save."""
 
     def __init__(self, row_cost: float):
         self.row_cost = row_cost

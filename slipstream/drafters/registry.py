@@ -115,7 +115,8 @@ DRAFTERS: dict[str, DrafterSpec] = {
 
 
 def limit_chosen(name: str) -> int:
-    """Return the longest draft with chosen lengths (`K=auto`), for a drafter of this name, or a stack of several."""
+    """Return the largest draft length that the engine may choose (`K=auto`) for the drafter, or stack of drafters, of
+    this name."""
     spec = DRAFTERS.get("hybrid" if "," in name else name)
     if spec is None:
         return 8

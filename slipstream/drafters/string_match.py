@@ -102,7 +102,8 @@ class StringDrafter(PrefixKeeper):
         return Draft.chains(chains, device=self.device)
 
     def _count_wanted(self, draft_length: int, target_length: int, budget: int) -> int:
-        """Return how many tokens the draft model writes for `budget` target tokens, by the text's lengths so far."""
+        """Return how many tokens the draft model writes for `budget` target tokens, from the text's length in both
+        kinds of tokens."""
         ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 

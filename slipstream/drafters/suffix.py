@@ -13,8 +13,8 @@ Each request has its own tree, over its prompt and its output. With `across` all
 outputs of finished requests. The draft comes from the tree with the higher expected number of accepted draft tokens.
 
 Every draft token is deterministic given the trees: a point mass. So q is None and the distribution of the output does
-not depend on the trees. With `across`, though, the text *sampled* for a given seed depends, like the speed, on earlier
-requests (except under the rule `coupled`; see `Engine.add`). Hence `across` is off by default.
+not depend on the trees. With `across`, the speed depends on earlier requests, and so does the text *sampled* for a
+given seed (except under the rule `coupled`; see `Engine.add`). Hence `across` is off by default.
 """
 
 from collections.abc import Iterator, Sequence as Seq
@@ -36,7 +36,7 @@ class SuffixConfig(Strict):
     """max_depth    longest string in the tree, in tokens; matches are shorter. Deeper draft tokens copy one occurrence.
     min_match    shortest match to draft from.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
-                 are left out. 0: no limit. With chosen draft lengths, the measured cost is used instead.
+                 are left out. 0: no limit. If the engine chooses draft lengths, the measured cost is used instead.
     max_tokens   largest number of tokens remembered for one request, in two generations: when the younger holds half of
                  them, the older is forgotten. A token costs at most 0.15 kB (one leaf and one inner node).
     across       also remember the outputs of finished requests, for all requests.

@@ -91,7 +91,7 @@ class KVMemory:
         return self.capacity is not None or self._states is not None
 
     def count_missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """Return the missing blocks as `core.target.Memory.count_missing`."""
+        """Count the missing blocks, as described in `core.target.Memory.count_missing`."""
         writes = list(writes)
         with self._lock():
             stateless = 0 if self._states is None else self._states.missing(seq_id for seq_id, _, _ in writes)

@@ -160,8 +160,8 @@ def predict(
     drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
                     every step drafts to full depth. n-gram drafters often draft nothing.
     step_host, plain_host   seconds of a speculative step, and of a plain step, without draft and target.
-    prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
-    which plain decoding also pays, and the drafter's.
+    prefill  seconds of the target in the step that reads the prompt and yields the first token; plain decoding takes
+             them, too. draft_prefill: seconds of the drafter in this step.
     tokens          length of the text; the shorter drafts at its end are computed exactly. None: the average of a long
                     text, without prefill.
 

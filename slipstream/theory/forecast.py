@@ -123,7 +123,7 @@ class Forecast(Strict):
     @property
     def break_even(self) -> float | None:
         """Smallest acceptance rate at which this length or, if the length was chosen, some length is no slower than
-        plain decoding; None if there is none."""
+        plain decoding; None if no rate is high enough."""
         costs = self.costs
         lengths = range(1, len(self.rates.by_position) + 1) if self.chosen else [self.draft_tokens]
         evens = [closed_forms.break_even(k, costs.c, costs.target, costs.batch, costs.host) for k in lengths]
