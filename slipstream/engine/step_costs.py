@@ -44,8 +44,8 @@ class StepCosts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 
     def of_drafting(self, step: Step) -> tuple[float, float]:
-        """Return the cost of drafting in the last step, and the cost of the drafter's other work since the previous
-        step that was learned from, such as reading prompts."""
+        """Return the cost of drafting in this step, and the cost of the drafter's other work, such as reading prompts,
+        since the previous step from which costs were learned."""
         seconds, aside = step.draft / self.forward.moment, step.aside / self.forward.moment
         draft = max(0.0, seconds - step.read * self._reading.value) if any(step.lengths) else 0.0
         return draft, aside + seconds - draft

@@ -12,7 +12,8 @@ SHORTEST = 1e-9
 """Smallest number of seconds of a step, even if an estimate or the clock gives less."""
 
 SPREAD = 0.1
-"""Usual error of the logarithm of a time. Doubts are variances, divided by the square of this error."""
+"""Usual error of the logarithm of a time. A "doubt" is the variance of such a logarithm, divided by the square of this
+error."""
 OUTLIER = 3.0
 """A larger error counts as this many standard deviations: another process had the processor."""
 CALM, FORGETS = 0.05, 1 / 1024

@@ -212,8 +212,8 @@ class Exit:
     @property
     def speedup(self) -> float:
         """Expected speed-up at the draft length `gamma` (Leviathan et al. 2211.17192, theorem 3.8). The formula counts
-        a whole pass for verification. Here the first layers run once for each draft token, including the last, so their
-        weights are read as often as in a separate pass: rows are saved, not weight reads."""
+        a whole pass for verification, although the first layers do not run again. That is right: they run once for each
+        draft token, also for the last, so their weights are read as often as with a separate verification."""
         return speedup(self.agreement, self.gamma, self.cost)
 
 
