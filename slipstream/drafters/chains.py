@@ -84,8 +84,8 @@ class Chains:
         chains = [Chain() for _ in seqs]
         if self.confident is not None:
             self.confident.drawn.clear()  # entries left by a step that failed
-        # How a sequence is drafted must not depend on the rest of the batch: one call and single calls round
-        # differently.
+        # Whether one call drafts a sequence must not depend on the rest of the batch: one call rounds differently from
+        # single calls.
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if budgets[b].depth > 0:

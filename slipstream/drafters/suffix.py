@@ -75,7 +75,7 @@ def follow(tree: SuffixTree, match: int, place: Node | int, of_request: bool) ->
             i = at + (where.base if isinstance(where, Node) else where)
             if i >= len(text) and not of_request:
                 return
-            token = text[i] if i < len(text) else tokens[i - len(text)]  # at the end: copy from the draft
+            token = text[i] if i < len(text) else tokens[i - len(text)]  # after the text, copy from the draft
         if token == END:
             return
         at += 1

@@ -280,8 +280,8 @@ def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = Fals
 
     maps  True to write d2t and t2d even for a full vocabulary, for which vLLM refuses them.
 
-    config.json names norms and orders of computation only if they differ from the authors' head: SpecForge leaves out a
-    norm if `norm_output` is false.
+    config.json has keys for norms and orders of computation only if they differ from the authors' head, because
+    SpecForge leaves out a norm if it reads `norm_output` = false.
     """
     c = head.config
     qwen3 = c.version == 3 and c.decoder.qk_norm

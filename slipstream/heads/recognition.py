@@ -97,7 +97,7 @@ def check_host(
 def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Read every tensor of a (small) checkpoint: name -> tensor in its stored dtype, 8-bit matrices in float32.
 
-    Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
+    Raises CheckpointError if files are missing, corrupt or pickled, or if numbers are not finite.
     """
     folder, tensors = checkpoint.download(), dict[str, Tensor]()
     for name, each in checkpoint.tensors.items():
