@@ -96,7 +96,7 @@ def _no_distribution(logits: Tensor, edited: Tensor) -> TargetError:
             fix="loosen logit_bias, bad_words, min_tokens or structured, which together leave no token possible",
         )
     return TargetError(
-        "at some position logits are NaN, or all are -inf",
+        "at some position logits are NaN, or every token is forbidden by a logit of -inf",
         why="there is no distribution over them",
         fix="check the weights",
     )
