@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from slipstream.backends.quantise import GROUP, LEVELS, quantise_blocks
+from slipstream.backends.native.quantise import GROUP, LEVELS, quantise_blocks
 
 
 def plain(weight: torch.Tensor) -> torch.Tensor:
