@@ -30,8 +30,11 @@ from benchmarks.board.lineup import (
     CHECKS,
     CONTROLS,
     ENGINES,
+    EXAMPLE,
+    LOOKUPS,
     PLAIN,
     PROMPTS,
+    REPEATED,
     SAMPLES,
     Cell,
     Check,
@@ -148,10 +151,22 @@ def prompts(method: str) -> list[list[int]]:
     return [[token % vocab for token in tokenizer.encode(entry.text)] for entry in entries]
 
 
+def asked_of(cell: Cell) -> list[list[int]]:
+    """The prompts of a cell: the ends of `prompts`. Methods that copy get, where little else is copied, the end twice,
+    or texts that have the schema."""
+    check, whole = CHECKS[cell.check], prompts(cell.method)
+    if not cell.method.startswith(LOOKUPS) or cell.check not in REPEATED:
+        return [ids[-check.context :] for ids in whole]
+    if check.schema is None:
+        return [2 * ids[-check.context // 2 :] for ids in whole]
+    examples = load_tokenizer(target_dir()).encode(EXAMPLE)
+    return [ids[-check.context // 2 :] + examples for ids in whole]
+
+
 def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, Any]:
     """Write one cell."""
     check = CHECKS[cell.check]
-    asked = [ids[-check.context :] for ids in prompts(cell.method)]
+    asked = asked_of(cell)
     sides.of(engine, cell.method, check).drafted = None
     if check.greedy:
         plain = [sides.plain_texts(engine, cell, ids, [0])[0] for ids in asked]

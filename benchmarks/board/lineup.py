@@ -26,6 +26,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+EXAMPLE = '\n{"kind": "fix", "lines": [12, 7]}\n{"kind": "fix", "lines": [12, 7]}\n'
+"""Two texts with this schema."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -72,6 +75,10 @@ CHECKS = {
     "8 streams, prefix cache": Check("8 streams", {"temperature": 0.7}, streams=8, prefix_cache=True),
 }
 """Those of one setup follow one another: an engine is loaded once for each setup."""
+LOOKUPS = ("ngram", "prompt lookup")
+"""How the names of methods begin that copy from the text."""
+REPEATED = ("penalty", "JSON schema")
+"""Checks in which such methods find little to copy; so their prompts repeat themselves."""
 AGAINST_ITSELF = ("greedy", "T 1", "T 0.7", "top-p", "8 streams, prefix cache")
 """What an engine without speculation is compared with itself by."""
 
@@ -137,7 +144,7 @@ ENGINES = {
         ),
         Engine(
             "vLLM (CPU wheel of a third party)", "benchmarks.board.vllm_engine", ROOT / ".venv-vllm/bin/python",
-            "make vllm", ("ngram", "draft model"),
+            "make vllm", ("ngram", "draft model", "ngram" + HYBRID),
             promises="lossless up to the precision of hardware numerics "
             "(https://docs.vllm.ai/en/latest/features/spec_decode.html)",
             needs=ROOT / ".venv-vllm/.ready",
@@ -150,15 +157,20 @@ ENGINES = {
         ),
         Engine(
             "llama.cpp", "benchmarks.board.llamacpp_engine", make="make llama-server",
-            methods=("draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
+            methods=(
+                "draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple" + HYBRID,
+                "ngram-simple" + HYBRID,
+            ),
             promises="no text in its documentation: its tests compare greedy texts "
             "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",
         ),
         Engine(
-            "ik_llama.cpp",
-            absent="its Python package (ik-llama-cpp-python 0.1.5) does not speculate; its server does, but "
-            "`make ik-llamacpp` compiles the libraries without it",
+            "ik_llama.cpp", "benchmarks.board.ik_engine", make="make ik-server",
+            methods=("draft model", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
+            promises="no text in its documentation "
+            "(https://github.com/ikawrakow/ik_llama.cpp/blob/main/docs/speculative.md)",
+            needs=ROOT / ".venv-peer-ik/build/bin/llama-server",
         ),
         Engine(
             "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",
