@@ -115,13 +115,6 @@ $(IK)/.ready:
 	$(IK)/bin/pip install --quiet numpy
 	@touch $@
 
-# Its server, for the lossless board: ten minutes more on one core.
-.PHONY: ik-server
-ik-server: $(IK)/build/bin/llama-server
-$(IK)/build/bin/llama-server: | $(IK)/.ready
-	cmake -S $(IK)/src/vendor/ik_llama.cpp -B $(IK)/build -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_EXAMPLES=ON
-	cmake --build $(IK)/build --target llama-server --parallel 2
-
 # Compiles llama.cpp: ten minutes on one core. CMAKE_BUILD_PARALLEL_LEVEL sets how many files at a time. The package gguf is for
 # `benchmarks.gguf.gguf_writer`, which writes the float32 file.
 LLAMACPP_PARTS := LLAVA_BUILD LLAMA_CURL LLAMA_BUILD_TESTS LLAMA_BUILD_TOOLS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_SERVER \

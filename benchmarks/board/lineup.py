@@ -77,8 +77,8 @@ CHECKS = {
 """Those of one setup follow one another: an engine is loaded once for each setup."""
 LOOKUPS = ("ngram", "prompt lookup")
 """How the names of methods begin that copy from the text."""
-REPEATED = ("penalty", "JSON schema")
-"""Checks in which such methods find little to copy; so their prompts repeat themselves."""
+RARELY_COPIED = ("penalty", "JSON schema")
+"""Checks in which such methods find little to copy after short prompts."""
 AGAINST_ITSELF = ("greedy", "T 1", "T 0.7", "top-p", "8 streams, prefix cache")
 """What an engine without speculation is compared with itself by."""
 
@@ -166,11 +166,9 @@ ENGINES = {
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",
         ),
         Engine(
-            "ik_llama.cpp", "benchmarks.board.ik_engine", make="make ik-server",
-            methods=("draft model", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
-            promises="no text in its documentation "
-            "(https://github.com/ikawrakow/ik_llama.cpp/blob/main/docs/speculative.md)",
-            needs=ROOT / ".venv-peer-ik/build/bin/llama-server",
+            "ik_llama.cpp",
+            absent="its Python package (ik-llama-cpp-python 0.1.5) does not speculate; its server does, but "
+            "`make ik-llamacpp` compiles the libraries without it",
         ),
         Engine(
             "ONNX Runtime GenAI", "benchmarks.board.ortgenai_engine", ROOT / ".venv-ortgenai/bin/python",

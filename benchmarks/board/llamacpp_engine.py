@@ -19,7 +19,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from benchmarks.protocol import ROOT, THREADS, fingerprint, serve, versions
+from benchmarks.protocol import ROOT, fingerprint, serve, versions
 
 HOME = ROOT / ".venv-llama-server"
 NAMES = {"repetition_penalty": "repeat_penalty"}
@@ -42,7 +42,7 @@ def gguf(checkpoint: str) -> str:
         convert_to_gguf(checkpoint, file, "f32")
     else:
         command = [sys.executable, "-m", "benchmarks.board.hybrid_gguf", str(HOME / "src/vendor/llama.cpp")]
-        subprocess.run([*command, checkpoint, str(file)], cwd=ROOT, check=True, capture_output=True, text=True)
+        subprocess.run([*command, checkpoint, str(file)], cwd=ROOT, check=True, capture_output=True)
     return str(file)
 
 
@@ -58,33 +58,26 @@ def ask(path: str, body: dict[str, Any] | None = None) -> Any:
 
 
 def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool) -> dict[str, Any]:
-    drafts = [] if method == "plain" else ["--spec-type", method, *NGRAM.get(method, DRAFT)]
-    if method == "draft-simple":
-        drafts += ["--spec-draft-model", gguf(draft)]
-    start([str(HOME / "build/bin/llama-server"), "--model", gguf(target), *drafts], streams, HOME / f"{method}.log")
-    made["cache"] = prefix_cache
-    return {}
-
-
-def start(command: list[str], streams: int, log: Path) -> None:
-    """Start a server, and wait until it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--port", port, "--threads", THREADS, "--parallel", streams, "--ctx-size", 512 * streams]
-    options += ["--cache-type-k", "f32", "--cache-type-v", "f32"]
-    made.update(url=f"http://127.0.0.1:{port}", streams=streams)
-    prctl = ctypes.CDLL(None).prctl
+    drafts = [] if method == "plain" else ["--spec-type", method, *NGRAM.get(method, DRAFT)]
+    if method == "draft-simple":
+        drafts += ["--spec-draft-model", gguf(draft)]
+    command = [HOME / "build/bin/llama-server", "--model", gguf(target), "--port", port, "--threads", 1]
+    command += ["--parallel", streams, "--ctx-size", 512 * streams, "--cache-type-k", "f32", "--cache-type-v", "f32"]
+    made.update(url=f"http://127.0.0.1:{port}", streams=streams, cache=prefix_cache)
+    log, prctl = HOME / f"{method}.log", ctypes.CDLL(None).prctl
     with log.open("w") as lines:
         server = subprocess.Popen(
-            [*command, *map(str, options)], stdout=lines, stderr=lines,
+            [*map(str, command), *drafts], stdout=lines, stderr=lines,
             preexec_fn=lambda: prctl(1, signal.SIGTERM),  # it ends with this process, also if that is killed
         )  # fmt: skip
     made["server"] = server
     while server.poll() is None:
         try:
             ask("/health")
-            return
+            return {}
         except OSError:
             time.sleep(0.2)
     raise RuntimeError(f"llama-server ended: {log.read_text().strip().splitlines()[-1]}")
@@ -93,43 +86,25 @@ def start(command: list[str], streams: int, log: Path) -> None:
 def generate(
     ids: list[int], tokens: int, sampling: dict[str, Any], schema: dict[str, Any] | None, seeds: list[int]
 ) -> dict[str, Any]:
-    """One text for each seed."""
-    done = complete("/completion", {"return_tokens": True}, ids, tokens, sampling, schema, seeds)
-    return {"texts": [each["tokens"] for each in done], "drafted": drafted(done)}
-
-
-def complete(
-    path: str,
-    body: dict[str, Any],
-    ids: list[int],
-    tokens: int,
-    sampling: dict[str, Any],
-    schema: dict[str, Any] | None,
-    seeds: list[int],
-) -> list[dict[str, Any]]:
-    """Ask for a text with each seed. Filters that are on by default are switched off."""
-    body |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_last_n": 512, "n_predict": tokens}
-    body |= {"prompt": ids, "ignore_eos": schema is None, "cache_prompt": made["cache"]}
+    """One text for each seed. Filters that are on by default are switched off."""
+    body = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_last_n": 512, "n_predict": tokens}
+    body |= {"prompt": ids, "ignore_eos": schema is None, "return_tokens": True, "cache_prompt": made["cache"]}
     body |= {NAMES.get(name, name): value for name, value in sampling.items()}
     if schema is not None:
         body["json_schema"] = schema
+
     with ThreadPoolExecutor(made["streams"]) as pool:
-        return list(pool.map(lambda seed: ask(path, body | {"seed": seed}), seeds))
-
-
-def drafted(replies: list[dict[str, Any]]) -> int:
-    return sum(each["timings"].get("draft_n", 0) for each in replies)
-
-
-def run(source: dict[str, str], **operations: Any) -> None:
-    """Serve the operations, and end the server with this process. source: the package that it is built from."""
-    try:
-        serve({"info": lambda: {"versions": versions() | source}, **operations})
-    finally:
-        if "server" in made:
-            made["server"].terminate()
+        done = list(pool.map(lambda seed: ask("/completion", body | {"seed": seed}), seeds))
+    return {
+        "texts": [each["tokens"] for each in done],
+        "drafted": sum(each["timings"].get("draft_n", 0) for each in done),
+    }
 
 
 if __name__ == "__main__":
-    number = json.loads((HOME / "version.json").read_text())
-    run({"llama.cpp of llama-cpp-python": number}, load=load, generate=generate)
+    try:
+        source = {"llama.cpp of llama-cpp-python": json.loads((HOME / "version.json").read_text())}
+        serve({"info": lambda: {"versions": versions() | source}, "load": load, "generate": generate})
+    finally:
+        if "server" in made:
+            made["server"].terminate()
