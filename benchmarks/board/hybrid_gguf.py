@@ -32,8 +32,10 @@ def main(source: str, checkpoint: str, file: str) -> None:
         self.gguf_writer.add_eos_token_id(0)
         self.gguf_writer.add_add_bos_token(False)
 
-    qwen.Qwen3_5TextModel.set_vocab, qwen.Qwen3_5TextModel.no_mtp = set_vocab, True
-    qwen.Qwen3_5TextModel(Path(checkpoint), gguf.LlamaFileType.ALL_F32, Path(file)).write()
+    model = qwen.Qwen3_5TextModel
+    model.set_vocab, model.no_mtp = set_vocab, True
+    model._QWEN35_DEFAULT_MROPE_SECTION = [1, 1, 0, 0]  # of pictures; the usual ones need heads of 64 numbers
+    model(Path(checkpoint), gguf.LlamaFileType.ALL_F32, Path(file)).write()
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ ENGINES = {
         ),
         Engine(
             "vLLM (CPU wheel of a third party)", "benchmarks.board.vllm_engine", ROOT / ".venv-vllm/bin/python",
-            "make vllm", ("ngram", "draft model", "ngram" + HYBRID),
+            "make vllm", ("ngram", "draft model"),
             promises="lossless up to the precision of hardware numerics "
             "(https://docs.vllm.ai/en/latest/features/spec_decode.html)",
             needs=ROOT / ".venv-vllm/.ready",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 os.environ |= {
@@ -29,7 +28,6 @@ def load(method: str, target: str, draft: str, streams: int, prefix_cache: bool)
     made["it"] = LLM(
         model=target, dtype="float32", max_model_len=512, max_num_seqs=streams, enable_prefix_caching=prefix_cache,
         disable_log_stats=False, enforce_eager=True, speculative_config=drafts,
-        skip_tokenizer_init=not (Path(target) / "tokenizer.json").exists(),  # the hybrid has none
     )  # fmt: skip
     return {}
 
