@@ -159,8 +159,10 @@ def asked_of(cell: Cell) -> list[list[int]]:
     check, whole = CHECKS[cell.check], prompts(cell.method)
     if not cell.method.startswith(LOOKUPS) or cell.check not in RARELY_COPIED:
         return [ids[-check.context :] for ids in whole]
-    examples = load_tokenizer(target_dir()).encode(EXAMPLE) if check.schema is not None else []
-    return [ids + examples for ids in whole]
+    if check.schema is None:
+        return whole
+    examples = load_tokenizer(target_dir()).encode(EXAMPLE)
+    return [ids[-check.context // 2 :] + examples for ids in whole]
 
 
 def judged(cell: Cell, engine: Engine, sides: Sides, samples: int) -> dict[str, Any]:

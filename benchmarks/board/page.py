@@ -31,8 +31,8 @@ Records = dict[str, dict[str, Any]]
 NO_RECORD = "–"
 HEAD = """# The lossless board
 
-Speculative decoding promises the text of the model without it. Who keeps that promise, on a CPU? Each row compares an
-engine that speculates with the same engine without. {counts}.
+Who keeps the promise of speculative decoding, on a CPU? Each row compares an engine that speculates with the same
+engine without. {counts}.
 
 - **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
   that it does not do this. {none}: no record yet. "1 of 2": one of two checks has one.
@@ -65,18 +65,18 @@ row again, from nothing, or one cell:
     python -m benchmarks.board --row 1
     {example}
 
-An engine that dies, hangs for 20 minutes, or breaks its adapter's contract has cells that say so. An engine that
-ignores the option would be "same", so adapters count draft tokens; a cell with too few is "not tested". Only OpenVINO
-GenAI's prompt lookup does not tell.
+An engine that dies, hangs for 20 minutes, or breaks the contract below has cells that say so. An engine that ignores
+the option would be "same", so adapters count draft tokens: with too few, a cell is "not tested". Only OpenVINO GenAI's
+prompt lookup does not tell.
 
 ## Add an engine
 
-Write a module of about 60 lines like `benchmarks/board/transformers_engine.py`. It runs in the engine's own
-environment and answers three operations on its standard input (`benchmarks/protocol.py`):
+Write a module of about 60 lines like `benchmarks/board/transformers_engine.py`, which runs in the engine's own
+environment and answers three operations on its standard input:
 
 - `info()`: `versions`, of the packages that matter.
 - `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
-  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts, or do not.
+  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
 - `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
   or shorter with the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields such as `temperature`,
   `top_k`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine tells. What the engine does not
