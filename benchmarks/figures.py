@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from benchmarks.markdown import beside, bound
-from slipstream.core.text_ends import count_common
+from slipstream.core.sequence import count_common
 from slipstream.measure.estimates import estimate_ratio
 
 

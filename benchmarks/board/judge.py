@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.board.lineup import CHECKS, LEVEL, PROMPTS, cells
-from slipstream.core.text_ends import count_common
+from slipstream.core.sequence import count_common
 from slipstream.llm import LLM
 from slipstream.verify.choices import count_choices, smallest_shift
 from slipstream.verify.outcomes import SCREEN, decisive_level

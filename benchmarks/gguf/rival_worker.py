@@ -6,12 +6,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence as Seq
+from os.path import commonprefix  # of any lists: rivals' environments lack torch, which our own function needs
 from typing import Any
 
 import numpy as np
 
 from benchmarks.protocol import peak_memory, serve, versions
-from slipstream.core.text_ends import count_common
 
 try:
     from ik_llama_cpp import _ctypes_api as api
@@ -90,7 +90,7 @@ class DraftModel(Model):
 
     def draft(self, text: list[int], most: int, least: float) -> list[int]:
         """A greedy chain after the text, up to the first token with a probability below `least`."""
-        same = min(count_common(self.known, text), len(text) - 1)
+        same = min(len(commonprefix([self.known, text])), len(text) - 1)
         self.forget(same)
         for at in range(same, len(text), CHUNK):
             logits = self.decode(text[at : at + CHUNK], at)
@@ -134,7 +134,7 @@ def request(
             draft = lookup([*before, *generated], min(DRAFT, room)) if drafted else []
         at = len(ids) + len(generated) - 1
         best = model.decode([generated[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
-        right = count_common(draft, best)
+        right = len(commonprefix([draft, best]))
         if right < len(draft):
             model.forget(at + 1 + right)
         for token in best[: right + 1]:

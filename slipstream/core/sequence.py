@@ -8,7 +8,7 @@ Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  le
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import InitVar, dataclass, field
 
 from slipstream.core.draft import Draft, Verdict
@@ -163,3 +163,13 @@ def request_ids(seq: Sequence) -> list[int]:
 def is_coupled(seq: Sequence) -> bool:
     """Return whether the sequence's rule picks tokens with noise keyed by position, which drafters then share."""
     return seq.rule is not None and seq.rule.coupled
+
+
+def count_common(a: Iterable[object], b: Iterable[object]) -> int:
+    """Number of items with which both begin."""
+    count = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

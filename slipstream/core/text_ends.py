@@ -109,13 +109,3 @@ def find_completed(text: str, before: str, stop: str) -> int:
     """Return where in `text` the first `stop` begins that ends after `before`, or -1. before: the text without its last
     token. An incomplete character, which decodes to U+FFFD, does not count as text yet."""
     return text.find(stop, max(0, len(before.rstrip(REPLACEMENT)) - len(stop) + 1))
-
-
-def count_common(a: Iterable[object], b: Iterable[object]) -> int:
-    """Return how many leading items are equal in both."""
-    count = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count

@@ -17,9 +17,8 @@ from torch import Tensor
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, DrafterTraits, PrefixKeeper
-from slipstream.core.sequence import Sequence, source_of
+from slipstream.core.sequence import Sequence, count_common, source_of
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.text_ends import count_common
 from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import count_common
 from slipstream.core.target import Target, release_after, start_sequence
-from slipstream.core.text_ends import count_common
 from slipstream.measure.measurements import Divergence
 
 Scores = Callable[[Tensor, Seq[int]], Tensor]

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, count_common
 from slipstream.core.target import TargetOut
-from slipstream.core.text_ends import count_common
 from slipstream.executor.executor import Batch, Executor, Output, check_finite, make_batch
 
 

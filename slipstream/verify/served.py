@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.params import Strict, integer, number, option
+from slipstream.core.sequence import count_common
 from slipstream.core.strict import JsonMapping, JsonObject
-from slipstream.core.text_ends import count_common
 from slipstream.errors import ParameterError
 from slipstream.measure.counters import Counters
 from slipstream.measure.endpoint import Answer, Endpoint

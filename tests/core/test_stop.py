@@ -8,9 +8,8 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import Sequence
+from slipstream.core.sequence import Sequence, count_common
 from slipstream.core.stop import stop
-from slipstream.core.text_ends import count_common
 
 PIECES = [b"a", b"b", b"ab", b"ba", b"c", "é".encode()[:1], "é".encode()[1:], "字".encode(), b"a b", b"bc"]
 EOS, STOP_ID = len(PIECES), len(PIECES) + 1
