@@ -155,4 +155,8 @@ def left_out(results: dict[str, Any]) -> list[str]:
         for name, model in results["models"].items()
         for who, why in model["skipped"].items()
     ]
+    by_commit: dict[str, list[str]] = {}
+    for name, model in results["models"].items():
+        by_commit.setdefault(f"{model['commit']}, {model['date'][:10]}", []).append(name)
+    lines += [f"- measured at commit {commit}: {', '.join(names)}" for commit, names in by_commit.items()]
     return ["\n".join(lines)] if lines else []
