@@ -130,9 +130,9 @@ ENGINES = {
             needs=ROOT / ".venv-peers/.ready",
             known=dict.fromkeys(
                 (f"{method} | {name}" for method in ("draft model", "EAGLE-3") for name in CHECKS if name != "greedy"),
-                "after a rejected draft token, the next one is sampled from the row behind it (also with EAGLE-3): "
-                "https://github.com/openvinotoolkit/openvino.genai/issues/4190, fix proposed in pull request 4490; "
-                "2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py",
+                "after a rejected draft token, the next token is sampled from the row after the right one, also with "
+                "EAGLE-3: https://github.com/openvinotoolkit/openvino.genai/issues/4190, fix proposed in pull request "
+                "4490; 2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py",
             ),
         ),
         Engine(
@@ -151,7 +151,7 @@ ENGINES = {
         Engine(
             "llama.cpp", "benchmarks.board.llamacpp_engine", make="make llama-server",
             methods=("draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
-            promises="no text in its documentation: its tests compare greedy texts "
+            promises="no promise in its documentation; its tests compare greedy texts "
             "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",
         ),
@@ -170,7 +170,7 @@ ENGINES = {
         Engine(
             "mistral.rs",
             absent="its wheel (0.9.5) speculates only with MTP layers or assistants of models that are not on PyPI; "
-            "up to 0.6.0 it had draft models",
+            "versions up to 0.6.0 had draft models",
         ),
         Engine("SGLang", absent="no build for a CPU is on PyPI"),
         Engine("MLX-LM", absent="it runs on Apple's GPUs"),

@@ -31,58 +31,60 @@ Records = dict[str, dict[str, Any]]
 NO_RECORD = "–"
 HEAD = """# The lossless board
 
-Speculative decoding promises the text of the model without it. Who keeps that promise, on a CPU? Each row compares an
-engine that speculates with the same engine without. {counts}.
+Speculative decoding promises not to change a model's output distribution. Which engines keep this promise on a CPU?
+Each row compares an engine that speculates with the same engine without speculation. {counts}.
 
-- **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
-  that it does not do this. {none}: no record yet. "1 of 2": one of two checks has one.
-- *shift*: a fault that takes the likeliest token in so many more of the cases would have been found with a probability
-  of 0.9.
+- **same**: no difference was found. **differs**: texts differ, also on new samples. **refused**: the engine does not
+  support this. {none}: no record yet. "1 of 2": one of two checks has a record.
+- *shift*: a fault that raises the frequency of the most likely token by this much would have been found with a
+  probability of 0.9.
 """
 
 LEGEND = f"""
 How a cell is judged:
 
-- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or part where two logits are as good
-  as equal in float64.
+- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or begin to differ where two
+  logits are nearly equal in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
-  and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
-- If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
-  each.
+  and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight concurrent
+  requests, with a prefix cache.
+- If all engines are right, the probability that any cell says "differs" is at most {LEVEL:g}
+  ({level_of_cell():.1e} for each cell).
 - The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
   recurrent, and a draft model that is nearly the same (`benchmarks/board/models.py`).
-- `python -m benchmarks.board --row 1` repeats row 1 from nothing.
+- `python -m benchmarks.board --row 1` measures row 1 again, without stored results.
 """
 
 TAIL = """## Run it
 
-`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, goes on where it was
-interrupted, and writes this page. A record has the command that repeats its cell:
+`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, continues where it was
+interrupted, and writes this page. A record contains the command that repeats its cell:
 
     {example}
 
-`--row` and `--cell` make the engine's environment first, if it is missing. An engine that dies, hangs for 20 minutes,
-or breaks its adapter's contract has cells that say so; the other cells run.
+`--row` and `--cell` first create the engine's environment if it is missing. If an engine dies, hangs for 20 minutes, or
+breaks its adapter's contract, its cells say so, and the other cells run.
 
-An engine that ignores the option would be "same". So adapters count draft tokens; a cell with too few is "not tested".
-Engines that do not tell: transformers, vLLM, and OpenVINO GenAI's prompt lookup.
+An engine that ignores the option to speculate would be "same". So adapters count draft tokens, and a cell with too few
+is "not tested". transformers, vLLM, and OpenVINO GenAI's prompt lookup do not report draft tokens.
 
 ## Add an engine
 
-Write a module as `benchmarks/board/transformers_engine.py`, about 60 lines, that runs in the engine's own environment
+Write a module like `benchmarks/board/transformers_engine.py`, about 60 lines. It runs in the engine's own environment
 and answers three operations on its standard input (`benchmarks/protocol.py`):
 
-- `info()`: `versions`, of the packages that matter.
-- `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
-  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts, or do not.
-- `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
-  or shorter if they have the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields as
-  `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine
-  tells. What it does not do raises NotImplementedError: the cell is "refused".
+- `info()` returns `versions`, the versions of the engine's packages.
+- `load(method, target, draft, streams, prefix_cache)` loads the models. `method` is "plain" or a method of speculation.
+  At most `streams` texts are decoded concurrently. `prefix_cache`: whether to keep the KV cache of prompts.
+- `generate(ids, tokens, sampling, schema, seeds)` returns `texts`, one list of token ids for each seed, exactly
+  `tokens` long, or shorter if they satisfy the JSON schema `schema`. `sampling` is empty for greedy decoding;
+  otherwise it has fields such as `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`. It also returns
+  `drafted`, the number of draft tokens, if the engine reports it. It raises NotImplementedError for anything that the
+  engine does not support: the cell is then "refused".
 
-Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is "open"
-until `known` says which issue or fix of its maintainers it goes with, that the newest version was tried, and which
-program of at most 15 lines, without Slipstream, shows it.
+Then add an `Engine` to `benchmarks/board/lineup.py`, with the promise of its documentation. A difference is "open"
+until `known` names an issue or fix of the engine's maintainers, says that the newest version was tried, and names a
+program of at most 15 lines, without Slipstream, that shows the difference.
 """
 
 
@@ -97,7 +99,7 @@ def page(board: dict[str, Any]) -> str:
         lines.append(_row(number, engine, method, columns, records, notes))
     lines += ["", "Notes:", "", *(f"{number}. {note}" for note, number in notes.items())] if notes else []
     lines += ["", "Not tested:", "", *(f"- {each.name}: {each.absent}." for each in ENGINES.values() if each.absent)]
-    lines += [LEGEND, "What they promise:", ""]
+    lines += [LEGEND, "What the engines promise:", ""]
     for engine in ENGINES.values():
         if engine.promises:
             lines.append(f"- {engine.name} ({_versions(engine, records) or 'not run'}): {engine.promises}.")
@@ -175,10 +177,10 @@ def _controls(records: Records) -> list[str]:
     lines = [
         "## Controls",
         "",
-        "Bugs that engines really had, planted into Slipstream (`benchmarks/board/controls.py` says where each was",
-        "seen, and how large it is). The board must find each:",
+        "These bugs, which engines really had, were planted into Slipstream (`benchmarks/board/controls.py` has",
+        "their sources and sizes). The board must find all of them:",
         "",
-        "| planted | looked for by | verdict | p |",
+        "| planted bug | check | verdict | p |",
         "|---|---|---|---|",
     ]
     for method in CONTROLS.methods:
@@ -191,7 +193,7 @@ def _controls(records: Records) -> list[str]:
         record for key, record in records.items() if f"| {PLAIN} |" in key and record["verdict"] in (SAME, DIFFERS)
     ]
     alarms = sum(record["verdict"] == DIFFERS for record in alone)
-    return [*lines, "", f"Each engine without speculation against itself: {alarms} alarms in {len(alone)} cells."]
+    return [*lines, "", f"Each engine without speculation against itself: {alarms} false alarms in {len(alone)} cells."]
 
 
 def summary(board: dict[str, Any]) -> str:
