@@ -26,6 +26,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+EXAMPLE = '\n{"kind": "fix", "lines": [12, 7]}\n{"kind": "fix", "lines": [12, 7]}\n'
+"""Two texts with this schema."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -72,6 +75,10 @@ CHECKS = {
     "8 streams, prefix cache": Check("8 streams", {"temperature": 0.7}, streams=8, prefix_cache=True),
 }
 """Those of one setup follow one another: an engine is loaded once for each setup."""
+LOOKUPS = ("ngram", "prompt lookup")
+"""How the names of methods begin that copy from the text."""
+RARELY_COPIED = ("penalty", "JSON schema")
+"""Checks in which such methods find little to copy after short prompts."""
 AGAINST_ITSELF = ("greedy", "T 1", "T 0.7", "top-p", "8 streams, prefix cache")
 """What an engine without speculation is compared with itself by."""
 
@@ -130,9 +137,9 @@ ENGINES = {
             needs=ROOT / ".venv-peers/.ready",
             known=dict.fromkeys(
                 (f"{method} | {name}" for method in ("draft model", "EAGLE-3") for name in CHECKS if name != "greedy"),
-                "after a rejected draft token, the next token is sampled from the row after the right one, also with "
-                "EAGLE-3: https://github.com/openvinotoolkit/openvino.genai/issues/4190, fix proposed in pull request "
-                "4490; 2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py",
+                "after a rejected draft token, the next one is sampled from the row behind it (also with EAGLE-3): "
+                "https://github.com/openvinotoolkit/openvino.genai/issues/4190, fix proposed in pull request 4490; "
+                "2026.4.1.0 is the newest version; shown by benchmarks/board/reproductions/openvino_draft.py",
             ),
         ),
         Engine(
@@ -150,8 +157,11 @@ ENGINES = {
         ),
         Engine(
             "llama.cpp", "benchmarks.board.llamacpp_engine", make="make llama-server",
-            methods=("draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
-            promises="no promise in its documentation; its tests compare greedy texts "
+            methods=(
+                "draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple" + HYBRID,
+                "ngram-simple" + HYBRID,
+            ),
+            promises="no text in its documentation: its tests compare greedy texts "
             "(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/tests/unit/test_speculative.py)",
             needs=ROOT / ".venv-llama-server/build/bin/llama-server",
         ),
@@ -170,7 +180,7 @@ ENGINES = {
         Engine(
             "mistral.rs",
             absent="its wheel (0.9.5) speculates only with MTP layers or assistants of models that are not on PyPI; "
-            "versions up to 0.6.0 had draft models",
+            "up to 0.6.0 it had draft models",
         ),
         Engine("SGLang", absent="no build for a CPU is on PyPI"),
         Engine("MLX-LM", absent="it runs on Apple's GPUs"),

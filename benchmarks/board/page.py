@@ -31,60 +31,60 @@ Records = dict[str, dict[str, Any]]
 NO_RECORD = "–"
 HEAD = """# The lossless board
 
-Speculative decoding promises not to change a model's output distribution. Which engines keep this promise on a CPU?
-Each row compares an engine that speculates with the same engine without speculation. {counts}.
+Who keeps the promise of speculative decoding, on a CPU? Each row compares an engine that speculates with the same
+engine without. {counts}.
 
-- **same**: no difference was found. **differs**: texts differ, also on new samples. **refused**: the engine does not
-  support this. {none}: no record yet. "1 of 2": one of two checks has a record.
-- *shift*: a fault that raises the frequency of the most likely token by this much would have been found with a
-  probability of 0.9.
+- **same**: no difference was seen. **differs**: texts differ, and again on new samples. **refused**: the engine says
+  that it does not do this. {none}: no record yet. "1 of 2": one of two checks has one.
+- *shift*: a fault that takes the likeliest token in so many more of the cases would have been found with a probability
+  of 0.9. Dates are of 2026.
 """
 
 LEGEND = f"""
 How a cell is judged:
 
-- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or begin to differ where two
-  logits are nearly equal in float64.
+- Greedy: {2 * PROMPTS} prompts, {GREEDY_TOKENS} tokens each. Texts must be equal, or part where two logits are as good
+  as equal in float64.
 - Sampled: temperatures 1 and 0.7, {PROMPTS} prompts, texts of {TOKENS} tokens. Filters, penalty: top-k, top-p, min-p,
-  and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight concurrent
-  requests, with a prefix cache.
-- If all engines are right, the probability that any cell says "differs" is at most {LEVEL:g}
-  ({level_of_cell():.1e} for each cell).
+  and a repetition penalty over 16 tokens. Structured: a JSON schema. 8 streams: eight at once, with a prefix cache.
+- N-gram methods get longer prompts for penalty and schema, else they would draft too little.
+- If all engines are right, some cell says "differs" with a probability of at most {LEVEL:g}: {level_of_cell():.1e} for
+  each.
 - The model is the embedded pair of 14.2M and 2.4M parameters; "hybrid": a random Qwen3.5 of four layers, three of them
-  recurrent, and a draft model that is nearly the same (`benchmarks/board/models.py`).
-- `python -m benchmarks.board --row 1` measures row 1 again, without stored results.
+  recurrent, and a draft model that is nearly the same.
+
+What they promise:
+
 """
 
 TAIL = """## Run it
 
-`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, continues where it was
-interrupted, and writes this page. A record contains the command that repeats its cell:
+`make lossless-board` runs all cells that have no record in `benchmarks/results/board.json`, and writes this page. One
+row again, from nothing, or one cell:
 
+    python -m benchmarks.board --row 1
     {example}
 
-`--row` and `--cell` first create the engine's environment if it is missing. If an engine dies, hangs for 20 minutes, or
-breaks its adapter's contract, its cells say so, and the other cells run.
-
-An engine that ignores the option to speculate would be "same". So adapters count draft tokens, and a cell with too few
-is "not tested". transformers, vLLM, and OpenVINO GenAI's prompt lookup do not report draft tokens.
+An engine that dies, hangs for 20 minutes, or breaks the contract below has cells that say so. An engine that ignores
+the option would be "same", so adapters count draft tokens: with too few, a cell is "not tested". Only OpenVINO GenAI's
+prompt lookup does not tell.
 
 ## Add an engine
 
-Write a module like `benchmarks/board/transformers_engine.py`, about 60 lines. It runs in the engine's own environment
-and answers three operations on its standard input (`benchmarks/protocol.py`):
+Write a module of about 60 lines like `benchmarks/board/transformers_engine.py`, which runs in the engine's own
+environment and answers three operations on its standard input:
 
-- `info()` returns `versions`, the versions of the engine's packages.
-- `load(method, target, draft, streams, prefix_cache)` loads the models. `method` is "plain" or a method of speculation.
-  At most `streams` texts are decoded concurrently. `prefix_cache`: whether to keep the KV cache of prompts.
-- `generate(ids, tokens, sampling, schema, seeds)` returns `texts`, one list of token ids for each seed, exactly
-  `tokens` long, or shorter if they satisfy the JSON schema `schema`. `sampling` is empty for greedy decoding;
-  otherwise it has fields such as `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`. It also returns
-  `drafted`, the number of draft tokens, if the engine reports it. It raises NotImplementedError for anything that the
-  engine does not support: the cell is then "refused".
+- `info()`: `versions`, of the packages that matter.
+- `load(method, target, draft, streams, prefix_cache)`: `method` is "plain", or one of its ways of speculating. At most
+  `streams` texts are decoded at once. `prefix_cache`: keep states of prompts.
+- `generate(ids, tokens, sampling, schema, seeds)`: `texts`, one list of token ids for each seed, exactly `tokens` long,
+  or shorter with the JSON schema `schema`. `sampling` is empty for greedy decoding, else fields such as `temperature`,
+  `top_k`, `repetition_penalty`. `drafted` is the number of draft tokens, if the engine tells. What the engine does not
+  do raises NotImplementedError: the cell is "refused".
 
-Then add an `Engine` to `benchmarks/board/lineup.py`, with the promise of its documentation. A difference is "open"
-until `known` names an issue or fix of the engine's maintainers, says that the newest version was tried, and names a
-program of at most 15 lines, without Slipstream, that shows the difference.
+Then add an `Engine` to `benchmarks/board/lineup.py`, with what its documentation promises. A difference is "open"
+until `known` names the maintainers' issue or fix, says that the newest version was tried, and names a program of at
+most 15 lines, without Slipstream, that shows it.
 """
 
 
@@ -99,7 +99,7 @@ def page(board: dict[str, Any]) -> str:
         lines.append(_row(number, engine, method, columns, records, notes))
     lines += ["", "Notes:", "", *(f"{number}. {note}" for note, number in notes.items())] if notes else []
     lines += ["", "Not tested:", "", *(f"- {each.name}: {each.absent}." for each in ENGINES.values() if each.absent)]
-    lines += [LEGEND, "What the engines promise:", ""]
+    lines += LEGEND.splitlines()
     for engine in ENGINES.values():
         if engine.promises:
             lines.append(f"- {engine.name} ({_versions(engine, records) or 'not run'}): {engine.promises}.")
@@ -129,7 +129,7 @@ def _row(number: int, engine: Engine, method: str, columns: list[str], records: 
     name, *more = engine.name.split(" (", 1)
     cells = [str(number), " (".join([f"{name} {version}".strip(), *more]), method, *map(_verdicts, groups)]
     marks = [str(notes.setdefault(note, len(notes) + 1)) for note in _notes(each)]
-    cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:]), ", ".join(marks)]
+    cells += [f"{max(shifts):.2f}" if shifts else "", "".join(dates[-1:])[5:], ", ".join(marks)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -177,10 +177,10 @@ def _controls(records: Records) -> list[str]:
     lines = [
         "## Controls",
         "",
-        "These bugs, which engines really had, were planted into Slipstream (`benchmarks/board/controls.py` has",
-        "their sources and sizes). The board must find all of them:",
+        "Bugs that engines really had, planted into Slipstream (`benchmarks/board/controls.py` says where each was",
+        "seen). The board must find each:",
         "",
-        "| planted bug | check | verdict | p |",
+        "| planted | looked for by | verdict | p |",
         "|---|---|---|---|",
     ]
     for method in CONTROLS.methods:
@@ -193,7 +193,7 @@ def _controls(records: Records) -> list[str]:
         record for key, record in records.items() if f"| {PLAIN} |" in key and record["verdict"] in (SAME, DIFFERS)
     ]
     alarms = sum(record["verdict"] == DIFFERS for record in alone)
-    return [*lines, "", f"Each engine without speculation against itself: {alarms} false alarms in {len(alone)} cells."]
+    return [*lines, "", f"Each engine without speculation against itself: {alarms} alarms in {len(alone)} cells."]
 
 
 def summary(board: dict[str, Any]) -> str:
