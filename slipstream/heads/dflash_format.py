@@ -52,7 +52,8 @@ def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
     if "t2d" in tensors and bool(tensors["t2d"].all()):  # every id can be drafted
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
     head_config = _read_config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
-    head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    with torch.device("meta"):  # else its weights would first be random numbers
+        head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.draft_vocab is not None:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, opened, "DFlash")

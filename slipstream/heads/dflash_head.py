@@ -95,7 +95,7 @@ class DFlashHead(nn.Module):
             self.lm_head = nn.Linear(c.hidden_size, ids, bias=False)
         if config.draft_vocab is not None:
             self.register_buffer("d2t", torch.zeros(ids, dtype=torch.int64))
-            self.register_buffer("t2d", torch.arange(c.vocab_size) < ids)
+            self.register_buffer("t2d", torch.arange(c.vocab_size, device="cpu") < ids)
         self._borrowed: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def borrow(self, embedding: Tensor | None, lm_head: Tensor | None) -> DFlashHead:

@@ -58,7 +58,8 @@ def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHe
         if "mask_hidden" in tensors:
             tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
     head_config = _read_config(kind, config, tensors, layers, folder)
-    head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    with torch.device("meta"):  # else its weights would first be random numbers
+        head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.version == 3:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, opened, "EAGLE")
@@ -212,7 +213,8 @@ def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Pa
 
 
 def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind: str) -> None:
-    """Load the tensors into an EAGLE or DFlash head; none may be missing, unknown or of another shape."""
+    """Load the tensors into an EAGLE or DFlash head on the device "meta", which moves to the CPU; none may be missing,
+    unknown or of another shape."""
     wanted, folder = head.state_dict(), checkpoint.place
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
@@ -227,7 +229,7 @@ def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind:
         if to.shape != tensors[name].shape:
             shape = tuple(tensors[name].shape)
             raise _explain_mismatch(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
-    head.load_state_dict(dict(tensors))
+    head.to_empty(device="cpu").load_state_dict(dict(tensors))
     head.in_8_bits = any(name.endswith(SCALE) for name in checkpoint.tensors)
 
 
@@ -248,12 +250,11 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
         (borrows and (c.mask_token or 0) >= host.vocab_size, f"the mask token {c.mask_token}", ids),
     )
     check_host(host, "EAGLE" if c.version == 1 else "EAGLE-3", c.target_hidden, c.decoder.vocab_size, further)
-    embedding = None if c.own_embedding else host.embedding()
     head = head.to(host.device, host.dtype)
     if c.version == 1:
-        tied = embedding is not None and host.tied
-        return head.borrow(embedding, embedding if tied else host.lm_head())
-    return _drop_padding(head, host.vocab_size).borrow(embedding)
+        output = host.lm_head()
+        return head.borrow(None if c.own_embedding else output if host.tied else host.embedding, output)
+    return _drop_padding(head, host.vocab_size).borrow(None if c.own_embedding else host.embedding)
 
 
 def _drop_padding(head: EagleHead, vocab_size: int) -> EagleHead:
