@@ -291,7 +291,7 @@ class Capabilities:
     fork: Fork | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
-    relative_cost: Callable[[int], float] | None = None
+    relative_cost: Callable[[float], float] | None = None
     encoder: Encoder | None = None
     mask_token: int | None = None
 

@@ -39,7 +39,7 @@ import numpy as np
 
 from slipstream.core.drafter import Budget
 from slipstream.engine.draft_trials import MOST_SAVED, TRIAL_STEPS, Gains, State, Trials
-from slipstream.engine.step_costs import StepCosts
+from slipstream.engine.step_costs import StepCosts, rows_of
 from slipstream.engine.step_history import SHORTEST, Survival
 from slipstream.engine.timed_step import Step
 
@@ -62,7 +62,7 @@ LEARN_LAST = 16
 """The last plain tokens of a pause, per request, whose times are learned. The next trial is compared with these
 times."""
 
-RelativeCost: TypeAlias = Callable[[int], float]
+RelativeCost: TypeAlias = Callable[[float], float]
 
 
 class LengthPolicy(ABC):
@@ -164,7 +164,8 @@ class LengthPolicy(ABC):
         if self._drafted == UNSURE and not self.costs.forward.is_timed(len(step.ids)):
             self._drafted = RENEW
         count, accepted = len(step.ids), sum(step.accepted)
-        forward, plain = map(self.costs.forward.of, (count + sum(step.nodes), count))
+        drafted = replace(step, prompt_rows=0)  # prompts are read anyway
+        forward, plain = map(self.costs.forward.of, (rows_of(drafted), count))
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:  # the drafter reads a long prompt; the machine is not slow
             self.trials.add(1 + accepted / count - (draft + forward) / plain, is_bounded=False)

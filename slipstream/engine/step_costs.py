@@ -12,6 +12,9 @@ from slipstream.engine.timed_step import Step
 
 DRAW_COST = 0.05
 """Assumed `Budget.draw_cost`. For an EAGLE-3 head for SmolLM2 it is 0.03 in 16 bits and 0.06 in 4 bits."""
+EMPTY = 0.5
+"""Added to the rows of a step whose drafter was called and proposed no token. Such a step takes longer than a plain
+step, because a call of the target runs several plain steps, without Python between the forward passes."""
 SAME = 1 / 8
 """Forward passes with prompts count as having equally many rows if their numbers of rows differ by less than this
 share."""
@@ -27,7 +30,7 @@ class StepCosts:
     relative_cost  estimates costs of numbers of rows that were not timed (see `Capabilities`).
     """
 
-    def __init__(self, relative_cost: Callable[[int], float] | None = None) -> None:
+    def __init__(self, relative_cost: Callable[[float], float] | None = None) -> None:
         self.price = Budget(0, (ROW_COST,), DRAW_COST)
         self.forward = StepTimes(relative_cost)  # by rows
         self.drafting: dict[int, LevelCosts] = {}  # number of drafting requests -> costs by levels
@@ -38,8 +41,8 @@ class StepCosts:
         """Learn the cost of a step's forward pass, and of reading its prompts. drafter_reads: whether the drafter also
         read the prompts."""
         self._with_prompts.add(float(step.prompt_rows > 0))
-        rows, drafts = _rows(step), any(step.lengths)
-        self.forward.add(rows, step.rest / step.repeats)
+        drafts = any(step.lengths)
+        self.forward.add(rows_of(step), step.rest / step.repeats)
         if step.read and drafter_reads and not drafts:
             self._reading.add(step.draft / self.forward.moment / step.read)
 
@@ -88,8 +91,10 @@ class StepCosts:
         self.price = Budget(0, tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist()), draw)
 
 
-def _rows(step: Step) -> int:
-    """Return the rows of a forward pass, rounded if it reads prompts (see `SAME`)."""
+def rows_of(step: Step) -> float:
+    """Return the rows of a forward pass: rounded if it reads prompts (see `SAME`), and see `EMPTY`."""
     rows = len(step.ids) + sum(step.nodes) + step.prompt_rows
-    grain = max(1, int(SAME * 2 ** int(math.log2(rows)))) if step.prompt_rows else 1
+    if not step.prompt_rows:
+        return rows + EMPTY if any(step.lengths) and not any(step.nodes) else rows
+    grain = max(1, int(SAME * 2 ** int(math.log2(rows))))
     return round(rows / grain) * grain

@@ -50,16 +50,16 @@ class CostLine(ABC):
     """Estimates a cost by a number (of rows, or of levels) from numbers with known costs. shape: number -> expected
     cost in any unit; None: no cost is expected."""
 
-    def __init__(self, shape: Callable[[int], float] | None = None) -> None:
+    def __init__(self, shape: Callable[[float], float] | None = None) -> None:
         self._shape = shape
-        self._line: tuple[list[int], list[float], float] | None = None  # see `_draw_line`
+        self._line: tuple[list[float], list[float], float] | None = None  # see `_draw_line`
 
     @abstractmethod
-    def known(self) -> dict[int, tuple[float, float]]:
+    def known(self) -> dict[float, tuple[float, float]]:
         """Return the known numbers, each with its cost and doubt."""
 
     @property
-    def most(self) -> int:
+    def most(self) -> float:
         """The greatest number on the line; at least one number must be known."""
         return (self._line or self._draw_line())[0][-1]
 
@@ -73,7 +73,7 @@ class CostLine(ABC):
         beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
         return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
 
-    def at(self, n: int) -> float:
+    def at(self, n: float) -> float:
         """Estimate the cost of the number n, like `estimate` but ten times as fast."""
         xs, ys, slope = self._line = self._line or self._draw_line()
         i = bisect_right(xs, n) - 1
@@ -82,7 +82,7 @@ class CostLine(ABC):
         rise = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) if i + 1 < len(xs) else slope / 2
         return ys[i] + rise * (n - xs[i])
 
-    def _draw_line(self) -> tuple[list[int], list[float], float]:
+    def _draw_line(self) -> tuple[list[float], list[float], float]:
         """Return (numbers, costs, cost of each further number), for `estimate`."""
         known = self.known()
         least = max(TIMED, min(doubt for _, doubt in known.values()))
@@ -103,7 +103,9 @@ class CostLine(ABC):
         return xs, ys, slope
 
     @staticmethod
-    def _add_expected(shape: Callable[[int], float], xs: list[int], ys: list[float]) -> tuple[list[int], list[float]]:
+    def _add_expected(
+        shape: Callable[[float], float], xs: list[float], ys: list[float]
+    ) -> tuple[list[float], list[float]]:
         """Add numbers that were not timed. Between timed numbers, costs rise as the shape does. Outside them, the
         nearest timed number gives the ratio of real to expected costs."""
         numbers = sorted({*xs, *EXPECTED})
@@ -124,9 +126,9 @@ class StepTimes(CostLine):
     compared. This is a Kalman filter: its state holds the logarithms of the moment's factor, which may change with each
     step, and of the cost of each number, which hardly changes. Costs are in seconds, at the speed of the first step."""
 
-    def __init__(self, shape: Callable[[int], float] | None = None) -> None:
+    def __init__(self, shape: Callable[[float], float] | None = None) -> None:
         super().__init__(shape)
-        self._places: dict[int, int] = {}  # number -> its index in the state; index 0 is the factor
+        self._places: dict[float, int] = {}  # number -> its index in the state; index 0 is the factor
         self._logs, self._doubts = np.zeros(1), np.zeros((1, 1))
         self.steps = 0  # number of added steps
         self._unrest = Mean(64)  # growth of the factor's doubt, from past errors
@@ -141,13 +143,13 @@ class StepTimes(CostLine):
         """The present slowness factor: measured time of a step over its cost."""
         return math.exp(self._logs[0])
 
-    def known(self) -> dict[int, tuple[float, float]]:
+    def known(self) -> dict[float, tuple[float, float]]:
         own = self._doubts.diagonal()
         doubts = (own + own[self._last] - 2 * self._doubts[self._last]).tolist()
         costs = np.exp(self._logs).tolist()
         return {n: (costs[place], doubts[place]) for n, place in self._places.items()}
 
-    def add(self, n: int, seconds: float) -> None:
+    def add(self, n: float, seconds: float) -> None:
         log, own = math.log(max(seconds, SHORTEST)), self._logs
         if n not in self._places:
             guess = math.log(max(self.at(n), SHORTEST)) if self._places else log
@@ -168,11 +170,11 @@ class StepTimes(CostLine):
         own += shared * (SPREAD * min(most, max(-most, error)) / variance)
         doubts -= shared[:, None] * (shared / max(variance, (error / OUTLIER) ** 2))
 
-    def of(self, n: int) -> float:
+    def of(self, n: float) -> float:
         """Return the cost of the number n if it was timed (ten times as fast as `at`); otherwise estimate the cost."""
         return math.exp(self._logs[self._places[n]]) if n in self._places else self.at(n)
 
-    def is_timed(self, n: int) -> bool:
+    def is_timed(self, n: float) -> bool:
         """Return whether the cost of a number is known well relative to the cost of the last step's number."""
         return n in self._places and self.known()[n][1] <= SURE
 
@@ -186,19 +188,20 @@ class LevelCosts(CostLine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._costs = {0: deque([0.0])}
-        self._steps, self._last = 0, {0: 0}  # steps so far; number -> its last step
+        self._costs: dict[float, deque[float]] = {0: deque([0.0])}
+        self._steps = 0
+        self._last: dict[float, int] = {0: 0}  # number -> its last step
 
-    def known(self) -> dict[int, tuple[float, float]]:
+    def known(self) -> dict[float, tuple[float, float]]:
         age = {n: FORGETS * (self._steps - last) for n, last in self._last.items()}
         return {n: (self.of(n), age[n] + 0.8 * FEW * TIMED / len(some)) for n, some in self._costs.items()}
 
-    def add(self, n: int, cost: float) -> None:
+    def add(self, n: float, cost: float) -> None:
         self._costs.setdefault(n, deque(maxlen=9)).append(cost)
         self._steps += 1
         self._last[n], self._line = self._steps, None
 
-    def of(self, n: int) -> float:
+    def of(self, n: float) -> float:
         """Return the cost of a number of levels that was timed."""
         some = self._costs[n]  # if there are few, other programs may have slowed the greater ones
         return sorted(some)[len(some) // 2] if len(some) >= FEW else min(some)

@@ -52,7 +52,7 @@ class ExpertReads:
         always = config.step_parameters - experts.per_token * each
         return ExpertReads(always, each, sum(experts.layers), (experts.per_token, experts.count))
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: float) -> float:
         apart = self._apart / self._rows
         union = self._count * (1 - (1 - self._picked / self._count) ** (1 + apart * max(0, rows - 1)))
         return (self._always + self._each * union) / (self._always + self._each * self._picked)

@@ -615,6 +615,18 @@ def test_times_follow_when_steps_become_slower_and_no_text_that_slows_changes_an
         assert policy.costs.forward.of(3) / policy.costs.forward.of(1) == pytest.approx(1.2, rel=0.1)
 
 
+def test_a_step_whose_drafter_proposes_nothing_does_not_pass_for_a_plain_step() -> None:
+    """Such a step takes 1.3 plain steps, because plain steps share a call. Every second step drafts, and accepts 0.35
+    tokens: a loss, which seems to be a gain if a step without draft tokens passes for a plain step."""
+    policy = LengthsFromPrices()
+    policy.learn(Step([0], [0], rest=1.0))
+    for number in range(200):
+        policy.learn(Step([0], [8], [0], [0], 0.1, 1.3, drawn=1))
+        policy.learn(Step([0], [8], [1], [int(number % 20 < 7)], 0.1, 1.4, drawn=1))
+    assert policy.gains.rate == pytest.approx(1.175 / 1.45, rel=0.07)
+    assert policy.trials.saved < 0
+
+
 def asked(policy: LengthPolicy, right: Callable[[int], float], ask: float, row: float, slow: float, seed: int,
           other: OtherProcess | None = None) -> float:  # fmt: skip
     """Tokens in the time of plain decoding's, of requests of 600 tokens whose steps become `slow` times as slow. A head
