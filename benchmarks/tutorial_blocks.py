@@ -41,7 +41,7 @@ def prices(kit: Kit) -> str:
 
     plot = Plot(
         "prices", "Cost of a target pass by the number of tokens it verifies",
-        "SmolLM2 in 4 bits, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
+        "SmolLM2 in 4 bits, this machine; both axes logarithmic. Speculation gains from the gap between the two lines.",
         f"For {', '.join(map(str, counts))} tokens: {', '.join(f'{t:.2f}' for t in relative)} times a one-token pass",
         draw,
     )  # fmt: skip
@@ -179,8 +179,8 @@ def gpt2(kit: Kit) -> str:
         verdict = "slower than plain decoding" if gain["value"] < 1 else "faster"
     said = (
         f"A step with {k} draft tokens takes as long as {steps:.2f} plain decode steps, {c:.2f} of them for each draft "
-        f"token. It can yield {k + 1} tokens; at an acceptance rate of {percent(f['acceptance_rate'])} it yields "
-        f"{f['mean_acceptance_length']:.2f}. The speed-up is {times(gain['value'])}: {verdict}. With one draft token "
+        f"token. It yields at most {k + 1} tokens, and {f['mean_acceptance_length']:.2f} at an acceptance rate of "
+        f"{percent(f['acceptance_rate'])}. The speed-up is {times(gain['value'])}: {verdict}. With one draft token "
         f"per step, the acceptance rate would have to exceed {percent(c)}."
     )
     return block(fence(f"{make}\n{command}"), said, table(shown.tables[0]), warnings(result))

@@ -21,12 +21,12 @@ EXTERNAL = {
     "torchao int8 weights and activations": TESTED,
     "bitsandbytes int8": TESTED,
     "bitsandbytes nf4": TESTED,
-    "torchao int4 weights": "not tried: no kernels for a CPU",
-    "GPTQ": "tried by hand: its library, gptqmodel 7.7, asks for PyTorch 2.14",
-    "AWQ": "not tried: its library, gptqmodel 7.7, asks for PyTorch 2.14",
+    "torchao int4 weights": "not tested: it has no kernels for a CPU",
+    "GPTQ": "tested by hand: its library, gptqmodel 7.7, requires PyTorch 2.14",
+    "AWQ": "not tested: its library, gptqmodel 7.7, requires PyTorch 2.14",
 }
 """Quantisations that transformers loads, and whether they are tested."""
-FAILS = "fails the trial at load: logits of a text change when more text follows"
+FAILS = "fails the trial at load: the logits of a text depend on the text after it"
 """What happens with Jamba in transformers on a CPU."""
 
 
@@ -94,14 +94,14 @@ def page() -> str:
     return f"""\
 # What works with what
 
-`make support` makes this page from declarations in the code, and a test compares both.
-Causal models and encoder-decoders that are not listed here are tried when they are loaded
+`make support` generates this page from declarations in the code, and a test compares page and code.
+Causal models and encoder-decoders that are not listed here undergo a trial when they are loaded
 ([model families](model-families.md#every-other-model)).
 
 {tables[0]}
 
 *chains* means that only the first branch of a draft tree is verified. *no* means that the drafter does not work with
-the target: {"; ".join(sorted(refusals))}.
+the target, for one of these reasons: {"; ".join(sorted(refusals))}.
 
 {tables[1]}
 
@@ -110,11 +110,11 @@ blocks. For the others ({apart}), each request needs a forward pass, and each be
 
 {tables[2]}
 
-Every combination in these tables works with every rule ({_code(RULES)}) and every batch size. The draft model
-may be of another kind than the target, but an encoder-decoder needs an encoder-decoder as draft model, and a decoder
-a decoder. `eagle3` also stands for EAGLE-3.1 and P-EAGLE, `dflash` for DSpark, and `model` for PARD.
-If our own kernels run the target, they also run its MTP layer (only one, which reads its own output to draft several
-tokens; from safetensors and GGUF files). If transformers runs the target, it also runs the MTP layers (one or several).
+Every combination in these tables works with every rule ({_code(RULES)}) and every batch size. Target and
+draft model may be of different kinds, but either both or none must be encoder-decoders. `eagle3` also stands for
+EAGLE-3.1 and P-EAGLE, `dflash` for DSpark, and `model` for PARD.
+If our own kernels run the target, they also run its MTP layer, from safetensors and GGUF files; a checkpoint with
+several MTP layers needs transformers. If transformers runs the target, it also runs the MTP layers (one or several).
 The draft model has its own quantisation (`draft_quantize`). The setting `draft_tokenizer` is \
 {tokenizers}. Beam search drafts nothing ([why](commands.md#beam-search)).
 """

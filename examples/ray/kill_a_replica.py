@@ -27,7 +27,7 @@ AT_ONCE, AGAIN, CUT, LOST = "answered", "answered after one retry", "cut while i
 
 
 async def stream(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[str, str]:
-    """(outcome, text). Outcome: AT_ONCE, CUT or LOST."""
+    """Send one request. Return the outcome (AT_ONCE, CUT or LOST) and the text."""
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     text = ""
     try:
@@ -48,7 +48,7 @@ async def stream(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[s
 
 
 async def client_of(number: int, until: float, tokens: int, outcomes: Counter[str], texts: dict[str, set[str]]) -> None:
-    """Send one request after another."""
+    """Send one request after another until the time `until`, and count their outcomes."""
     async with httpx.AsyncClient(timeout=120) as client:
         while time.monotonic() < until:
             prompt = PROMPTS[number % len(PROMPTS)]
@@ -63,7 +63,7 @@ async def client_of(number: int, until: float, tokens: int, outcomes: Counter[st
 
 
 async def load(clients: int, seconds: float, tokens: int) -> tuple[Counter[str], dict[str, set[str]]]:
-    """Return the outcomes, and the texts of each prompt."""
+    """Run the clients while a replica dies. Return the outcomes, and the different texts of each prompt."""
     outcomes: Counter[str] = Counter()
     texts: dict[str, set[str]] = {}
     until = time.monotonic() + seconds

@@ -20,7 +20,8 @@ from slipstream.server.service import Service
 
 
 def app(arguments: dict[str, str]) -> Application:
-    """arguments: target, draft (checkpoints or a drafter's name), name (of the model), batch, replicas, cores."""
+    """Make the Ray application. arguments: target, draft (a checkpoint or a drafter's name), name (of the served
+    model), batch (requests in one step), replicas, cores (of each replica)."""
     target = arguments.get("target", "embedded")
     draft = arguments.get("draft", "embedded")
     batch = int(arguments.get("batch", 16))
