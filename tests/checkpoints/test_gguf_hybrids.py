@@ -158,11 +158,11 @@ def test_a_file_that_computes_something_else_is_refused(
 @pytest.mark.parametrize(
     ("name", "wrong", "says"),
     [
-        ("falcon-h1", {"mamba_n_groups": 3}, "4 recurrent heads do not divide into 3 groups"),
+        ("falcon-h1", {"mamba_n_groups": 3}, "4 recurrent heads cannot be divided into 3 groups"),
         (
             "falcon-h1",
             {"mamba_d_ssm": 100},
-            "4 heads of Mamba-2 with 16 outputs make 64, but the configuration says 100",
+            "4 Mamba-2 heads of 16 outputs need the width 64, but config.json says 100",
         ),
         ("falcon-h1", {"ssm_multipliers": [1, 2]}, "ssm_multipliers must have 5 numbers"),
         ("nemotron_h", {"hybrid_override_pattern": "M-Z*E"}, "layers_block_type must name one of .* got 'M-Z"),

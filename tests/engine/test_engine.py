@@ -240,7 +240,7 @@ def test_a_seeded_text_does_not_depend_on_how_its_prompt_was_read(case: str) -> 
 def test_requests_of_which_one_is_refused_leave_nothing_waiting() -> None:
     toy_engine = engine(toy(blocks=10))
     seqs = [Sequence([1], SamplingParams(max_tokens=n)) for n in (5, 50)]
-    with pytest.raises(TargetError, match="may grow to 51 tokens, but the KV cache holds 40"):
+    with pytest.raises(TargetError, match="may grow to 51 tokens, but the KV cache has room for 40"):
         next(toy_engine.decode(seqs))
     assert not toy_engine.unfinished
 

@@ -144,7 +144,9 @@ def test_forced_text_that_the_tokens_cannot_write_is_drafted_up_to_there() -> No
 
 def test_a_form_that_the_tokens_cannot_write_is_refused_in_one_line_that_says_so() -> None:
     llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
-    with pytest.raises(ParameterError, match="no token writes what must come next, after 2 tokens") as refused:
+    with pytest.raises(
+        ParameterError, match="no token can write the text that must come next, after 2 tokens"
+    ) as refused:
         llm.generate([[1]], SamplingParams(structured=Structured(grammar='start: "abé"')))
     assert "\n" not in str(refused.value)
 
