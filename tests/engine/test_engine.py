@@ -416,7 +416,7 @@ def test_after_a_fault_no_request_takes_blocks_that_another_one_needs(lengths, b
 
 def test_a_sampled_request_is_refused_under_the_rule_greedy_before_it_runs() -> None:
     toy_engine = engine(toy(), rule=RULES["greedy"])
-    with pytest.raises(RuleError, match="not a point mass"):
+    with pytest.raises(RuleError, match="over more than one token"):
         toy_engine.add(Sequence([1], SamplingParams(temperature=1.0)))
     assert not toy_engine.unfinished
 

@@ -129,7 +129,7 @@ def test_a_forced_text_that_cannot_be_followed_is_told_once(caplog: pytest.LogCa
         for _ in range(2):
             llm.generate([[1]], SamplingParams(structured=Structured(**ENDLESS), max_tokens=20))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "is not drafted any more" in told
+    assert "is no longer drafted" in told
     assert "\n" not in told
 
 

@@ -83,7 +83,7 @@ def test_special_tokens_may_have_other_names(tiny, tmp_path):
 def test_a_shorter_draft_context_is_noted(tiny, tmp_path):
     folder = rewrite(clone(tiny.draft, tmp_path / "draft"), max_position_embeddings=64)
     (note,) = check_pair(tiny.target, folder).notes
-    assert f"the draft model's context is 64 tokens, the target's {CONTEXT}: drafting stops at 64" in note
+    assert f"the draft model's context is 64 tokens, the target's {CONTEXT}: after 64" in note
     assert not check_pair(folder, tiny.target).notes
 
 
