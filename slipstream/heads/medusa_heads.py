@@ -157,7 +157,7 @@ class MedusaHeads(nn.Module):
         """The lm_heads in use: [K, draft_vocab, d], or [draft_vocab, d] if borrowed."""
         head = self._borrowed if self.lm_heads is None else self.lm_heads
         if head is None:
-            raise PairError("the Medusa heads have no lm_head", fix="call borrow(lm_head) with the target's first")
+            raise PairError("the Medusa heads have no lm_head", fix="call heads.borrow with the target's lm_head first")
         return head
 
     def states(self, hidden: Tensor) -> Tensor:

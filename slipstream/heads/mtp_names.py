@@ -123,7 +123,7 @@ def check_stored(target: object, stored: int, promised: int) -> None:
     """Raise ConfigError for a checkpoint without MTP layers, or with fewer than its configuration promises."""
     if stored < max(1, promised):
         raise ConfigError(
-            f"drafter 'mtp' does not work with {target}, which has {stored} of {promised} MTP layers",
+            f"drafter 'mtp' does not work with {target}, which has {stored} MTP layers, {promised} in config.json",
             why="MTP layers are missing from the weights"
             if promised
             else "the drafter runs the MTP layers of the target",

@@ -129,9 +129,9 @@ class Service:
         room, most = self.facts.max_batch + self.limits.waiting, self.limits.per_key
         full = code = ""
         if self.admitted + choices > room:
-            full, code = (f"the queue is full: {self.admitted} of {room} choices are in it", "queue_full")
+            full, code = (f"the queue is full: {self.admitted} of at most {room} choices", "queue_full")
         elif most and self.admitted_of[key] + choices > most:
-            full, code = (f"this API key has {self.admitted_of[key]} of {most} choices in the queue", "key_limit")
+            full, code = (f"this API key has {self.admitted_of[key]} of at most {most} choices", "key_limit")
         if full:
             self.metrics.refused.inc()
             raise ApiError(429, f"{full}, and this request needs {choices}; retry later", code=code)

@@ -273,8 +273,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("drop", "mtp", "said"),
         [
-            (f"layers.{LAYERS}.", 1, "has 0 of 1 MTP layers"),
-            (f"layers.{LAYERS + 1}.", 2, "has 1 of 2 MTP layers"),
+            (f"layers.{LAYERS}.", 1, "has 0 MTP layers, 1 in config"),
+            (f"layers.{LAYERS + 1}.", 2, "has 1 MTP layers, 2 in config"),
             (f"layers.{LAYERS}.hnorm", 1, r"missing.*hnorm"),
         ],
     )

@@ -170,10 +170,10 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match="holds 2 MTP layers") as refused:
             LLM(two, "mtp")
         assert "executor='transformers'" in refused.value.fix
-        with pytest.raises(ConfigError, match="has 1 of 2 MTP layers"):
+        with pytest.raises(ConfigError, match="has 1 MTP layers, 2 in config"):
             LLM(rewrite(write("glm4_moe", tmp_path / "one", head_dim=16), num_nextn_predict_layers=2), "mtp")
         none = rewrite(make_checkpoint(tmp_path / "none", "qwen35"), _without_mtp, mtp_num_hidden_layers=0)
-        with pytest.raises(ConfigError, match="has 0 of 0 MTP layers"):
+        with pytest.raises(ConfigError, match="has 0 MTP layers, 0 in config"):
             LLM(none, "mtp")
 
     def test_of_a_model_from_memory_and_of_other_families(self, folder: Callable[[str], Path]) -> None:
