@@ -66,7 +66,7 @@ TABLE: list[tuple[str, str]] = [
         "must be one of float32, float16, q8_0. Fix: did you mean 'float16'?",
     ),
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was given, but the torch executor"),
-    ("generate x {pair} --kv-dtype q8_0", "Fix: drop kv_dtype"),
+    ("generate x {pair} --kv-dtype q8_0", "Fix: leave kv_dtype out"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
     *(
         (
