@@ -71,7 +71,7 @@ def _read_config(
     """Make the `EagleConfig` of a checkpoint from config.json and tensors."""
     nested = object_of(config, "eagle_config")
     flat = dict(object_of(config, "transformer_layer_config") or config)
-    # Layers of every family are Llama's but for biases and norms, detected by their tensors.
+    # The layers of every family equal Llama's, except for biases and norms, which are detected by their tensors.
     flat["model_type"] = "llama"
     _refuse_variants(nested, flat, folder)
     decoder = DecoderConfig.from_dict(flat)
@@ -82,7 +82,7 @@ def _read_config(
         o_bias=layer + "self_attn.o_proj.bias" in tensors,
         mlp_bias=layer + "mlp.up_proj.bias" in tensors,
         qk_norm=layer + "self_attn.q_norm.weight" in tensors,
-        mask_token=None,  # `EagleConfig` has it
+        mask_token=None,  # it is in `EagleConfig` instead
     )
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
@@ -118,7 +118,7 @@ def _read_parallel(
 ) -> tuple[int, int | None] | tuple[None, None]:
     """Return (mask token, number of draft tokens in training) of a parallel head (P-EAGLE); (None, None) for others."""
     peagle = config.get("speculators_model_type") == "peagle"
-    parallel = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # the first is in other heads, too
+    parallel = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # other heads may have the first key, too
     if not (peagle or parallel or config.get("parallel_drafting") or "mask_hidden" in tensors):
         return None, None
     token = next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
@@ -236,8 +236,9 @@ def _explain_mismatch(what: str, fix: str = "take both files from the same check
 
 
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:
-    """Check that `head` was made for the target, hand it the target's weights and drop draft ids that the target does
-    not have. Returns a head in the target's dtype and on its device. Raises PairError with both values."""
+    """Check that `head` was made for the target, let it use the target's weights, and drop draft ids that the target
+    does not have. Returns a head in the target's dtype and on its device. Raises PairError, which gives the head's
+    value and the target's."""
     c, borrows = head.config, not head.config.own_embedding
     strange = [tap for tap in c.taps if tap != -1 and not 0 <= tap <= host.layers]
     ids = f"the ids 0..{host.vocab_size - 1}"
@@ -279,8 +280,8 @@ def lay_out_native(head: EagleHead, target: str | None = None, maps: bool = Fals
 
     maps  True to write d2t and t2d even for a full vocabulary, for which vLLM refuses them.
 
-    config.json names norms and orders of computation only if they differ from the authors' head: SpecForge leaves out a
-    norm if `norm_output` is false.
+    config.json has keys for norms and orders of computation only if they differ from the authors' head, because
+    SpecForge leaves out a norm if it reads `norm_output` = false.
     """
     c = head.config
     qwen3 = c.version == 3 and c.decoder.qk_norm

@@ -50,8 +50,9 @@ class EagleConfig(Strict):
     norm_before_residual  the residual stream starts from the normed feature, not the raw one.
     fc_norm, norm_output  the extra norms of EAGLE-3.1.
     norm_before_fc    one RMS norm over the joined taps before fc (the gpt-oss heads).
-    mask_token        id that the mask rows of a parallel head (P-EAGLE) embed; None: one token in each pass.
-    depths            most draft tokens that a parallel head was trained to predict in one pass; None: not known.
+    mask_token        id that the mask rows of a parallel head (P-EAGLE) embed; None: the head is not parallel.
+    depths            largest number of draft tokens that a parallel head was trained to predict in one pass; None: not
+                      known.
     """
 
     version: int
