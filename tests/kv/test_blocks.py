@@ -77,7 +77,7 @@ def test_ids_lengths_and_slots_out_of_bounds_are_refused_by_number_and_change_no
         ("sequence 1 needs 3 more to hold 20 slots, and 2 of 4 are free", lambda: pool.reserve(1, 6, 20)),
         ("sequence 2 needs 5 more to hold 17 slots, and 2 of 4 are free", lambda: pool.reserve(2, 0, 17)),
         ("9 KV slots of sequence 1 were requested, but it has only 8", lambda: pool.fork(1, 2, 9)),
-        ("-1 KV slots of sequence 1", lambda: pool.fork(1, 2, -1)), ("sequence 5 has no KV", lambda: pool.fork(5, 2, 0)),
+        ("-1 KV slots of sequence 1", lambda: pool.fork(1, 2, -1)), ("sequence 5 has no", lambda: pool.fork(5, 2, 0)),
         ("sequence 1 already has 8 KV slots", lambda: pool.fork(1, 1, 3)),
         ("sequence 1 already has 8 KV slots", lambda: pool.adopt(1, [])),
         ("but slot 8", lambda: pool.places(1, [0, 8])), ("but slot -2", lambda: pool.places(1, [0, -2])),
