@@ -167,7 +167,7 @@ class TestRefusals:
 
     def test_of_another_number_of_layers(self, tmp_path: Path) -> None:
         two = write("glm4_moe", tmp_path / "two", 2, head_dim=16)
-        with pytest.raises(UnsupportedModelError, match="holds 2 MTP layers") as refused:
+        with pytest.raises(UnsupportedModelError, match="has 2 MTP layers") as refused:
             LLM(two, "mtp")
         assert "executor='transformers'" in refused.value.fix
         with pytest.raises(ConfigError, match="has 1 MTP layers, 2 in config"):
