@@ -127,8 +127,8 @@ OTHER_NAMES = {
 """Name of a parameter in other programs, or a former name -> name of the parameter in Slipstream."""
 
 ELSEWHERE = {
-    "n": "give the prompt several times, with a temperature above 0",
-    "prompt_logprobs": "ask /v1/completions of the server with echo and logprobs",
+    "n": "give the same prompt several times, with a temperature above 0",
+    "prompt_logprobs": "send echo and logprobs to /v1/completions of the server",
 }
 """Parameter of other programs without a counterpart in Slipstream -> how to get its effect."""
 

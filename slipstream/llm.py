@@ -154,7 +154,7 @@ class LLM:
         check_integer("max_batch", max_batch, 1)
         if draft_options is not None and not isinstance(draft_options, Mapping):
             raise ParameterError(
-                f"draft_options is {draft_options!r}, must map names to values", fix='write {"max_ngram": 4}'
+                f"draft_options is {draft_options!r}, but must map names to values", fix='write {"max_ngram": 4}'
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
@@ -233,7 +233,7 @@ class LLM:
         if longest is not None and self.most_draft_tokens > longest:
             log.warning(
                 f"draft_tokens is {self.most_draft_tokens}, but the drafter {self.drafter.name!r} drafts at most "
-                f"{longest} tokens in a step: it drafts these"
+                f"{longest} tokens in a step, so {longest} is used"
             )
         return self._draft_tokens  # type: ignore[return-value]
 
@@ -261,7 +261,8 @@ class LLM:
         each: list[SamplingParams | None] = [params] * len(many) if one else list(params)  # type: ignore
         if len(each) != len(many):
             raise ParameterError(
-                f"{len(each)} sampling parameters for {len(many)} prompts", fix="give one for all, or one for each"
+                f"params is a list of {len(each)} for {len(many)} prompts",
+                fix="give one SamplingParams for all prompts, or one for each",
             )
         seqs = [self.sequence(prompt, p) for prompt, p in zip(many, each, strict=True)]
         for _ in self.decode(seqs):
@@ -277,13 +278,13 @@ class LLM:
         if self.drafter.traits.drafts and self.most_draft_tokens:
             raise ParameterError(
                 f"beam search does not work with the drafter {self.drafter.name!r}",
-                why="beams are not drafted: a step keeps the best of all continuations, not one accepted text",
-                fix="write LLM(target) without a draft, or llm.use(None) before",
+                why="beam search uses no draft tokens",
+                fix="create LLM(target) without a draft, or call llm.use(None) first",
             )
         if self.defaults.rules:
             raise ParameterError(
                 f"beam search does not work with {', '.join(self.defaults.rules)} of generation_config.json",
-                why="beams are compared by their probabilities without such rules",
+                why="beams are compared by the model's probabilities, without such rules",
                 fix='write LLM(..., generation_config="none")',
             )
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
@@ -419,7 +420,7 @@ class LLM:
 
     def completion(self, seq: Sequence) -> Completion:
         if seq.finish == "length" and seq.params.structured and seq.params.structured.kind.startswith("json"):
-            log.warning(f"the JSON of a text is cut after {len(seq.output)} tokens: a larger max_tokens completes it")
+            log.warning(f"a JSON text was cut after {len(seq.output)} tokens, before its end: give a larger max_tokens")
         return Completion(
             text=self.text_of(seq.output, seq.tokens[: seq.prompt], seq.stop_cause),
             token_ids=seq.output,
@@ -435,7 +436,7 @@ class LLM:
 def check_draft_length(value: int | str | DraftLengths) -> int | str | DraftLengths:
     """Check the argument `draft_tokens` of `LLM`, and return it. Raises ParameterError."""
     if isinstance(value, str) and value != AUTO:
-        raise ParameterError(f"draft_tokens is {value!r}", fix=f'choose a number, or "{AUTO}"')
+        raise ParameterError(f"draft_tokens is {value!r}, which is not a number", fix=f'give one, or "{AUTO}"')
     if not isinstance(value, (str, DraftLengths)):
         check_draft_tokens(value)
     return value

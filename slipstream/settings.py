@@ -36,7 +36,7 @@ def check_threads(name: str, threads: int) -> int:
     if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS:
         return threads
     raise ParameterError(
-        f"{name} is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
+        f"{name} is {threads!r}, but must be an integer from 1 to {MOST_THREADS}",
         fix="leave it out, or give the number of cores",
     )
 

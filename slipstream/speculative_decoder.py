@@ -71,7 +71,7 @@ class SpeculativeDecoder:
         """
         if input_ids.dim() not in (1, 2) or input_ids.is_floating_point():
             shape = tuple(input_ids.shape)
-            raise ParameterError(f"input_ids are {input_ids.dtype} {shape}, expected integers [B, L]")
+            raise ParameterError(f"input_ids is {input_ids.dtype} {shape}, but must be integers [B, L]")
         whole = input_ids if input_ids.dim() == 2 else input_ids[None]
         prompts = read_prompts(whole, None if attention_mask is None else attention_mask.reshape(whole.shape))
         done = self.llm.generate(prompts, SamplingParams(max_tokens=max_new_tokens, **sampling))

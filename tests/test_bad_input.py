@@ -22,12 +22,12 @@ def llm(tiny: Tiny) -> LLM:
 
 @pytest.mark.parametrize("token", [-1, 320, 10**6])
 def test_a_token_id_outside_the_vocabulary(llm: LLM, token: int) -> None:
-    with pytest.raises(PromptError, match=rf"the prompt holds id {token}, but the vocabulary is 0\.\.319"):
+    with pytest.raises(PromptError, match=rf"the prompt contains id {token}, but the vocabulary is 0\.\.319"):
         llm.generate([5, token])
-    with pytest.raises(PromptError, match=rf"the prediction holds id {token}"):
+    with pytest.raises(PromptError, match=rf"the prediction contains id {token}"):
         llm.checks.prediction([5, token])
     if token > 0:
-        with pytest.raises(ParameterError, match=rf"a parameter names id {token}"):
+        with pytest.raises(ParameterError, match=rf"a parameter contains id {token}"):
             llm.generate([5], SamplingParams(logit_bias={token: 1.0}))
 
 
@@ -46,7 +46,7 @@ def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str)
         ({"role": "user", "content": "x"}, "not a list of messages"), (5, "the conversation is 5, not a list"),
         ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
         ([{"role": "user", "content": 5}], "chat template refuses this conversation. Can only concatenate str"),
-        ("a\ud800", "the conversation is no UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
+        ("a\ud800", "the conversation is not UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
     ],
 )  # fmt: skip
 def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> None:
@@ -73,8 +73,8 @@ def test_arguments_of_other_programs_are_refused_with_what_to_write(llm, method,
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("n", "Fix: give the prompt several times"),
-        ("prompt_logprobs", "Fix: ask /v1/completions of the server with echo"),
+        ("n", "Fix: give the same prompt several times"),
+        ("prompt_logprobs", "Fix: send echo and logprobs to /v1/completions"),
         ("stop_strings", "did you mean 'stop'?"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_chat_template_that_fails_in_any_way(template: str, tiny: Tiny) -> Non
 
 def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
     half = "for \udce9"
-    said = "is no UTF-8 text: it has byte 0xe9 at character 4"
+    said = "is not UTF-8 text: it has byte 0xe9 at character 4"
     with pytest.raises(PromptError, match="the prompt " + said):
         llm.generate(half)
     with pytest.raises(PromptError, match="the prediction " + said):
@@ -106,7 +106,7 @@ def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
         with pytest.raises(ParameterError, match=f"{name} {said}"):
             SamplingParams(**{name: [half]})  # type: ignore[arg-type]
     for form in ({"regex": half}, {"choice": ["a", half]}, {"json_schema": {"const": half}}, {"grammar": half}):
-        with pytest.raises(ParameterError, match=f"structured.{next(iter(form))} is no UTF-8 text"):
+        with pytest.raises(ParameterError, match=f"structured.{next(iter(form))} is not UTF-8 text"):
             Structured(**form)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_a_loaded_draft_model_keeps_its_own_settings(tiny: Tiny) -> None:
 def test_drafter_options_are_refused_if_no_drafter_reads_them(draft: object) -> None:
     with pytest.raises(ParameterError, match="'max_ngram' were given with"):
         LLM(ToyTarget(8), draft, draft_options={"max_ngram": 3})
-    with pytest.raises(ParameterError, match="No drafter would read them"):
+    with pytest.raises(ParameterError, match="No drafter would use them"):
         LLM(ToyTarget(8)).use(draft, max_ngram=3)
     with pytest.raises(ParameterError, match="must map names to values"):
         LLM(ToyTarget(8), "ngram", draft_options=["max_ngram"])  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_sampling_and_options_are_passed_on(tiny, pair):
 
 def test_bad_input_ids_are_refused(pair):
     decoder = SpeculativeDecoder(*pair[:2])
-    with pytest.raises(ParameterError, match="expected integers"):
+    with pytest.raises(ParameterError, match="but must be integers"):
         decoder.decode(torch.zeros(1, 3), 4)
 
 

@@ -90,7 +90,7 @@ class DraftModel(Model):
 
     def draft(self, text: list[int], most: int, least: float) -> list[int]:
         """A greedy chain after the text, up to the first token with a probability below `least`."""
-        same = min(len(commonprefix([self.known, text])), len(text) - 1)
+        same = min(len(commonprefix([list(self.known), text])), len(text) - 1)
         self.forget(same)
         for at in range(same, len(text), CHUNK):
             logits = self.decode(text[at : at + CHUNK], at)

@@ -84,9 +84,9 @@ def resolve(settings: LoadSettings) -> LoadSettings:
         )
     if settings.quantize and dtype == torch.bfloat16 and on.type == "cpu":
         raise ParameterError(
-            f"quantize={settings.quantize!r} and dtype='bfloat16' were asked for together",
-            why="integer products are added up in float32",
-            fix="drop one of them",
+            f"quantize={settings.quantize!r} and dtype='bfloat16' were given together",
+            why="our CPU kernels for quantised weights compute in float32",
+            fix="leave one of them out",
         )
     return replace(settings, device=on, dtype=dtype)
 
@@ -101,7 +101,7 @@ def usable_device(device: torch.device | str, of: str = "device") -> torch.devic
         raise ParameterError(f"{of} is {device!r}, which is not a device of PyTorch", fix=either) from error
     named = f"{of} is {str(on)!r},"
     if on.type == "meta":
-        raise ParameterError(f"{named} which computes nothing: it has shapes without values", fix=either)
+        raise ParameterError(f"{named} on which tensors have shapes but no values", fix=either)
     if on.type == "cpu" and on.index:
         raise ParameterError(f"{named} which does not exist: PyTorch has one CPU", fix=either)
     if on.type == "cuda" and not torch.cuda.is_available():
@@ -122,9 +122,9 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
     executor = settings.executor
     if executor == TRANSFORMERS:
         raise ParameterError(
-            f"executor is {executor!r}, which is no backend of our own decoder",
-            why="only generation runs models by the code of transformers",
-            fix="choose another executor here, or load the target with LLM",
+            f"executor is {executor!r}, but this needs our own decoder",
+            why="with the code of transformers, a model can only generate text",
+            fix="give another executor, or load the target with LLM",
         )
     if executor != AUTO:
         chosen = backend(executor)
@@ -132,9 +132,9 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
         why = chosen.refusal(config, settings)
         if why is not None:
             raise UnsupportedModelError(
-                f"the {executor} backend cannot run this {config.model_type} model in this way",
+                f"executor={executor!r} cannot run this {config.model_type} model with these settings",
                 why=why,
-                fix="leave executor at 'auto', choose another executor, or drop quantize",
+                fix="give executor='auto' or another executor, or leave quantize out",
             )
         return chosen, {}
     refusals: dict[str, str] = {}
@@ -145,13 +145,13 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
         if why is None:
             return backend(name), refusals
         refusals[name] = why
-    why, other = _list_refusals(refusals), f", or choose another of {', '.join(QUANTISED)}" if settings.quantize else ""
-    of = f"asked of a {config.model_type} model that does not have it"
+    why, other = _list_refusals(refusals), f", or give another of {', '.join(QUANTISED)}" if settings.quantize else ""
+    of = f"given for a {config.model_type} model, and no backend can run the model with it"
     settings.refuse(("quantize", "kv_dtype"), of, why, f"leave it out{other}")
     raise UnsupportedModelError(
-        f"our own decoder does not run this {config.model_type} model with these settings",
+        f"no backend of our own decoder can run this {config.model_type} model with these settings",
         why=why,
-        fix="leave executor at 'auto': transformers runs it",
+        fix="give executor='auto', with which transformers runs the model",
     )
 
 

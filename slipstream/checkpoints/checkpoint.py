@@ -69,7 +69,7 @@ class Checkpoint:
         if path.is_file() or not _HUB_ID.fullmatch(str(source)):
             raise CheckpointError(
                 f"{str(source)!r} is not a folder" + (" but a file" if path.is_file() else " and not a hub id"),
-                why="a checkpoint is a GGUF file, or a folder that holds config.json and safetensors",
+                why="a checkpoint is a GGUF file, or a folder with config.json and safetensors files",
                 fix="give the folder, or a hub id such as 'org/model'",
             )
         return Checkpoint(source, None)
@@ -120,7 +120,7 @@ class Checkpoint:
                 layers = "layer" in key and "vocab" not in key
                 most = 10_000 if layers else 100_000 if "expert" in key or "num_labels" in key else math.inf
                 if isinstance(value, int) and value > most:
-                    raise ConfigError(f"{key} is {value}, but at most {most} is possible", fix="correct config.json")
+                    raise ConfigError(f"{key} is {value}, but at most {most} is allowed", fix="correct config.json")
         return config
 
     @cached_property
@@ -136,7 +136,7 @@ class Checkpoint:
             stored = TensorFile(self.place / file).tensors
             if lost := sorted(set(promised or ()) - stored.keys()):
                 raise CheckpointError(
-                    f"{self.place / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
+                    f"{self.place / file} lacks {len(lost)} tensors that {INDEX} lists for this file: {few(lost)}",
                     fix="download the file and the index again",
                 )
             elsewhere = listed.difference(promised or ())  # tensors that the index does not list are read, too
@@ -179,33 +179,40 @@ class Checkpoint:
             return {_inside(folder, tensors[0]): None}
         if len(tensors) > 1:
             raise CheckpointError(
-                f"{folder} holds {len(tensors)} safetensors files ({tensors[0]}, ...) but no {INDEX}",
-                why="it is unknown which of them make up the model",
-                fix=f"add {INDEX}, or keep one file only",
+                f"the folder {folder} has {len(tensors)} safetensors files ({tensors[0]}, ...) but no {INDEX}",
+                why="without the index, it is unknown which of the files belong to the model",
+                fix=f"add {INDEX}, or leave only one safetensors file in the folder",
             )
         pickles = [n for n in names if n.endswith(_PICKLES)]
         if pickles:
             raise CheckpointError(
-                f"{folder} holds its weights as a pickle only ({pickles[0]})",
+                f"the folder {folder} has its weights only as a pickle ({pickles[0]}), which Slipstream does not load",
                 why="loading a pickle can run any code",
-                fix="convert it once, where you trust it: load it with transformers and call "
-                "save_pretrained(folder), which writes safetensors",
+                fix="if you trust the file, load it with transformers and call save_pretrained(folder), which writes "
+                "safetensors",
             )
-        why = "there are no weights to load"
-        raise CheckpointError(f"{folder} holds no {SINGLE} and no {INDEX}", why=why, fix="download the weights")
+        why = "without these files there are no weights to load"
+        raise CheckpointError(
+            f"the folder {folder} contains neither {SINGLE} nor {INDEX}",
+            why=why,
+            fix="download the weights into this folder, or give another folder",
+        )
 
     def _in_index(self) -> dict[str, list[str] | None]:
         folder, table = self.place, self.json(INDEX).get("weight_map")
         if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
-            raise CheckpointError(f"{folder / INDEX} has no usable weight_map", fix="download or export it again")
+            raise CheckpointError(
+                f"weight_map in {folder / INDEX} is missing, or does not map names of tensors to names of files",
+                fix="download or export it again",
+            )
         shards: dict[str, list[str]] = {}
         for tensor, shard in table.items():
             shards.setdefault(shard, []).append(tensor)
         missing = [shard for shard in shards if not (folder / _inside(folder, shard)).exists()]
         if missing:
             raise CheckpointError(
-                f"{folder} lacks {len(missing)} of {len(shards)} shards: {', '.join(sorted(missing)[:4])}",
-                why=f"{INDEX} lists these shards",
+                f"{folder} lacks {len(missing)} of {len(shards)} weight files: {', '.join(sorted(missing)[:4])}",
+                why=f"{INDEX} lists these files",
                 fix="download the missing files",
             )
         return dict(shards)
@@ -237,15 +244,15 @@ def read_json(path: Path, missing_ok: bool = False) -> JsonObject:
     except (FileNotFoundError, NotADirectoryError):
         if missing_ok:
             return {}
-        raise ConfigError(f"{path} does not exist", fix="complete the checkpoint's folder") from None
+        raise ConfigError(f"{path} does not exist", fix="download the file, or give another folder") from None
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read as JSON: {error}",
-            why="the model is configured by this file alone",
+            why="only this file describes the model",
             fix="download or export it again",
         ) from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object", fix="export it again")
+        raise ConfigError(f"{path} is a JSON {type(value).__name__}, but must be an object", fix="export it again")
     return value
 
 

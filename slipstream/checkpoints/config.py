@@ -101,8 +101,8 @@ class DecoderConfig(ModelShape):
         decoder = DecoderConfig.from_dict(config)
         if unread := config.list_unread():
             log.warning(
-                f"config.json of {opened.place} has {few(unread)}, unknown for a {decoder.model_type} model: ignored. "
-                "Texts differ if a key changes what the model computes"
+                f"config.json of {opened.place} has {few(unread)}, ignored because unknown for {decoder.model_type}. "
+                "Texts are wrong if one of these keys changes what the model computes"
             )
         return decoder
 
@@ -128,17 +128,17 @@ class DecoderConfig(ModelShape):
         family = FAMILIES.get(model_type)
         if family is None:
             what, why = f"our own decoder does not run the architecture {model_type!r}", ", ".join(sorted(FAMILIES))
-            raise make_refusal(what, f"it runs {why}")
+            raise make_refusal(what, f"it runs these: {why}")
         if config.get("quantization_config"):
             method = object_of(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
-                f"the checkpoint is quantised ({getattr(method, 'value', method)})",
-                why="our own decoder reads plain floating-point weights",
-                fix="use the unquantised checkpoint and quantize='int8'",
+                f"the weights of the checkpoint are quantised ({getattr(method, 'value', method)})",
+                why="our own decoder reads only floating-point weights, and MXFP4",
+                fix="use the unquantised checkpoint, with quantize='int8' if memory is short",
             )
         for key, plain in _ORDINARY.items():
             if key not in family.reads and config.get(key, plain) not in (plain, None):
-                raise make_refusal(f"{key} is {config[key]!r}, only {plain} is supported")
+                raise make_refusal(f"{key} is {config[key]!r}, but our own decoder supports only {plain}")
         failure = partial(_unreadable, config)
         with reading(failure, "correct it, or export the checkpoint again", ConfigError):
             decoder = DecoderConfig(**family.read(config), within=within)
@@ -150,33 +150,37 @@ class DecoderConfig(ModelShape):
         mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         for layer in self.described:
             if layer.heads % layer.kv_heads:
-                wrong = f"{layer.heads} heads do not divide among {layer.kv_heads} key/value heads"
+                wrong = f"{layer.heads} heads cannot be divided evenly among {layer.kv_heads} KV heads"
             elif layer.latent is not None and layer.latent.rotated % 2:
-                wrong, why = f"qk_rope_head_dim {layer.latent.rotated} is odd", "rotary positions rotate pairs"
+                wrong, why = (f"qk_rope_head_dim {layer.latent.rotated} is odd", "rotary embeddings rotate pairs")
             elif self.position == "rope" and layer.rotary is not None and layer.head_dim % 2:
-                wrong, why = f"head_dim {layer.head_dim} is odd", "rotary positions rotate pairs"
+                wrong, why = f"head_dim {layer.head_dim} is odd", "rotary embeddings rotate pairs"
             elif layer.recurrence is not None and layer.recurrence.heads % layer.recurrence.groups:
-                wrong = f"{layer.recurrence.heads} recurrent heads do not divide into {layer.recurrence.groups} groups"
+                wrong = (
+                    f"{layer.recurrence.heads} recurrent heads cannot be divided into {layer.recurrence.groups} groups"
+                )
             elif layer.window is not None and layer.window < 1:
-                wrong = f"sliding_window is {layer.window}"
+                wrong = f"sliding_window is {layer.window}, but must be at least 1"
             elif layer.latent is not None and (layer.gate or layer.qk_norm or layer.value_norm or layer.beside):
-                raise make_refusal("latent attention is not run with gates, other norms or a recurrence beside it")
+                raise make_refusal(
+                    "our own decoder runs latent attention only without gates, other norms and recurrence"
+                )
             elif layer.parallel and (layer.sparse or layer.norm_after or layer.scaled or self.residual_scale != 1):
                 raise make_refusal(
-                    "attention and MLP side by side are not run with experts, norms of outputs or factors"
+                    "our own decoder runs parallel attention and MLP only without experts, output norms and factors"
                 )
         if experts and experts.apart and self.norm != "rms":
-            raise make_refusal("experts with norms of their own are not run with LayerNorm")
+            raise make_refusal("our own decoder runs experts with norms of their own only without LayerNorm")
         if self.embed_norm and self.side_width:
-            raise make_refusal("normalised embeddings are not run with an embedding for each layer")
+            raise make_refusal("our own decoder runs an embedding for each layer only without a norm of embeddings")
         if mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
             wrong = f"pard_token is {mask!r}, but the vocabulary has the ids 0..{self.vocab_size - 1}"
         elif experts and experts.count * self.layers > 200_000:
-            wrong = f"config.json has {self.layers} layers of {experts.count} experts, more than any model"
+            wrong = f"config.json has {self.layers} layers of {experts.count} experts, more than any known model"
         elif experts and not 1 <= experts.per_token <= experts.count:
-            wrong = f"num_experts_per_tok is {experts.per_token} of {experts.count} experts"
+            wrong = f"num_experts_per_tok is {experts.per_token}, but must be from 1 to {experts.count}"
         elif experts and (experts.count % experts.groups or not 1 <= experts.top_groups <= experts.groups):
-            wrong = f"{experts.count} experts do not divide into {experts.groups} groups, {experts.top_groups} chosen"
+            wrong = f"{experts.count} experts cannot form {experts.groups} groups, {experts.top_groups} of them chosen"
         if wrong:
             raise ConfigError(wrong, why=why, fix="correct config.json")
         for number in range(len(self.rotaries)):

@@ -22,7 +22,7 @@ def eos_ids(config: JsonMapping) -> tuple[int, ...]:
     eos = config.get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
-        raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
+        raise ConfigError(f"eos_token_id is {eos!r}, but must be an integer or a list", fix="correct config.json")
     vocab = count_of(config, "vocab_size")
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside the vocabulary is never generated
 
@@ -31,7 +31,7 @@ def activation_of(config: Mapping[str, object], key: str, default: str) -> str:
     name = config.get(key, default)
     if not isinstance(name, str) or name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
-        raise make_refusal(f"{key} is {name!r:.100}, which is not supported", f"it supports {known}")
+        raise make_refusal(f"{key} is {name!r:.100}, which our own decoder does not support", f"it supports {known}")
     return ACTIVATIONS[name]
 
 
@@ -39,7 +39,7 @@ def object_of(config: Mapping[str, object], key: str) -> JsonMapping:
     """Return an object of config.json; empty if it is missing or null. Raises ConfigError."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
+        raise ConfigError(f"{key} is {value!r}, but must be a JSON object", fix="correct config.json")
     return value or {}
 
 
@@ -47,21 +47,21 @@ def count_of(config: Mapping[str, object], key: str, default: int | None = None,
     """Return an integer of config.json, at least `least`. Raises ConfigError."""
     value = _value(config, key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least} and < 2**31", fix="correct config.json")
+        raise ConfigError(f"{key} is {value!r}; needed is an integer >= {least} and < 2**31", fix="correct config.json")
     return value
 
 
 def flag(config: Mapping[str, object], key: str, default: bool) -> bool:
     value = _value(config, key, default)
     if not isinstance(value, bool):
-        raise ConfigError(f"{key} is {value!r}, must be true or false", fix="correct config.json")
+        raise ConfigError(f"{key} is {value!r}, but must be true or false", fix="correct config.json")
     return value
 
 
 def positive(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     value = _value(config, key, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
+        raise ConfigError(f"{key} is {value!r}, but must be a positive number", fix="correct config.json")
     return value
 
 
@@ -69,12 +69,12 @@ def _value(config: Mapping[str, object], key: str, default: object) -> Any:
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise ConfigError(f"config.json has no {key}", why="the model depends on it", fix="export it again")
+        raise ConfigError(f"config.json has no {key}", why="the model cannot run without it", fix="export it again")
     return value
 
 
 def make_refusal(what: str, why: str = "") -> UnsupportedModelError:
-    fix = "leave executor at 'auto': transformers runs this model; or use a checkpoint without it"
+    fix = "give executor='auto', with which transformers runs this model, or choose another checkpoint"
     return UnsupportedModelError(what, why=why, fix=fix)
 
 
@@ -87,7 +87,7 @@ def cap_of(config: Mapping[str, object], key: str, default: float | None = None)
 def refuse(config: Mapping[str, object], key: str, plain: object) -> None:
     """Raise UnsupportedModelError for a value that changes what the model computes."""
     if config.get(key, plain) not in (plain, None):
-        raise make_refusal(f"{key} is {config[key]!r}, only {plain!r} is supported")
+        raise make_refusal(f"{key} in config.json is {config[key]!r}, but our own decoder supports only {plain!r}")
 
 
 def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> list[bool]:
@@ -96,7 +96,7 @@ def flags_of(config: Mapping[str, object], key: str, default: list[bool]) -> lis
     if value is None:
         return default
     if not isinstance(value, list) or len(value) != len(default) or any(each not in (0, 1) for each in value):
-        what = f"{key} must say 0 or 1 for each of {len(default)} layers, got {value!r:.200}"
+        what = f"{key} must be a list of {len(default)} values 0 or 1, one for each layer, but is {value!r:.200}"
         raise ConfigError(what, fix="correct config.json")
     return [bool(each) for each in value]
 
@@ -111,7 +111,8 @@ def layer_kinds(config: Mapping[str, object], layers: int, pattern: int = 0, nea
     known = (near, FULL)
     if not isinstance(types, list) or len(types) != layers or any(each not in known for each in types):
         raise ConfigError(
-            f"layer_types must name {known} for each of {layers} layers, got {types!r:.200}", fix="correct config.json"
+            f"layer_types must name one of {known} for each of {layers} layers, but is {types!r:.200}",
+            fix="correct config.json",
         )
     return [each == near for each in types]
 
@@ -124,7 +125,7 @@ def rope_parameters(config: ReadKeys, theta: float = 1e4) -> JsonObject:
     parameters = ReadKeys(old or new)
     for key, value in parameters.items():
         if isinstance(value, Mapping):
-            raise make_refusal(f"rotary parameters differ for {key!r}", "layers share one table of positions")
+            raise make_refusal(f"rotary parameters differ for {key!r}", "our own decoder has one for all layers")
     parameters.setdefault("rope_theta", config.get("rope_theta", theta))
     if "partial_rotary_factor" in config:
         parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
@@ -142,7 +143,7 @@ def partial_rope(config: ReadKeys, size: int, theta: float = 1e4, default: float
     rotated = int(size * share)
     if not 0 < rotated <= size or rotated % 2:
         what = f"partial_rotary_factor is {share}, which rotates {rotated} of {size} dimensions"
-        raise ConfigError(what, why="rotary positions rotate pairs", fix="correct config.json")
+        raise ConfigError(what, why="rotary embeddings rotate pairs of dimensions", fix="correct config.json")
     parameters["dimensions"] = rotated
     return parameters
 

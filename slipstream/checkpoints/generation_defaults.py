@@ -73,7 +73,7 @@ class GenerationDefaults(Strict):
         except Exception as fault:  # the file may contain anything
             raise ParameterError(
                 f"the checkpoint's {GENERATION} cannot be used: {fault}",
-                fix=f'correct the file, or give generation_config="{OFF}"',
+                fix=f'correct the file, or give generation_config="{OFF}", which ignores it',
             ) from fault
         ignored = [name for name in given if name not in sampling]
         ignored += [
@@ -84,7 +84,7 @@ class GenerationDefaults(Strict):
         if ignored:
             log.warning(
                 f"{GENERATION} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, "
-                "which is ignored: texts may differ from those of `generate`"
+                "which Slipstream ignores: texts may differ from those of transformers"
             )
         return defaults
 

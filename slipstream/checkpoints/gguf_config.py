@@ -44,7 +44,7 @@ def refusal(header: GgufHeader) -> str | None:
     names = {tensor.name for tensor in header.tensors}
     for layer in (name.removesuffix(".attn_qkv.weight") for name in names if name.endswith(".attn_qkv.weight")):
         if 0 < sum(f"{layer}.attn_{part}.bias" in names for part in "qkv") < 3:
-            return f"it has some biases of {layer}.attn_qkv only"  # llama.cpp would ignore the biases
+            return f"it has only some of the biases of {layer}.attn_qkv"  # llama.cpp would ignore the biases
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         value = header.setting(key, 0)
         none = {0} if header.architecture in HYBRIDS else set[int]()
@@ -89,11 +89,11 @@ def odd_heads(header: GgufHeader) -> str | None:
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     for key in keys[:2] if header.architecture == "gpt2" else keys:
         if header.architecture in STRICT and (value := header.setting(key, dim)) != dim:
-            return f"its {key} is {value}, but its heads have {dim}"
+            return f"its {key} is {value}, but the size of its heads is {dim}"
     dim = header.size("attention.key_length_swa")
     for key in ("attention.value_length_swa", "rope.dimension_count_swa") if dim else ():
         if (value := header.setting(key, dim)) != dim:
-            return f"its {key} is {value}, but its heads with a window have {dim}"
+            return f"its {key} is {value}, but the size of its heads with a sliding window is {dim}"
     return None
 
 
@@ -116,8 +116,8 @@ def gguf_config(header: GgufHeader) -> JsonObject:
         raise UnsupportedModelError(
             f"our own decoder does not run {header.path.name}",
             why=why,
-            fix="give the folder of its checkpoint (transformers runs what our own decoder does not), or let "
-            "llama-server run the file: bench, verify and tune measure a server with --base-url",
+            fix="give the folder of the checkpoint that the file was made from, which transformers can run, or let "
+            "llama-server run the file, and measure that server: slipstream verify or tune with --base-url",
         )
     shape, family = gguf_shape(header), MODEL_TYPES[header.architecture]
     config: JsonObject = {
@@ -180,7 +180,7 @@ def _divisors(header: GgufHeader, tensor: GgufTensor, count: int) -> list[float]
         if values.min() > 0 and values.max() < math.inf:
             return values.tolist()
     raise CheckpointError(
-        f"tensor {tensor.name!r} of {header.path.name} is not {count} positive numbers",
+        f"tensor {tensor.name!r} of {header.path.name} does not contain {count} positive numbers",
         why="the rotary embedding divides by these numbers",
         fix="convert the model again",
     )
@@ -192,8 +192,8 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # all experts are one matrix
     if columns % count:
         raise CheckpointError(
-            f"tensor {tensor.name!r} has rows of {columns} numbers, which do not divide into blocks of {count}",
-            why=f"{tensor.type} stores {count} numbers in a block",
+            f"tensor {tensor.name!r} has rows of {columns} numbers, which is not a multiple of the block size {count}",
+            why=f"the GGUF type {tensor.type} stores {count} numbers in a block",
             fix="convert the model again",
         )
     nbytes = outs * columns // count * size

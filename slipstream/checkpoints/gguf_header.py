@@ -182,7 +182,7 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
         header = _read(path)
         if header.metadata.get("split.count", 1) > 1:
             what = f"{path.name} is one of {header.metadata['split.count']} parts, but its name does not say which"
-            raise CheckpointError(what, fix="name parts as llama-gguf-split does: NAME-00001-of-00003.gguf")
+            raise CheckpointError(what, fix="rename the parts as llama-gguf-split does: NAME-00001-of-00003.gguf")
         return header
     count = int(named[3])
     files = [path.with_name(f"{named[1]}-{i:05d}-of-{count:05d}{named[4]}") for i in range(1, count + 1)]
@@ -195,14 +195,14 @@ def read_header(checkpoint: str | Path) -> GgufHeader:
                 raise _make_error(header.path, f"its {key} is {value}, but must be {wanted} here", *_NOT_TOGETHER)
     twice = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
     if twice:
-        raise _make_error(first.path, f"tensor {twice[0]!r} is in several parts", *_NOT_TOGETHER)
+        raise _make_error(first.path, f"more than one part contains the tensor {twice[0]!r}", *_NOT_TOGETHER)
     return replace(first, tensors=tuple(tensors), read=set())
 
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 """Pattern of the name of one part, if a model is in several files."""
 
-_NOT_TOGETHER = ("its parts belong to several models, or one was written again", "cannot be read")
+_NOT_TOGETHER = ("the parts come from different models, or from different conversions", "cannot be read")
 
 
 def _read(path: Path, part: int = 0) -> GgufHeader:
@@ -223,7 +223,7 @@ def _read(path: Path, part: int = 0) -> GgufHeader:
     file.unmap()
     ends = [tensor.begin + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
     if (wanted := max(ends, default=header.weights_at)) > size:
-        raise _make_error(path, f"its tensors need {wanted} bytes, but it has {size}")
+        raise _make_error(path, f"its tensors end at byte {wanted}, but the file at byte {size}")
     return header
 
 
@@ -284,8 +284,8 @@ def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
     if version not in (2, 3):
         what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version} of GGUF"
         raise UnsupportedModelError(
-            f"{path.name} {what}, but only versions 2 and 3, little-endian, are supported",
-            why="its numbers would be read wrongly",
+            f"{path.name} {what}, but Slipstream reads only versions 2 and 3, little-endian",
+            why="the numbers in the file would be read wrongly",
             fix="convert the model again",
         )
     tensors, keys = reader.whole(), reader.whole()
@@ -301,7 +301,7 @@ def _header(file: MappedFile, reader: _Reader, part: int) -> GgufHeader:
         raise _make_error(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
     tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
     if 0 < types < tokens:
-        raise _make_error(path, f"it has {tokens} tokens, but types of {types}", *_IMPOSSIBLE)
+        raise _make_error(path, f"it has {tokens} tokens, but types of {types} tokens", *_IMPOSSIBLE)
     listed = tuple(_tensor(reader, file) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -323,14 +323,14 @@ def _tensor(reader: _Reader, file: MappedFile) -> GgufTensor:
     return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset, file)
 
 
-_IMPOSSIBLE = ("the format has no such value", "cannot be run")
+_IMPOSSIBLE = ("no valid GGUF file has this value", "cannot be run")
 
 
 def _make_error(
     path: Path,
     what: str,
-    why: str = "it is truncated, corrupt or of another format",
-    is_: str = "is not a whole GGUF file",
+    why: str = "the file is truncated, corrupt or of another format",
+    is_: str = "is not a complete GGUF file",
 ) -> CheckpointError:
     return CheckpointError(f"{path.name} {is_}: {what}", why=why, fix="download or convert it again")
 
@@ -354,7 +354,7 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
     if len(tensors.get(_EMBEDDING, ())) != 2 or not hidden or not 0 < layers <= len(tensors):
         raise CheckpointError(
             f"{header.path.name} does not say how large its model is",
-            why="it has no language model, or its metadata are incomplete",
+            why="the file has no language model, or its metadata are incomplete",
             fix="convert the model again",
         )
     heads = header.size("attention.head_count")

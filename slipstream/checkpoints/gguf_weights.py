@@ -107,7 +107,7 @@ class GgufTensors:
             unknown = f"holds {few(sorted(by_name))}, which its metadata do not describe"
             raise CheckpointError(
                 f"{header.path.name} {f'lacks {few(lost)}' if lost else unknown}",
-                why="the model that runs would not be the one that was converted",
+                why="the file and the model that its metadata describe do not match",
                 fix="convert the model again",
             )
         self.readers |= {
@@ -121,8 +121,8 @@ class GgufTensors:
         if tensor.type not in READERS:
             return None
         raw = rows_of(read_tensor(self._header, tensor))[rows]
-        what = f"tensor {tensor.name!r} of {self._header.path.name} cannot be computed with as {tensor.type}"
-        with reading(what, "convert the model again, or give the folder of its checkpoint", CheckpointError):
+        what = f"tensor {tensor.name!r} of {self._header.path.name} cannot be read as {tensor.type}"
+        with reading(what, "convert the model again, or give the folder of the checkpoint", CheckpointError):
             return READERS[tensor.type](raw)
 
     def _rows(self, name: str, rows: slice) -> Tensor:

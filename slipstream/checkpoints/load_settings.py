@@ -98,16 +98,16 @@ class LoadSettings(Strict):
     PANEL: ClassVar[str] = "Loading"
     executor: str = option(
         settings.AUTO,
-        "auto, native, torch or transformers. On a CPU, auto uses native if it supports the model.",
+        "What runs the target: auto, native, torch or transformers. On a CPU, auto prefers native.",
         check=_one_of(*settings.EXECUTORS),
     )
     dtype: Resolved = option(
-        None, "float32, bfloat16, float16 or float64; the native executor supports the first two.", check=_check_dtype
+        None, "Dtype: float32, bfloat16, float16 or float64; native supports float32 and bfloat16.", check=_check_dtype
     )
     device: Resolved = option(None, "Device: cpu, cuda, cuda:1, ...")
     quantize: str | None = option(
         None,
-        "Weights in fewer bits, on a CPU: "
+        "Quantise the target's weights while they are loaded, on a CPU: "
         + ", ".join(f"{name} ({f.bits} bits, activations {f.activations})" for name, f in QUANTISED.items())
         + ", int8 (w8a16; draft: w8a8) or int4 (w4a8).",
         check=_one_of(*QUANTISATIONS),
@@ -120,7 +120,7 @@ class LoadSettings(Strict):
     )
     draft_tokenizer: str = option(
         settings.SAME,
-        "What to do with a draft model of another tokenizer: refuse it (same), or split its text (string).",
+        "Draft model with another tokenizer: same refuses it; string translates its tokens through their text.",
         check=_one_of(*settings.DRAFT_TOKENIZERS),
     )
     threads: int | None = option(None, "Number of CPU threads.", check=settings.check_threads)
@@ -132,21 +132,21 @@ class LoadSettings(Strict):
     )
     kv_tokens: int | None = option(
         None,
-        "Size of the KV cache, in tokens of all requests together.",
-        shown="as many as memory holds",
+        "Size of the KV cache: number of tokens, for all requests together.",
+        shown="as many as fit into memory",
         check=integer(BLOCK),
     )
     generation_config: str = option(
         settings.AUTO,
-        "auto: take defaults of requests (penalties, forbidden ids; for chat and serve also sampling) from the "
-        "target's generation_config.json. none: take only the tokens that end a text.",
+        "auto: use the defaults in the target's generation_config.json (penalties, forbidden ids; in chat and serve "
+        "also sampling). none: use only its end-of-text tokens.",
         check=_one_of(settings.AUTO, settings.OFF),
     )
     device_map: DeviceMap | None = option(
-        None, "Spread the target over devices by transformers: auto, balanced, sequential, ..."
+        None, "Let transformers spread the target over several devices: auto, balanced, sequential, ..."
     )
-    lora: Folder | None = option(None, "LoRA adapter (PEFT) to merge into the target: folder or hub id.")
-    trust_remote_code: bool = option(False, "Run Python code of the target's checkpoint.")
+    lora: Folder | None = option(None, "LoRA adapter (PEFT) to merge into the target's weights: folder or hub id.")
+    trust_remote_code: bool = option(False, "Allow running the Python code that the target's checkpoint brings.")
     role: str = option("target")
 
     @staticmethod
@@ -207,9 +207,9 @@ class LoadSettings(Strict):
     def check_device_map(self) -> None:
         """Raise ParameterError if a device map would have no effect."""
         if self.executor not in (settings.AUTO, settings.TRANSFORMERS):
-            why = "only transformers spreads a model over several devices"
+            why = "only transformers can spread a model over several devices"
             fix = "leave device_map out, or choose executor='transformers'"
-            self.refuse(("device_map",), f"given with {self.executor}", why, fix)
+            self.refuse(("device_map",), f"given with executor={self.executor!r}", why, fix)
         if self.device is not None and self.device_map is not None:
             raise ParameterError(
                 f"device={str(self.device)!r} and device_map={self.device_map!r} are both given",

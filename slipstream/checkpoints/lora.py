@@ -51,7 +51,7 @@ class Adapter:
                 factors[factor[1], bool(factor[2])][factor[3]] = tensor
             else:
                 self._full[_key(name)] = tensor
-        what = f"{self.folder / CONFIG} has no usable r, lora_alpha or pattern of them"
+        what = f"r, lora_alpha, rank_pattern or alpha_pattern in {self.folder / CONFIG} is missing or not valid"
         with reading(what, "download or export it again", ConfigError):
             self._factors = {
                 _key(f"{module}.weight"): self._product(module, embedding, pair, config)
@@ -64,14 +64,18 @@ class Adapter:
     def _tensors(self) -> dict[str, Tensor]:
         path = self.folder / FILE
         if not path.exists():
-            why = "pickles are not read, because they can run any code"
-            raise CheckpointError(f"{self.folder} holds no {FILE}", why=why, fix="save it anew")
+            why = "Slipstream does not load pickles, because they can run any code"
+            raise CheckpointError(
+                f"the folder of the LoRA adapter, {self.folder}, does not contain {FILE}",
+                why=why,
+                fix="save the adapter as safetensors",
+            )
         with reading(f"{path} cannot be read", "download it again", CheckpointError):
             tensors = {name: tensor.read() for name, tensor in TensorFile(path).tensors.items()}
             wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
         if wrong or not tensors:
             what = f"NaN or infinity in {few(wrong)}" if wrong else "no tensor"
-            raise CheckpointError(f"{path} holds {what}", fix="download or export it again")
+            raise CheckpointError(f"the LoRA adapter {path} contains {what}", fix="download or export it again")
         return tensors
 
     def _product(
@@ -82,7 +86,7 @@ class Adapter:
         if pair.keys() != {"A", "B"} or not len(pair["A"]) == pair["B"].shape[-1] == rank:
             shapes = {name: tuple(tensor.shape) for name, tensor in pair.items()}
             raise CheckpointError(
-                f"{self.folder} has for {module} matrices of the shapes {shapes}, but {CONFIG} says rank {rank}",
+                f"the matrices of {module} in {self.folder} have the shapes {shapes}, but {CONFIG} says rank {rank}",
                 fix="take both files from the same adapter",
             )
         scale = _of_module(config.get("alpha_pattern"), module, config["lora_alpha"])
@@ -100,8 +104,8 @@ class Adapter:
         if shared:
             raise CheckpointError(
                 f"the adapter {self.folder} changes {name}, which is the embedding and the output head of this model",
-                why="merging would change both",
-                fix="merge it by peft into a copy of the model with tie_word_embeddings=False",
+                why="merging the adapter would change both, although it was trained to change one",
+                fix="merge it with peft into a copy of the model that has tie_word_embeddings=False",
             )
         wanted = [tuple(self._full[key].shape)] if key in self._full else []
         if key in self._factors:
@@ -133,7 +137,7 @@ class Adapter:
             raise CheckpointError(
                 f"the adapter {self.folder} changes {len(self._left)} tensors that this model does not have: "
                 + few(self._left),
-                why="without them, the model that runs would not be the one that was trained",
+                why="the result would differ from the model that was trained",
                 fix=self._fix,
             )
 
@@ -159,7 +163,7 @@ def _refuse(config: Mapping[str, object], folder: Path) -> None:
         wrong["init_lora_weights"] = config["init_lora_weights"]
     if wrong:
         raise UnsupportedModelError(
-            f"the adapter {folder} has " + " and ".join(f"{name}={value!r}" for name, value in wrong.items()),
-            why="only plain LoRA is merged: two matrices for each weight",
-            fix="merge it by peft (merge_and_unload), and load the folder that save_pretrained then writes",
+            f"the LoRA adapter {folder} has " + " and ".join(f"{name}={value!r}" for name, value in wrong.items()),
+            why="Slipstream merges only plain LoRA, with two matrices for each weight",
+            fix="merge the adapter with peft (merge_and_unload), and load the folder that save_pretrained then writes",
         )

@@ -242,8 +242,8 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
         if type(config) not in known[bool(config.is_encoder_decoder)]:
             raise UnsupportedModelError(
                 f"the architecture {kind!r} is neither a causal language model nor an encoder-decoder of texts",
-                why="each token must depend only on the text before it, and perhaps on a source",
-                fix="use a language model",
+                why="each token must depend only on earlier tokens, and perhaps on a source text",
+                fix="give a causal language model, or an encoder-decoder such as T5",
             )
         generation = None
         if (folder / "generation_config.json").exists():
@@ -254,7 +254,7 @@ def shape_in(folder: Path, kind: object) -> ModuleShape:
 def explain_unknown(kind: object) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
-        fix="install a newer transformers, or use another model",
+        fix="install a newer version of transformers, or use another model",
     )
 
 

@@ -62,7 +62,7 @@ class Mxfp4Tensors:
                 raise CheckpointError(
                     f"{name} in {origin} has the shape {shape}, but {other} "
                     + ("is missing" if scales is None else f"has {of_scales}"),
-                    why="MXFP4 has blocks [experts, rows, groups, 16] with a scale for each group",
+                    why="weights in MXFP4 have the shape [experts, rows, groups, 16], with a scale for each group",
                     fix="download the checkpoint again",
                 )
             for e in range(shape[0]):
@@ -78,12 +78,12 @@ class Mxfp4Tensors:
             return None
         read_blocks, read_scales, expert, first, step = self._pairs[name]
         packed, scales = (each()[expert, first::step][rows] for each in (read_blocks, read_scales))
-        what = f"{name} in {self._origin} cannot be computed with as {QUANTISED}"
+        what = f"{name} in {self._origin} cannot be read as {QUANTISED}"
         with reading(what, "download the checkpoint again", CheckpointError):
             if {packed.dtype, scales.dtype} != {torch.uint8}:
                 raise ValueError(f"it is stored as {packed.dtype} and {scales.dtype}, not as bytes")
             if (scales == _NAN).any():
-                raise ValueError("a scale is not a number")
+                raise ValueError("a scale is NaN")
             numbers = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)  # [rows, in / 32, 32] in order
             halves = numbers[..., :16] | numbers[..., 16:] << 4  # as in GGUF files
             return READERS[QUANTISED](np.concatenate([scales[..., None].numpy(), halves.numpy()], axis=-1))

@@ -25,12 +25,12 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
     frequencies change with the length of the sequence, but keys in the KV cache keep the old frequencies."""
     kind, theta = p.get("rope_type", p.get("type", "default")), positive(p, "rope_theta")
     if theta <= 1:
-        raise ConfigError(f"rope_theta is {theta}, must be greater than 1", fix="correct config.json")
+        raise ConfigError(f"rope_theta is {theta}, but must be greater than 1", fix="correct config.json")
     dim = size = p.get("head_dim", size)
     if kind != "proportional":
         dim = p.get("dimensions", size)
         if p.get("partial_rotary_factor", 1.0) != 1.0 and "dimensions" not in p:
-            raise make_refusal(f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported")
+            raise make_refusal(f"partial_rotary_factor is {p['partial_rotary_factor']!r}, but must be 1.0")
     powers = theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)  # [n/2]
     inv_freq = 1.0 / powers  # [n/2]
     scale = 1.0
@@ -47,14 +47,14 @@ def frequencies(p: JsonMapping, size: int, context: int) -> tuple[Tensor, float]
         inv_freq[int(positive(p, "partial_rotary_factor", 1.0) * dim // 2) :] = 0
     elif kind != "default":
         raise make_refusal(
-            f"the rotary scaling {kind!r} is not supported",
+            f"our own decoder does not support the rotary scaling {kind!r}",
             "it supports default, linear, llama3, yarn, longrope, proportional; ignoring it would change the output",
         )
     if "divisors" in p:  # GGUF files have divisors besides a scaling
         inv_freq = inv_freq / torch.tensor(p["divisors"])
     scale *= p.get("cos_sin_factor", 1.0)
     if not (inv_freq.isfinite().all() and math.isfinite(scale)):
-        raise ConfigError(f"the rotary scaling {dict(p)} gives frequencies that are not finite", fix="correct it")
+        raise ConfigError(f"the rotary scaling {dict(p)} gives infinite frequencies", fix="correct config.json")
     return inv_freq.to(torch.float64), scale
 
 
@@ -63,7 +63,7 @@ def _longrope(powers: Tensor, p: JsonMapping, context: int) -> tuple[Tensor, flo
     trained = positive(p, "original_max_position_embeddings", context)
     short = p.get("short_factor")
     if not isinstance(short, list) or len(short) != len(powers) or not all(_is_positive(x) for x in short):
-        raise ConfigError(f"short_factor must be {len(powers)} positive numbers", fix="correct config.json")
+        raise ConfigError(f"short_factor must be a list of {len(powers)} positive numbers", fix="correct config.json")
     factor = positive(p, "factor", positive(p, "max_position_embeddings", context) / trained)
     grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
     return 1.0 / (torch.tensor(short, dtype=torch.float32) * powers), positive(p, "attention_factor", grown)

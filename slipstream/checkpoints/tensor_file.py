@@ -72,7 +72,7 @@ class MappedFile:
         mapping = None if self._used > _MAPPED else self._mapping
         if mapping is None:
             if self._state() != self._seen:
-                why, fix = "what was read before may be wrong now", "load the model again"
+                why, fix = "tensors that were read earlier may not match the new file", "load the model again"
                 raise CheckpointError(f"{self.path} has changed since it was opened", why=why, fix=fix)
             mapping = mmap.mmap(self._file.fileno(), 0, access=self._access)
             self._mapping, self._used = mapping, 0
@@ -104,8 +104,8 @@ class StoredTensor:
         import torch
 
         if self.dtype not in _DTYPES:
-            what, why = f"{self.name} in {self.file.path} is stored as {self.dtype}", "torch has no such numbers"
-            raise CheckpointError(what, why=why, fix="use the checkpoint in 16 or 32 bits")
+            what, why = f"{self.name} in {self.file.path} is stored as {self.dtype}", "PyTorch does not have this dtype"
+            raise CheckpointError(what, why=why, fix="use a checkpoint with weights of 16 or 32 bits")
         dtype = getattr(torch, _DTYPES[self.dtype])
         if not self.nbytes:
             return torch.empty(self.shape, dtype=dtype)
@@ -127,22 +127,24 @@ class TensorFile(MappedFile):
         size = self.size
         length = int.from_bytes(self.content(8, 0), "little")
         if not 0 < length <= min(size - 8, _LONGEST_HEADER):
-            raise make_damage_error(self.path, f"its header would have {length} bytes")
+            raise make_damage_error(self.path, f"the length of its header would be {length} bytes")
         header: JsonObject = parse_json(self.content(length, 8))
         listed = {name: each for name, each in header.items() if name != "__metadata__"}
         tensors = {}
         for name, each in listed.items():
             (begin, end), shape, dtype = each["data_offsets"], tuple(each["shape"]), each["dtype"]
             if not all(type(count) is int and count >= 0 for count in (begin, end, *shape)):
-                raise make_damage_error(self.path, f"{name} has an impossible shape or place")
+                raise make_damage_error(self.path, f"the shape or the offsets of {name} are not valid")
             bits = 8 if dtype == "BOOL" else int(re.findall(r"\d+", dtype)[0])
             if 8 * (end - begin) != bits * math.prod(shape):
-                raise make_damage_error(self.path, f"{name} is {dtype} {list(shape)} in {end - begin} bytes")
+                raise make_damage_error(
+                    self.path, f"{name} has the shape {list(shape)} in {dtype}, but {end - begin} bytes"
+                )
             tensors[name] = StoredTensor(self, name, dtype, shape, 8 + length + begin, 8 + length + end)
         at = 8 + length
         for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end)):
             if tensor.begin != at or tensor.end < at:
-                raise make_damage_error(self.path, f"{tensor.name} does not follow the tensor before it")
+                raise make_damage_error(self.path, f"{tensor.name} does not begin where the tensor before it ends")
             at = tensor.end
         if at != size:
             raise make_damage_error(self.path, f"its tensors end at byte {at}, but the file at {size}")
@@ -151,5 +153,5 @@ class TensorFile(MappedFile):
 
 def make_damage_error(path: Path, what: str = "") -> CheckpointError:
     """Return the error for a file that is not a complete safetensors file."""
-    said = f"{path} is not a readable safetensors file but truncated or corrupt"
+    said = f"{path} is truncated, corrupt, or not a safetensors file"
     return CheckpointError(said + (f": {what}" if what else ""), fix="download or export this file again")

@@ -116,8 +116,10 @@ class Blocks:
             scales = scales.in_half()
             lost = scales.floats(self.span, self.shape[1]) != self.scales.floats(self.span, self.shape[1])
             if (lost & self.numbers.reshape(*lost.shape, -1).any(axis=-1)).any():
-                why = "scales of MXFP4 are powers of 2; in a matrix that is joined with another type they are float16"
-                raise CheckpointError("a scale is not among the numbers of float16", why=why, fix="convert it again")
+                why = "scales are converted to float16 where weights in MXFP4 are joined with weights of another type"
+                raise CheckpointError(
+                    "a scale of MXFP4 is out of the range of float16", why=why, fix="convert it again"
+                )
         columns, least, (group, span, factors) = self.shape[1], self.minima, (kind.group, kind.span, kind.factors)
         if kind.minima and least is None:
             least = Scales(np.zeros_like(self.scales.values), self.scales.factors)

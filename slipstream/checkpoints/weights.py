@@ -67,8 +67,8 @@ def widen(name: str, tensor: Tensor) -> Tensor:
         return tensor
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return tensor.to(torch.bfloat16)
-    why = "such weights need scales, but config.json names no quantisation"
-    fix = "use the checkpoint in 16 or 32 bits, and quantize='int8'"
+    why = "weights of this dtype need scales, but config.json has no quantization_config"
+    fix = "use a checkpoint with weights of 16 or 32 bits, and quantize='int8' if memory is short"
     raise CheckpointError(f"{name} is stored as {tensor.dtype}", why=why, fix=fix)
 
 
@@ -79,8 +79,8 @@ def check_finite(name: str, tensor: Tensor) -> None:
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise CheckpointError(
             f"{name} holds NaN or infinity",
-            why="every token computed with it would be meaningless",
-            fix="download the checkpoint again; if you made it, look for an overflow",
+            why="every token computed with these weights would be meaningless",
+            fix="download the checkpoint again; if you trained or converted it, look for an overflow",
         )
 
 
@@ -246,7 +246,7 @@ def _assemble(
                 given = shape
             if given != expected[name]:
                 raise CheckpointError(
-                    f"{stored} in {origin} gives {name} the shape {given}, but config.json says {expected[name]}",
+                    f"{stored} in {origin} makes {name} of the shape {given}, but config.json says {expected[name]}",
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
@@ -258,7 +258,7 @@ def _assemble(
         used = sum(math.prod(expected[name]) for name, _ in parts if name in expected)
         if parts and stored not in unknown and used != math.prod(shape):
             raise CheckpointError(
-                f"{stored} in {origin} has the shape {shape}, but config.json describes only {used} of its numbers",
+                f"{stored} in {origin} has the shape {shape}, but config.json uses only {used} of its numbers",
                 why="weights and configuration belong to different models",
                 fix="take both from the same checkpoint",
             )
@@ -282,8 +282,8 @@ def _assemble(
     if unknown:
         raise CheckpointError(
             f"{origin} holds {len(unknown)} tensors that config.json does not describe: {few(unknown)}",
-            why="without them, the model that runs would not be the one that was trained",
-            fix="correct config.json (does it deny a bias or norm, or lack a quantisation?)",
+            why="without these tensors the output would differ from that of the trained model",
+            fix="correct config.json, which may switch off a bias or norm, or lack quantization_config",
         )
     if config.within and (others := [name for name in readers if OTHER_PARTS.match(_PREFIX.sub("", name, count=1))]):
         log.warning(f"{origin} also holds parts for pictures or sounds, which are left out: {few(sorted(others))}")

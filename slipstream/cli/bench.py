@@ -1,4 +1,4 @@
-"""`slipstream bench`: compares drafters with plain decoding in one interleaved run; servers under load."""
+"""`slipstream bench`: compares drafters with plain decoding in one interleaved run, or measures servers under load."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class BenchModels(LabModels):
 
     PANEL: ClassVar[str] = "Speculation"
     draft_tokens: str | None = option(
-        None, "Draft lengths (K), one or several, as in 2:8.", "--draft-tokens", "-k", shown=AUTO
+        None, "Draft lengths (K) to measure: one or several, as in 2,4 or 2:8.", "--draft-tokens", "-k", shown=AUTO
     )
 
     def contenders(self, adaptive: bool = False) -> list[Contender]:
-        """Every drafter with every length."""
+        """Return a contender for each drafter with each draft length."""
         lengths = (
             (None,) if self.draft_tokens is None else parse_values("--draft-tokens", self.draft_tokens, check_length)
         )
@@ -51,7 +51,7 @@ class BenchModels(LabModels):
 
 @dataclass(frozen=True)
 class BenchPrompts(PromptOptions):
-    """Prompts of `bench`: more than other commands use, for the intervals."""
+    """Prompts of `bench`: more prompts than in other commands make the confidence intervals narrower."""
 
     count: int = 8
 
@@ -60,16 +60,16 @@ class BenchPrompts(PromptOptions):
 class TrafficOptions:
     PANEL: ClassVar[str] = "Servers"
     concurrency: str | None = option(
-        None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"
+        None, "Number of concurrent requests, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"
     )
-    rate: str | None = option(None, "Requests a second, arriving at random (Poisson), one or several.")
-    requests: int | None = option(None, "Requests of a pass.", shown="16, or twice as many as are in flight", min=1)
+    rate: str | None = option(None, "Requests per second, at random times (Poisson): one or several, as in 1,4.")
+    requests: int | None = option(None, "Requests in each pass.", shown="16, or twice --concurrency", min=1)
     warm_up: int | None = option(
-        None, "Requests before the first pass, which do not count.", shown="as many as are in flight", min=0
+        None, "Requests before the first pass, which are not measured.", shown="--concurrency", min=0
     )
-    timeout: float = option(300.0, "Seconds that a request may take.")
-    served_model: str = option("", "Model name at the servers.", shown="the first listed")
-    distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
+    timeout: float = option(300.0, "Seconds after which a request counts as failed.")
+    served_model: str = option("", "Name of the model at the servers.", shown="the first that /v1/models lists")
+    distinct: bool = option(False, "Begin each prompt with a different line, so that no prefix cache helps.")
 
     def loads(self, at_once: str) -> list[Traffic]:
         """Return the loads to measure. at_once: requests in flight if neither --concurrency nor --rate is given."""
@@ -86,7 +86,7 @@ class TrafficOptions:
         return loads
 
     def make_requests(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> TrafficPrompts:
-        """Make requests of the chosen prompts."""
+        """Make the requests to the servers from the chosen prompts."""
         from slipstream.measure.traffic_client import TrafficPrompts
 
         sampling = {"temperature": params.temperature, **request_fields(params)}
@@ -99,19 +99,19 @@ def bench(
     texts: BenchPrompts,
     *,
     config: BenchConfig,
-    temperature: str = option("0", "Sampling temperature, one or several, as in 0,0.8."),
+    temperature: str = option("0", "Sampling temperature: one or several, as in 0,0.8."),
     top_k: int = option(0, "Sample from the k most likely tokens; 0: all.", min=0),
     top_p: float = option(1.0, "Sample from the most likely tokens up to this total probability."),
     ignore_eos: bool = option(False, "Ignore the end-of-text token."),
-    batch: str = option("1", "Batch size, one or several, as in 1,4."),
+    batch: str = option("1", "Batch size: one or several, as in 1,4."),
     context: str | None = option(
         None,
-        "Tokens before the answer, one or several, as in 256,1024: earlier text is put before each prompt.",
-        shown="the prompts alone",
+        "Tokens of context before each answer: one or several, as in 256,1024. Other text is put before the prompt.",
+        shown="the prompt alone",
     ),
     serve: list[str] | None = option(
         None,
-        "Load this server, as in http://localhost:8000/v1; repeatable: others are compared with the first.",
+        "Measure this server, as in http://localhost:8000/v1; repeatable: the others are compared with the first.",
         metavar="URL",
         panel=TrafficOptions.PANEL,
     ),
@@ -121,24 +121,24 @@ def bench(
 ) -> None:
     """Measure drafters against plain decoding, or servers under load.
 
-    All take turns in one interleaved run on the same prompts.
+    All settings take turns on the same prompts in one interleaved run.
 
-    Options that take several values make a grid: every draft length, temperature, batch size and context is measured
-    with every other, and plotted beside the predictions of the closed forms. Lengths that are chosen at run time (-k
-    auto, the default) have no prediction: with --context alone, only the measurements are plotted.
+    If options have several values, every draft length, temperature, batch size and context is measured with every
+    other, and plotted beside the predictions of the closed forms. There are no predictions for draft lengths that are
+    chosen in each step (-k auto, the default).
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
 
-    With --serve, load OpenAI-compatible servers instead: throughput, time to the first text, time per token and gaps,
-    each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY. With --engine vllm, these are
-    vLLM's, started for plain decoding and for each drafter.
+    With --serve, measure OpenAI-compatible servers under load instead: throughput, time to first text, time per token
+    and gaps in the stream, for every --concurrency and --rate. The API key is read from OPENAI_API_KEY. With --engine
+    vllm, this command itself starts vLLM's server for plain decoding and for each drafter, and measures these servers.
     """
     temperatures = parse_values("--temperature", temperature, float)
     sampling = {"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos}
     local = {"--batch": batch != "1", "--context": context is not None}
     if is_about_servers(serve, "--serve", models, engine, load_options, local):
         if len(temperatures) > 1:
-            raise ParameterError("a load has one temperature", fix="run the command for each")
+            raise ParameterError("servers are measured at one temperature, but several were given", fix="give one")
         params = replace(config, sampling=sampling | {"seed": config.seed}).params(temperatures[0])
         if serve:
             named = {re.sub(r"^https?://|(/v1)?/*$", "", url): url for url in serve}  # http://host:8000/v1 -> host:8000
@@ -147,7 +147,7 @@ def bench(
             return bench_servers(servers, load_options, texts, params, config, files)
     contenders = models.contenders(adaptive=True)
     if not contenders:
-        raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
+        raise ParameterError("no drafter was given, only none", fix="give one, as in --drafter ngram")
     batches = parse_values("--batch", batch, int)
     contexts = (None,) if context is None else parse_values("--context", context, int)
     files.check()
@@ -172,7 +172,7 @@ def bench_servers(
     servers: Mapping[str, str], load: TrafficOptions, texts: PromptOptions, params: SamplingParams,
     bench: BenchConfig, files: OutputOptions,
 ) -> None:  # fmt: skip
-    """Measure servers (name -> URL) under each load, and print the result; the first server is the basis of ratios."""
+    """Measure servers (name -> URL) under each load, and print the result. Ratios are relative to the first server."""
     from slipstream.measure.traffic import TrafficConfig, count_requests, line_up_servers, measure_traffic
 
     loads, asked = load.loads("1,4,16"), load.make_requests(texts, params.max_tokens, params)

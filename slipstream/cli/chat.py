@@ -27,14 +27,14 @@ PROMPT, FENCE = ">>> ", '"""'
 
 @dataclass(frozen=True)
 class ChatSampling(SamplingOptions):
-    """Sampling, where an answer may fill the context."""
+    """Sampling options of `chat`, where an answer may fill the context by default."""
 
     max_tokens: int | None = option(
         None,
-        "Maximum number of tokens of an answer.",
+        "Maximum number of tokens in an answer.",
         "--max-new-tokens",
         "-n",
-        shown="as many as the context holds",
+        shown="as many as fit into the context",
         metavar="N",
         panel="Sampling",
     )
@@ -45,7 +45,7 @@ def chat(
     models: ModelOptions,
     sampling: ChatSampling,
     system: str | None = option(None, "System message.", shown=False),
-    raw: bool = option(False, "Complete each prompt without a chat template."),
+    raw: bool = option(False, "Continue each prompt as plain text, without the chat template."),
 ) -> None:
     """Chat with a model.
 
@@ -55,7 +55,7 @@ def chat(
     session = Session(llm, params, raw=raw, system=system)
     render.line(banner(llm, models))
     how = (
-        "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"
+        "without a chat template: prompts are continued as given" if session.raw else "using the model's chat template"
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     if llm.defaults.sampling:
@@ -112,7 +112,7 @@ class Session:
         self.llm, self.params, self.system = llm, params, system
         self.raw = raw or not getattr(llm.tokenizer, "chat_template", None)
         if self.raw and system:
-            raise ParameterError("there is no system message without a chat template", fix="include it in the prompt")
+            raise ParameterError("--system was given, but there is no chat template", fix="put it into the prompt")
         self.messages: list[dict[str, str]] = []
         self.total = SpecStats()
         self.commands: dict[str, tuple[Callable[[], bool | None], str]] = {
@@ -167,7 +167,7 @@ class Session:
         render.err().print(render.facts_table([(f"/{name}", text) for name, (_, text) in self.commands.items()]))
 
     def _request(self, prompt: str) -> Prompt:
-        """Return the prompt, or the conversation with the prompt at its end. Raises PromptError if this is too long."""
+        """Return the prompt, or the conversation that ends with the prompt. Raises PromptError if it is too long."""
         if self.raw:
             return prompt
         opening = [{"role": "system", "content": self.system}] if self.system else []
@@ -175,7 +175,7 @@ class Session:
         context = self.llm.target.context
         if len(ids) >= context and self.messages:
             raise PromptError(
-                f"the conversation has {len(ids)} tokens, the target's context holds {context}",
-                fix="/reset starts a new one",
+                f"the conversation has {len(ids)} tokens, but the target's context holds {context}",
+                fix="start a new conversation with /reset",
             )
         return ids

@@ -18,25 +18,27 @@ FORMATS = (*HEAD_FORMATS, SMALL_HEAD)
 def convert(
     model: str = argument("Draft head: folder, hub id, or 'embedded'."),
     to: str = option("eagle3", f"Format: {', '.join(FORMATS)}."),
-    target: str | None = option(None, "The target that the head drafts for, if it is needed.", "--target", "-m"),
+    target: str | None = option(
+        None, "Target of the head; only some formats need it, and an error says so.", "--target", "-m"
+    ),
     out: Path | None = option(None, "Folder to write.", shown="HEAD-FORMAT"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Convert a draft head for other programs.
 
-    EAGLE-3 and Medusa, for vLLM, SGLang, speculators and SpecForge; int8: an EAGLE-3 or DFlash head in half the size,
-    for Slipstream. A model becomes a GGUF file by llama.cpp's convert_hf_to_gguf.py."""
+    EAGLE-3 and Medusa heads are written for vLLM, SGLang, speculators and SpecForge. The format int8 halves the size of
+    an EAGLE-3 or DFlash head for Slipstream. To convert a model to GGUF, use llama.cpp's convert_hf_to_gguf.py."""
     quieten()
     if to == "gguf":
         raise ParameterError(
-            "--to gguf: models are not written as GGUF files",
-            why="the script of llama.cpp knows more families",
-            fix="python convert_hf_to_gguf.py MODEL --outtype q8_0, then slipstream generate -m FILE.gguf",
+            "--to gguf was given, but Slipstream writes no GGUF files",
+            why="llama.cpp's own script converts models, and knows more model families",
+            fix="run python convert_hf_to_gguf.py MODEL --outtype q8_0, then slipstream generate -m FILE.gguf",
         )
     one_of("--to", to, FORMATS)
     folder = out or Path(f"{Path(model).name}-{to}")
     if folder.exists():
-        raise ParameterError(f"{str(folder)!r} is there already", fix="choose another --out")
+        raise ParameterError(f"the folder {str(folder)!r} exists already", fix="give another --out")
     from slipstream.heads.head_convert import convert_head
 
     target = target or (EMBEDDED if model == EMBEDDED else None)

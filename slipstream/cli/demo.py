@@ -1,4 +1,4 @@
-"""`slipstream demo`: the same prompts decoded plainly and speculatively, shown in turns and timed."""
+"""`slipstream demo`: decodes the same prompts plainly and speculatively, shows the texts and compares the speed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 PROMPT_LINES = 4
 BUDGET_SECONDS = 25
 SCENES = {
-    "proofread": "Correct a text that the prompt holds",
+    "proofread": "Correct a text that is in the prompt",
     "summary": "Answer from a text",
     "chat": "Answer an open question",
     "code": "Continue code",
     "edit": "Edit code",
 }
-"""Kinds of prompts, and what is asked of the model."""
+"""Kind of prompts -> task of the model."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def demo(
     models: ModelOptions,
     tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
     prompts: int = option(3, "Number of prompts of each kind; the text of the first is shown.", min=1, max=8),
-    rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
+    rounds: int = option(7, "Maximum number of timed passes; a slow machine runs fewer.", min=1),
 ) -> None:
-    """See plain and speculative decoding in turns, compared and timed.
+    """Show plain and speculative decoding of the same prompts, and compare their speed.
 
     Exit code 1 if a speculative text differs from the plain text by more than rounding can explain.
     """
@@ -84,8 +84,8 @@ def demo(
 
 
 def plan_jobs(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
-    """Pair each kind of prompt with the drafters that decode it after plain decoding. SmolLM2 uses its usual drafters;
-    the embedded models use the draft model to continue code, and lookup too to edit code."""
+    """Choose the drafters for each kind of prompt. By default, the embedded target uses its draft model to continue
+    code, and to edit code also the suffix lookup. Other targets use the drafter that the options choose."""
     from slipstream.engine.draft_lengths import DraftLengths
     from slipstream.measure.arms import Arm
     from slipstream.measure.prompts import choose_prompts
@@ -109,7 +109,7 @@ def plan_jobs(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[J
 
 
 def show(llm: LLM, job: Job) -> None:
-    """Stream the texts of the job's first prompt, from plain decoding and from its last arm, and compare them."""
+    """Stream the texts of the job's first prompt, from plain decoding and from the last drafter, and compare them."""
     console = render.out()
     first = embedded_prompts(job.kind)[0]
     console.print(f"\n{SCENES[job.kind]}: {first.get('name') or first['file']}", style="bold")

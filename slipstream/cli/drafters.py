@@ -29,7 +29,7 @@ def drafters(
     name: str | None = argument("Show the options of this drafter.", default=None),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
-    """List the drafters, or the options of one.
+    """List the drafters, or the options of one drafter.
 
     Other commands take these options as `-o NAME=VALUE`."""
     if name is None:
@@ -47,8 +47,8 @@ def drafters(
         columns = [words("drafter"), words("needs"), Column("K"), words("how it drafts")]
         render.out().print(render_terminal(Table("", columns, cells)))
         render.out().print(
-            "K: draft tokens, chosen in each step. All are lossless with every rule. "
-            "`slipstream drafters NAME` shows the options of one."
+            "K: draft tokens per step, chosen in each step. All drafters are lossless with every rule. "
+            "`slipstream drafters NAME` shows the options of a drafter."
         )
         return
     if name not in DRAFTERS:
@@ -63,12 +63,12 @@ def drafters(
     spec = DRAFTERS[name]
     if spec.length:
         console.print(
-            f"Draft tokens: chosen in each step, up to {limit_chosen(name)}; {spec.length} where a number is needed."
+            f"Draft tokens: chosen in each step, up to {limit_chosen(name)}; {spec.length} if a command needs a number."
         )
     if spec.trained_by is not None:
         console.print(f"Train it with `slipstream train {spec.trained_by}`.")
     if spec.across is not None:
-        console.print(f"It keeps what it learned across requests only with the option {spec.across!r}.")
+        console.print(f"It uses text of earlier requests only with the option {spec.across!r}.")
     if not known:
         console.print("It has no options.")
         return
@@ -77,8 +77,8 @@ def drafters(
 
 
 def summary(name: str) -> str:
-    """Return the first paragraph of the docstring of the drafter's module, or of its maker if the module has several
-    drafters. The module is parsed, not imported."""
+    """Return the first paragraph of the docstring of the drafter's module, or of the function that makes the drafter
+    if the module has several drafters. The module is parsed, not imported."""
     spec = DRAFTERS[name]
     tree = ast.parse(Path(find_spec(spec.path).origin).read_text(encoding="utf-8"))  # type: ignore[union-attr, arg-type]
     makers = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == spec.maker != "make"]

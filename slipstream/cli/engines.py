@@ -1,4 +1,4 @@
-"""`--engine vllm`: commands with vLLM's server as the engine; shared code of commands that work on servers."""
+"""`--engine vllm`: starts vLLM's server for a command. Also code that all commands for servers share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
         "drafter_option", "rule", "config")  # fmt: skip
-"""Options of models with which vLLM's server is started."""
+"""Options of models that are passed on to vLLM's server."""
 METHODS = {"rejection": "standard", "block": "block"}
 """Verification rule -> vLLM's `rejection_sample_method`."""
 
@@ -37,9 +37,9 @@ METHODS = {"rejection": "standard", "block": "block"}
 @dataclass(frozen=True)
 class EngineOptions:
     PANEL: ClassVar[str] = "Engine"
-    engine: str = option(SLIPSTREAM, "slipstream, or vllm: vLLM's server, started and ended with this command.")
+    engine: str = option(SLIPSTREAM, "slipstream, or vllm: this command starts and ends vLLM's server.")
     vllm_python: Path | None = option(
-        None, "Python of the environment that has vLLM.", shown=".venv-vllm of `make vllm`, or this one"
+        None, "Python interpreter of the environment with vLLM.", shown="that of `make vllm`, or the current one"
     )
     vllm_option: list[str] | None = option(
         None,
@@ -50,7 +50,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         one_of("engine", self.engine, (SLIPSTREAM, VLLM))
         if not self.vllm and (self.vllm_python or self.vllm_option):
-            raise ParameterError("options of vLLM are given, and the engine is slipstream", fix="add --engine vllm")
+            raise ParameterError("an option of vLLM was given without --engine vllm", fix="add --engine vllm")
         self.arguments  # noqa: B018 raises for values that are no JSON
 
     @property
@@ -66,22 +66,22 @@ class EngineOptions:
                 try:
                     options[name] = parse_json(value)
                 except ValueError as fault:
-                    raise ParameterError(f"{name} is {value!r}, which is not JSON: {fault}",
-                                         fix='write it as in \'{"method": "mtp"}\'') from fault  # fmt: skip
+                    raise ParameterError(f"the value of --vllm-option {name} is {value!r}, which is not JSON: {fault}",
+                                         fix='write JSON, as in \'{"method": "mtp"}\'') from fault  # fmt: skip
         return options
 
 
 def make_vllm_server(
     models: ModelOptions, engine: EngineOptions, more: JsonMapping | None = None, plain: bool = False
 ) -> VllmServer:
-    """Translate options of models to settings of vLLM. more: further arguments, unless the user gives others; plain:
-    without speculation. Raises ParameterError for options that vLLM's server would not honour."""
+    """Translate options of models to settings of vLLM. more: further arguments, which those of the user override;
+    plain: True for a server without speculation. Raises ParameterError for options that vLLM's server would ignore."""
     refuse_ignored(models, ModelOptions, READ)
     if not models.drafter and models.draft_model is None and len(models.names) > 1:
-        # vLLM runs MTP layers; our head is not in its format.
+        # vLLM runs one drafter: the MTP layers, else a lookup (it cannot read the head that ships).
         models = replace(models, drafter=MTP if MTP in models.names else WITHOUT_DRAFT)
     if models.rule not in METHODS:
-        raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
+        raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"give --rule {' or '.join(METHODS)}")
     given = engine.arguments
     if plain:
         given.pop("speculative_config", None)
@@ -107,11 +107,11 @@ def make_vllm_server(
 
 
 def refuse_ignored(group: object, kind: type[DataclassInstance], read: Seq[str]) -> None:
-    """Raise ParameterError for options of a group, with the defaults of `kind`, that are given and not `read`."""
+    """Raise ParameterError if an option of the group differs from the default of `kind`, but is not in `read`."""
     ignored = [f.name for f in fields(kind) if f.name not in read and getattr(group, f.name) != f.default]
     if ignored:
-        fix = "give vLLM's own argument: --vllm-option NAME=VALUE"
-        raise ParameterError(f"{', '.join(ignored)} would be ignored by vLLM", fix=fix)
+        fix = "give an argument of vLLM instead: --vllm-option NAME=VALUE"
+        raise ParameterError(f"{', '.join(ignored)} was given with --engine vllm, but vLLM would ignore it", fix=fix)
 
 
 def _length(models: ModelOptions) -> int:
@@ -142,13 +142,13 @@ def is_about_servers(
     options that would be ignored. models, load: groups of options, for models and for servers; local: option without
     meaning for servers -> True if it was given."""
     if url and engine.vllm:
-        raise ParameterError(f"{flag} and --engine are given", fix="give one of them")
+        raise ParameterError(f"{flag} and --engine vllm were given together", fix="give one of them")
     if not url and not engine.vllm:
         if load is not None and (given := list_changed(load)):
-            raise ParameterError(f"{given} is given without a server", fix=f"name one: {flag} URL")
+            raise ParameterError(f"{given} was given, but it has an effect only for servers", fix=f"add {flag} URL")
         return False
     if url and (given := list_changed(models)):
-        raise ParameterError(f"{given} would be ignored: a server brings its own settings", fix="leave these out")
+        raise ParameterError(f"{given} would be ignored: a running server has its own settings", fix="leave it out")
     if unused := ", ".join(name for name, is_given in (local or {}).items() if is_given):
         raise ParameterError(f"{unused} would be ignored: it has no meaning for servers", fix="leave it out")
     return True
@@ -169,7 +169,7 @@ def request_fields(params: SamplingParams) -> JsonObject:
 @contextmanager
 def start_servers(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
     """Run servers until the `with` block ends; yields name -> URL. The servers load at the same time. Raises
-    ServedError, with a server's output, if it does not start."""
+    ServedError, with the server's output, if a server does not start."""
     python = find_interpreter(engine.vllm_python)
     with ExitStack() as stack:
         running = {name: stack.enter_context(server.process(python, f"vLLM ({name})"))

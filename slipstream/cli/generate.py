@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StructuredOptions:
     PANEL: ClassVar[str] = "Structured output"
-    json_schema: str | None = option(None, "JSON schema that the text meets: a file, or JSON.", metavar="FILE|JSON")
-    json_object: bool = option(False, "The text is a JSON object.")
-    regex: str | None = option(None, "Regular expression that the text matches.")
-    grammar: str | None = option(None, "File of a grammar, in Lark or EBNF.", metavar="FILE")
-    choice: list[str] | None = option(None, "The text is one of these; repeatable.")
-    after: str | None = option(None, "The form begins after this text, as in </think>.")
+    json_schema: str | None = option(
+        None, "JSON schema that the text must match: a file, or JSON.", metavar="FILE|JSON"
+    )
+    json_object: bool = option(False, "The text must be a JSON object.")
+    regex: str | None = option(None, "Regular expression that the text must match.")
+    grammar: str | None = option(None, "File of a grammar that the text must follow, in Lark or EBNF.", metavar="FILE")
+    choice: list[str] | None = option(None, "String that the text may be; repeatable: the text must be one of them.")
+    after: str | None = option(None, "Apply the structure only after this string has been generated, as in </think>.")
 
     def value(self) -> Structured | None:
         """Return the requested structured output, or None. Raises ParameterError, also for unreadable files."""
@@ -64,7 +66,9 @@ def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
     structured: StructuredOptions,
-    prompt: str | None = argument("The prompt; - or none: standard input.", default=None, shown=False),
+    prompt: str | None = argument(
+        "The prompt; with - or without it, standard input is read.", default=None, shown=False
+    ),
     file: Path | None = option(None, "Read the prompt from a file.", "--file", "-f"),
     chat: bool = option(False, "Treat the prompt as a chat message."),
     as_json: bool = option(False, "Print one JSON object instead of text.", "--json"),
@@ -96,14 +100,14 @@ def generate(
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Read the prompt: argument, file or standard input. Raises PromptError without exactly one readable prompt."""
+    """Read the prompt: argument, file or standard input. Raises PromptError unless exactly one prompt is readable."""
     try:
         if file is None and (prompt == "-" or (prompt is None and not sys.stdin.isatty())):
             prompt = sys.stdin.read() or (prompt and "")
         if (prompt is None) == (file is None):
             raise PromptError(
                 "no prompt was given" if prompt is None else "both a prompt and --file were given",
-                fix='give one: slipstream generate "def add(a, b):", - for standard input, or --file',
+                fix='give one prompt: slipstream generate "def add(a, b):", or - for standard input, or --file FILE',
             )
         text = str(prompt) if file is None else file.read_text(encoding="utf-8")
     except OSError as fault:
@@ -129,7 +133,7 @@ def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: b
                     break
         completion = llm.completion(seq)
         if shown:
-            writer.write(completion.text[len(writer.written) :])  # held back when the user interrupted
+            writer.write(completion.text[len(writer.written) :])  # the part that was held back before an interruption
     finally:
         if shown:
             writer.end()

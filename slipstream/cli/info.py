@@ -1,4 +1,4 @@
-"""`slipstream info`: architecture, memory use and executor of a checkpoint; whether a draft model fits it."""
+"""`slipstream info`: shows a checkpoint's architecture, memory use and executor, and checks a draft model."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ COMPARED = ("architecture", "parameters", "stored", "context", "vocabulary", "ex
 @expand_groups
 def info(
     model: str = argument("Model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", default="embedded"),
-    draft: str | None = argument("Draft model, to check the pair.", default=None, shown=False),
+    draft: str | None = argument("Draft model: check whether it fits the model.", default=None, shown=False),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Describe a model, or check a pair of target and draft model.
 
-    Shown are architecture, sizes, tokenizer, executor, the supported formats of weights, and whether it fits into
+    Shows the model's architecture, sizes, tokenizer, executor and supported weight formats, and whether it fits into
     memory. With a draft model, check that both have the same vocabulary: exit code 0 if they are compatible, 1 if not.
     No weights are loaded; `slipstream simulate` predicts the speed-up of a pair, `slipstream bench` measures it.
     """
@@ -59,7 +59,7 @@ def info(
 
 
 def plan_memory(target: Described, *models: Described) -> MemoryPlan:
-    """Plan the memory, with a KV cache for one text as long as the context (no KV cache if that has no bound)."""
+    """Plan the memory, with a KV cache for one sequence of the context length (no KV cache without a limit)."""
     from slipstream.targets.described import plan
 
     tokens = target.usual_kv_tokens(1) or target.config.context
@@ -67,7 +67,7 @@ def plan_memory(target: Described, *models: Described) -> MemoryPlan:
 
 
 def collect_facts(seen: Described, name: str) -> JsonObject:
-    """Collect the facts of a model by name; `make_rows` and a check of a pair show them."""
+    """Return the facts about a model that `info` shows. name: the model as the user gave it."""
     from slipstream.checkpoints.config import DecoderConfig
     from slipstream.tokens.token_map import has_chat_template
 
@@ -108,8 +108,8 @@ def collect_facts(seen: Described, name: str) -> JsonObject:
 
 
 def collect_native(config: DecoderConfig) -> JsonObject:
-    """List what the native executor supports for this model on this processor. settings: the reason why a setting is
-    not supported, or None."""
+    """Return what the native executor supports for this model on this processor. "settings": setting -> why it is not
+    supported, or None."""
     import torch
 
     from slipstream.backends.native.kernels.processor import kv_refusal

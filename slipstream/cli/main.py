@@ -114,15 +114,15 @@ def main(arguments: Seq[str] | None = None) -> None:
         render.restore_terminal()
     try:
         sys.stdout.flush()
-    except OSError as fault:  # its buffer can never be written
+    except OSError as fault:  # the rest of the output cannot be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or _report_failure(fault, debug, 1)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def check_streams() -> None:
-    """Make every standard stream one that can be used: closed ones are empty, bytes that are not UTF-8 are refused as
-    text (`check_text`), and characters that a stream cannot write are replaced."""
+    """Make the standard streams usable: replace closed streams by empty ones, keep input bytes that are not UTF-8 for
+    `check_text`, which refuses them, and replace characters that cannot be written."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:

@@ -1,7 +1,7 @@
 """Shared code of the commands that measure: options of drafters, prompts and output files, Ctrl-C, printing of results.
 
 --drafter suffix --drafter eagle3:draft_tokens=5,shape=tree      drafters with options after a colon
---drafter suffix+model                                           combined, as in `generate --drafter suffix,model`
+--drafter suffix+model                                           a stack, as in `generate --drafter suffix,model`
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class PromptOptions:
     """The prompts of a measurement. Commands with other defaults have a subclass."""
 
     prompts: str = argument(
-        "Prompt file (Spec-Bench, HumanEval, JSON lines, text), or built-in kinds: code, edit, proofread, summary, "
-        "chat, varied.",
+        "Prompts: a file (Spec-Bench, HumanEval, JSON lines, text), or built-in kinds: code, edit, proofread, "
+        "summary, chat, varied.",
         default="code,edit",
     )
-    count: int = option(6, "Maximum number of prompts, spread over the categories.", "--prompts", min=1)
-    category: list[str] | None = option(None, "Use only this category; repeatable.")
+    count: int = option(6, "Maximum number of prompts, spread evenly over the categories.", "--prompts", min=1)
+    category: list[str] | None = option(None, "Use only prompts of this category; repeatable.")
     template: str = option("auto", "Prompt format: chat, raw, or auto (chat for instructions).")
-    turns: int = option(2, "Turns of a conversation; a later one follows the target's own answers.", min=1)
+    turns: int = option(2, "Maximum number of turns of a conversation; the target answers earlier turns.", min=1)
 
     def check(self) -> list[Entry]:
         """Return the chosen prompts as text, without a model. Raises the errors of `load`."""
         return select_entries(self.prompts, self.count, self.category or (), self.template)[0]
 
     def load(self, llm: LLM, tokens: int) -> PromptSet:
-        """Return the chosen prompts as token ids. tokens: largest number of tokens of an answer between two turns."""
+        """Return the chosen prompts as token ids. tokens: maximum length of an answer between two turns."""
         return load_prompts(llm, self.prompts, self.count, self.category or (), self.template, self.turns, tokens)
 
 
@@ -87,7 +87,7 @@ def show_section(result: Result) -> None:
 
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] = show_section) -> None:
-    """Print the result and its warnings, and name the file it was written to. show: prints it for people."""
+    """Print the result (as JSON if requested), its warnings and the file it was written to. show: prints it as text."""
     if files.as_json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))
     else:
@@ -103,8 +103,8 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
 def run(
     files: OutputOptions, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
 ) -> tuple[Result, int]:
-    """Measure beside a progress bar of `total` steps, and print. Return the result and the exit code. measure: gets the
-    function that advances the bar."""
+    """Measure while a progress bar of `total` steps is shown, and print the result. Returns the result and the exit
+    code. measure: is called with a function that advances the bar."""
     with render.progress(what, total) as advance:
         result, code = keep_unfinished(lambda: measure(advance))
     finish(result, files)
@@ -121,8 +121,8 @@ class LabModels(ModelOptions):
     PANEL: ClassVar[str] = "Speculation"
     drafter: list[str] | None = option(
         None,
-        "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-        shown="suffix, and model if there is a draft, or suffix,mtp if the target brings MTP layers",
+        "Drafter to measure, with its options after a colon, as in eagle3:draft_tokens=5; repeatable.",
+        shown="suffix, and model if there is a draft model, or suffix,mtp if the target has MTP layers",
     )  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -138,11 +138,13 @@ class LabModels(ModelOptions):
         chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
         if len(set(chosen)) < len(chosen):
             raise ParameterError(
-                f"a drafter is named twice in {', '.join(chosen)}", fix="give each one its own options"
+                f"--drafter names the same drafter twice: {', '.join(chosen)}",
+                fix="remove one, or give each other options: --drafter ngram:max_ngram=3",
             )
         if self.drafter_option and len(chosen) > 1:
             raise ParameterError(
                 f"--drafter-option was given with {len(chosen)} drafters",
+                why="it is unknown which of them the option is for",
                 fix="write options after the name of their drafter: --drafter ngram:max_ngram=3",
             )
         return chosen
@@ -187,4 +189,4 @@ def parse_values(name: str, text: str, kind: Callable[[str], T] = number) -> tup
         return tuple(dict.fromkeys(map(kind, words)))
     except ValueError:
         fix = "give values as in 1,4,8, or a range of integers as in 2:8"
-        raise ParameterError(f"{name} is {text!r}", fix=fix) from None
+        raise ParameterError(f"{name} is {text!r}, which is not a list of values", fix=fix) from None

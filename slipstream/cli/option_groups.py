@@ -61,14 +61,14 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _members(group: Any) -> list[tuple[str, Any, Any]]:
-    """(name, annotation for typer, default) of each field of a group that is an option."""
+    """Return (name, annotation for typer, default) of each field of a group that is an option."""
     types, members = get_type_hints(group, include_extras=True), []
     for each in fields(group):
         declared, panel = _declaration(group, each.name)
         if declared.help:
             hint = _annotate(each.name, types[each.name], declared, each.default, panel)
             members.append((each.name, hint, each.default))
-    return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # settings of loading follow
+    return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # before the settings of loading
 
 
 def _declaration(group: type, name: str) -> tuple[Option, str | None]:
@@ -90,7 +90,7 @@ def _annotate(name: str, hint: object, declared: Option, default: object, panel:
         return Annotated[hint, typer.Argument(help=declared.help, show_default=declared.shown)]
     kinds = {hint, *get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))}
     names = declared.names
-    if hint is bool and default is False and not names:  # no --no-... that says nothing
+    if hint is bool and default is False and not names:  # without a useless --no-...
         names = (f"--{name.replace('_', '-')}",)
     typed = typer.Option(
         *names,

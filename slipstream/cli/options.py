@@ -45,7 +45,7 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     except OSError as fault:
         raise ParameterError(f"--config {path} cannot be read: {fault.strerror}", fix="check the file name") from fault
     except ValueError as fault:
-        raise ParameterError(f"--config {path} is not JSON: {fault}") from fault
+        raise ParameterError(f"--config {path} is not JSON: {fault}", fix="correct the file") from fault
     if not isinstance(document, dict):
         raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
     parameters = {parameter.name: parameter for parameter in ctx.command.params}
@@ -57,8 +57,8 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     values = {name: value for name, value in document.items() if name in parameters and value is not None}
     for name, value in values.items():
         if isinstance(value, dict):
-            fix = "write a word, a number or a list; LLM(device_map=...) takes a mapping, in Python"
-            raise ParameterError(f"--config {path}: {name} is a JSON object", fix=fix)
+            fix = "write a string, a number or a list; in Python, LLM(device_map=...) also accepts a mapping"
+            raise ParameterError(f"{name} in --config {path} is a JSON object, which an option cannot be", fix=fix)
         if getattr(parameters[name], "multiple", False) and not isinstance(value, list):
             values[name] = [value]
     ctx.default_map = {**(ctx.default_map or {}), **values}
@@ -67,7 +67,7 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ModelOptions(LoadSettings):
-    """Target, draft and speculation, beside the settings of loading."""
+    """Options of target, draft and speculation, in addition to the settings of loading."""
 
     PANEL: ClassVar[str] = "Models"
     target: str = option(
@@ -82,29 +82,29 @@ class ModelOptions(LoadSettings):
         "Draft model or draft head: folder, hub id, GGUF file, 'embedded' or 'smollm2'.",
         "--draft",
         "-md",
-        shown="embedded, for the embedded target",
+        shown="embedded for the embedded target, else none",
     )
     drafter: str | None = option(
         None,
-        f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft; {WITH_MTP} if the target brings "
+        f"Drafter: one of {', '.join(DRAFTERS)} (see slipstream drafters), or a stack of several, as in suffix,eagle3.",
+        shown=f"{WITH_DRAFT} with a draft model; {WITHOUT_DRAFT} + head with a head; {WITH_MTP} if the target has "
         f"MTP layers; {WITH_HEAD} for smollm2; else {WITHOUT_DRAFT}",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(
         None,
-        f"Maximum number of draft tokens per step (K); 0: plain decoding; {AUTO}: chosen in each step.",
+        f"Maximum number of draft tokens per step (K). 0: plain decoding; {AUTO}: chosen in each step.",
         "--draft-tokens",
         "-k",
-        shown=f"{AUTO}; where a command needs a number, {DRAFTERS[WITH_DRAFT].length}, "
-        f"{WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
+        shown=f"{AUTO}; if a command needs a number: {DRAFTERS[WITHOUT_DRAFT].length} for {WITHOUT_DRAFT}, else "
+        f"{DRAFTERS[WITH_DRAFT].length}",
         metavar="N",
         panel=_SPECULATION,
     )
     rule: str = option("rejection", f"Verification rule: {', '.join(RULES)}.", panel=_SPECULATION)
     drafter_option: list[str] | None = option(
         None,
-        "Drafter option, as in max_ngram=3; repeatable.",
+        "Option of the drafter, as in max_ngram=3; repeatable.",
         "--drafter-option",
         "-o",
         metavar="NAME=VALUE",
@@ -112,7 +112,7 @@ class ModelOptions(LoadSettings):
     )
     config: str | None = option(
         None,
-        "JSON file of option names and values, as `slipstream tune` writes it; the command line wins.",
+        "JSON file with values of options, as `slipstream tune --write` writes it. Options on the command line win.",
         is_eager=True,
         callback=from_file,
     )
@@ -132,7 +132,7 @@ class ModelOptions(LoadSettings):
 
     @cached_property
     def usual(self) -> str:
-        """The drafters in use if none is named. For a target on the hub, the small files are downloaded."""
+        """The default drafters. For a target on the hub, the small files are downloaded."""
         if self.draft_model is not None or self.target == SMOLLM2:
             return WITH_HEAD if self.draft_model is None else WITH_DRAFT
         return WITH_MTP if self.with_mtp else WITHOUT_DRAFT
@@ -169,7 +169,7 @@ class ModelOptions(LoadSettings):
 
     @property
     def draft_is_read(self) -> bool:
-        """False if a draft model or head was named that no drafter in use reads. (`none` says so itself.)"""
+        """False if the user gave a draft model or head that no chosen drafter needs; always true for `none`."""
         return self.draft is None or any(name == "none" or DRAFTERS[name].reads_draft for name in self.names)
 
     @property
@@ -179,14 +179,14 @@ class ModelOptions(LoadSettings):
 
     @property
     def fixed_length(self) -> int:
-        """The draft length if it cannot be chosen in each step; default: the drafter's own. Raises ParameterError."""
+        """The draft length for commands that need a fixed number. Default: the drafter's own. Raises ParameterError."""
         given = self.length
         if isinstance(given, int):
             return given
         if self.draft_tokens is None:
             return DRAFTERS[self.method if len(self.names) == 1 else STACK].length
         raise ParameterError(
-            f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
+            f"draft_tokens is {self.draft_tokens!r}, but this command needs a fixed draft length", fix="give a number"
         )
 
 
@@ -227,7 +227,7 @@ def check_length(given: int | str) -> int | str:
         return AUTO
     value = number(given) if isinstance(given, str) else given
     if not isinstance(value, int):
-        raise ParameterError(f"draft_tokens is {given!r}", fix=f"give a number, or {AUTO}")
+        raise ParameterError(f"draft_tokens is {given!r}, which is not a number", fix=f"give a number, or {AUTO}")
     check_draft_tokens(value)
     return value
 
@@ -239,8 +239,8 @@ def parse_options(pairs: Seq[str]) -> JsonObject:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            fix = "write it as in max_ngram=3; --out names a file to write, where a command has it"
-            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix=fix)
+            fix = "write it as in max_ngram=3; to name an output file use --out, if the command has it"
+            raise ParameterError(f"the option {pair!r} does not have the form NAME=VALUE", fix=fix)
         options[name.strip().replace("-", "_")] = _LITERALS.get(value.lower(), number(value))
     return options
 

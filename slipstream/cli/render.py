@@ -76,7 +76,7 @@ class TextWriter:
 
     def end(self) -> None:
         """End the line if something may follow on it: on a terminal, or where standard error goes to the same place.
-        Print the log messages that have waited."""
+        Print the log messages that were held back."""
         if (self._terminal or _one_stream()) and not self.written.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
@@ -88,7 +88,7 @@ class TextWriter:
 def _one_stream() -> bool:
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # replaced by objects that are no files
+    except (OSError, ValueError, AttributeError):  # the streams were replaced by objects that are not files
         return False
 
 

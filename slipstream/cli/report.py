@@ -1,7 +1,7 @@
 """`slipstream report`: renders result files as one self-contained HTML page.
 
-The page loads nothing and runs nothing: style and plots are inline. `make_section` decides the contents, also of the
-text that commands print; `slipstream/templates/page.html` is the form.
+The page loads nothing and runs nothing: style and plots are inline. `make_section` decides the contents of the page
+and of the text that commands print; `slipstream/templates/page.html` is the template.
 """
 
 from collections.abc import Sequence as Seq
@@ -21,7 +21,7 @@ from slipstream.templates import fill
 
 @expand_groups
 def report(
-    results: list[str] = argument("Result files of bench, tune, trace, verify."),
+    results: list[str] = argument("Result files that bench, tune, trace or verify wrote with --out."),
     out: Path = option(Path("report.html"), "HTML file to write.", "--out"),
 ) -> None:
     """Turn result files into one self-contained HTML page."""
@@ -45,7 +45,8 @@ def make_section(result: Result) -> Section:
     """Make the report of a result. Raises ResultError for a kind without a report, and if data for it is missing."""
     if result.kind not in SECTIONS:
         raise ResultError(
-            f"there is no report for a result of kind {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
+            f"there is no report for results of the kind {result.kind!r}",
+            fix=did_you_mean(result.kind, SECTIONS),
         )
     with reading(f"the result of kind {result.kind!r} lacks data that its report needs", "measure again", ResultError):
         shown: Section = import_module(SECTIONS[result.kind]).make_section(result)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from slipstream.targets.described import Described
 
 LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
-"""Options of our server that vLLM's has, too."""
+"""Options of our server that vLLM's server has, too."""
 _LIMITS = "Limits"
 KEY = "SLIPSTREAM_API_KEY"
 
@@ -49,29 +49,29 @@ class ServerOptions:
     """Where the server listens, whom it answers, and its limits."""
 
     PANEL: ClassVar[str] = "Server"
-    host: str = option("127.0.0.1", "Address to listen at.")
-    port: int = option(8000, "Port; 0: any that is free.", min=0, max=65535)
-    api_key: list[str] | None = option(None, f"Key that requests must name; repeatable. Also: {KEY}.")
+    host: str = option("127.0.0.1", "Address on which the server listens.")
+    port: int = option(8000, "Port on which the server listens; 0: any free port.", min=0, max=65535)
+    api_key: list[str] | None = option(None, f"API key that requests must send; repeatable. Default: ${KEY}.")
     allowed_origins: list[str] | None = option(
-        None, "Origin of web pages that may ask, as http://localhost:3000; repeatable. '*': any."
+        None, "Origin of web pages that may send requests (CORS), as http://localhost:3000; repeatable. '*': any."
     )
-    served_model_name: str | None = option(None, "Name of the model in requests.", shown="--target")
-    tool_format: str = option("auto", "How the model writes calls: hermes, qwen, ..., none (docs/server.md).")
-    reasoning: str = option("auto", "Markers around reasoning: '<think> </think>', or none.")
+    served_model_name: str | None = option(None, "Name of the model in requests and answers.", shown="--target")
+    tool_format: str = option("auto", "Format of the model's tool calls: hermes, qwen, ..., none (docs/server.md).")
+    reasoning: str = option("auto", "Markers around the model's reasoning, as in '<think> </think>'; or none.")
     metrics_prefix: str = option(
-        METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
+        METRICS_PREFIXES[0], "Prefix of the names in /metrics: slipstream, or vllm for dashboards of vLLM."
     )
     access_log: bool = option(False, "Log each request on standard output.")
-    max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS, min=1)
-    max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS, min=0)
-    max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS, min=1)
-    max_per_key: int = option(0, "Most requests of one API key that run or wait; 0: no limit.", panel=_LIMITS, min=0)
+    max_batch: int = option(16, "Maximum number of requests in one step.", panel=_LIMITS, min=1)
+    max_waiting: int = option(256, "Maximum number of waiting requests; more are refused (429).", panel=_LIMITS, min=0)
+    max_body: int = option(8 << 20, "Maximum size of a request, in bytes.", panel=_LIMITS, min=1)
+    max_per_key: int = option(0, "Maximum number of requests of one API key; 0: no limit.", panel=_LIMITS, min=0)
     engine_timeout: float = option(
-        300.0, "Longest time without a step while requests run; then it is ended.", panel=_LIMITS
+        300.0, "Seconds without a step, while requests run, after which the engine is stopped.", panel=_LIMITS
     )
-    first_token_seconds: float = option(120.0, "Longest wait for a first token.", panel=_LIMITS)
-    total_seconds: float = option(1800.0, "Longest time of a request.", panel=_LIMITS)
-    grace_seconds: float = option(30.0, "After SIGTERM, time for requests that run.", panel=_LIMITS)
+    first_token_seconds: float = option(120.0, "Seconds that a request may wait for its first token.", panel=_LIMITS)
+    total_seconds: float = option(1800.0, "Seconds that a request may take.", panel=_LIMITS)
+    grace_seconds: float = option(30.0, "Seconds that running requests have to finish after SIGTERM.", panel=_LIMITS)
 
     def __post_init__(self) -> None:
         for name in ("engine_timeout", "first_token_seconds", "total_seconds"):
@@ -80,15 +80,17 @@ class ServerOptions:
         one_of("metrics_prefix", self.metrics_prefix, METRICS_PREFIXES)
         if not all(re.fullmatch("[!-~]+", key) for key in self.keys):
             raise ParameterError(
-                "an API key is empty, or holds a space, a line break or what is not ASCII",
-                why="no client can send it in a header",
-                fix="give another, or omit --api-key",
+                "an API key is empty, or contains a space, a line break or a character outside ASCII",
+                why="clients send the key in an HTTP header, which cannot contain these",
+                fix="give another key, or leave --api-key out",
             )
         for origin in self.allowed_origins or ():
             if origin not in ("*", "null") and (origin.partition("://")[2] == "" or origin.count("/") != 2):
-                raise ParameterError(f"the origin {origin!r} is none", fix="write http://localhost:3000, or '*'")
+                raise ParameterError(
+                    f"{origin!r} is not an origin of web pages", fix="write http://localhost:3000, or '*'"
+                )
         if self.max_per_key and not self.keys:
-            raise ParameterError("max_per_key is given, but no request names a key", fix="give --api-key")
+            raise ParameterError("--max-per-key was given, but requests need no API key", fix="add --api-key")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -98,12 +100,12 @@ class ServerOptions:
 
 @expand_groups
 def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOptions) -> None:
-    """Answer requests over HTTP, in the form of OpenAI's API.
+    """Serve a model over HTTP, with OpenAI's API.
 
-    One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops
-    at once. The fields of requests, the metrics and the limits: docs/server.md.
+    One process runs the model, another answers requests. The first Ctrl-C or SIGTERM lets running requests finish, the
+    second stops at once. docs/server.md describes the fields of requests, the metrics and the limits.
 
-    With --engine vllm, vLLM's server runs with these models instead, and with Slipstream's lookup drafters in it.
+    With --engine vllm, vLLM's server runs the models instead, and can use Slipstream's lookup drafters.
     """
     if engine_options.vllm:
         return serve_vllm(models, server, engine_options)
@@ -167,7 +169,7 @@ def check_model(models: ModelOptions, max_batch: int) -> tuple[Checkpoint | Desc
 
 
 def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_batch: int) -> int | None:
-    """Choose the tokens of the KV cache: the user's number, else `max_batch` full contexts, or as many tokens as fit;
+    """Choose the size of the KV cache in tokens: the user's, else `max_batch` full contexts, or as many tokens as fit;
     and print the memory of models and cache. For a model that transformers runs: the user's number, or None for a cache
     that grows. `LLM` refuses a cache that does not fit."""
     from slipstream.targets.described import plan
@@ -191,7 +193,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
 
     refuse_ignored(server, type(server), LISTENING)
     if len(server.keys) > 1:
-        raise ParameterError("several API keys are given", why="vLLM's server reads one", fix="give one --api-key")
+        raise ParameterError("several API keys were given", why="vLLM's server accepts one", fix="give one --api-key")
     more: JsonObject = {"served_model_name": server.served_model_name or models.target}
     if server.max_batch != type(server).max_batch:
         more["max_num_seqs"] = server.max_batch
@@ -215,13 +217,13 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
             render.line(f"vLLM serves {more['served_model_name']} at {place}: {how}")
             ended.wait()
         if process.process.poll() is not None:
-            raise ServedError(f"vLLM ended with code {process.process.returncode}",
+            raise ServedError(f"vLLM's server ended by itself, with code {process.process.returncode}",
                               why=f"it printed:\n{process.tail()}")  # fmt: skip
         process.stop(server.grace_seconds)
 
 
 def check_memory(models: ModelOptions) -> None:
-    """Raise LoadError if weights on this disk exceed the memory, for a CPU build. GPUs, other models: not checked."""
+    """Raise LoadError if vLLM on a CPU has not enough memory for a local checkpoint. Other cases are not checked."""
     import torch
 
     from slipstream.targets.describe import describe

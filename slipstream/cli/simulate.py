@@ -27,7 +27,7 @@ from slipstream.zoo import NAMES
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
 HARDWARE = "h100"
-"""Default hardware of predictions for models of the registry."""
+"""Default hardware of the predictions for --pairs."""
 ADVICE = FOLDER / "advice.txt"
 """File with advice for each situation; commands are indented further."""
 
@@ -36,10 +36,12 @@ ADVICE = FOLDER / "advice.txt"
 class AcceptanceOptions:
     PANEL: ClassVar[str] = "Acceptance and drafts"
     alpha: float | None = option(
-        None, "Acceptance rate of a draft token.", shown="the published rate of the pair, else 0.7"
+        None, "Acceptance rate of a draft token.", shown="the published rate of the two models, else 0.7"
     )
     rates: str | None = option(
-        None, "Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.", metavar="R1,R2,..."
+        None,
+        "Acceptance rates by position: share of the steps that accept the 1st, 2nd, ... draft token.",
+        metavar="R1,R2,...",
     )
     draft_tokens: int | None = option(None, "Draft length (K).", "--draft-tokens", "-k", shown="the best")
 
@@ -49,17 +51,17 @@ class CostOptions:
     """Cost of a speculative step, in decode steps of the target or as measured."""
 
     PANEL: ClassVar[str] = "Costs"
-    c: float = option(0.05, "Cost of a draft token, in decode steps of the target.")
-    row_cost: float = option(0.0, "Cost of verifying one more token, in decode steps of the target.")
-    host: float = option(0.0, "Fixed overhead of a speculative step, in decode steps of the target.")
-    measure: bool = option(False, "Measure the costs of -m and -md on this machine.")
+    c: float = option(0.05, "Time of drafting a token, relative to a decode step of the target.")
+    row_cost: float = option(0.0, "Time of verifying one more token, relative to a decode step of the target.")
+    host: float = option(0.0, "Fixed overhead of a speculative step, relative to a decode step of the target.")
+    measure: bool = option(False, "Measure these times for -m and -md on this machine.")
 
 
 @dataclass(frozen=True)
 class HardwareOptions:
     PANEL: ClassVar[str] = "Hardware"
     hardware: str | None = option(None, "Hardware preset: a100, h100, h200, rtx3090 or rtx4090.")
-    gpus: int | None = option(None, "Number of devices.", shown="as many as memory requires")
+    gpus: int | None = option(None, "Number of devices.", shown="as few as have enough memory")
     bandwidth: float | None = option(None, "Peak memory bandwidth, GB/s.")
     tflops: float | None = option(None, "Peak 16-bit TFLOP/s.")
     memory: float | None = option(None, "Memory per device, GB.")
@@ -67,8 +69,8 @@ class HardwareOptions:
     draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
     kv_bits: float = option(16, "Bits per KV cache entry.")
     context: int | None = option(None, "Tokens of context per sequence.", shown="1024")
-    latency_ms: float | None = option(None, "Find the number of users served with at most this time per token.")
-    users: int | None = option(None, "Find the number of devices for this many concurrent users.")
+    latency_ms: float | None = option(None, "Compute the number of users served with at most this time per token.")
+    users: int | None = option(None, "Compute how many devices this number of concurrent users needs.")
 
 
 @expand_groups
@@ -79,24 +81,28 @@ def simulate(
     target: str | None = option(
         None, "Target model: name (see --pairs), folder, hub id, or a size such as 70B.", "--target", "-m"
     ),
-    draft_model: str | None = option(None, "Draft model, given in the same way.", "--draft", "-md"),
-    batch: str | None = option(None, "Batch size, one or several.", shown=f"1; with --hardware {BATCHES}"),
-    pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.", panel="Lists"),
-    advice: bool = option(False, "What to do in which situation, with commands.", panel="Lists"),
+    draft_model: str | None = option(None, "Draft model, given like the target.", "--draft", "-md"),
+    batch: str | None = option(
+        None, "Batch size: one, or with --hardware several, as in 1,8.", shown=f"1; with --hardware {BATCHES}"
+    ),
+    pairs: bool = option(
+        False, "List recommended pairs of target and draft model, with published figures.", panel="Lists"
+    ),
+    advice: bool = option(False, "Print advice for common situations, with commands.", panel="Lists"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Predict the speed-up of speculation, also on other hardware.
 
     Costs are given (--c, --row-cost), computed from the sizes of the models (-m and -md; with --hardware for other
-    hardware), or measured on this machine (--measure). --pairs lists recommended pairs, --advice what to do in which
-    situation.
+    hardware), or measured on this machine (--measure). --pairs lists recommended pairs, --advice prints advice for
+    common situations.
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
     forms = {"--pairs": pairs, "--advice": advice, "--json": as_json}
     asked = [name for name, wanted in forms.items() if wanted]
     if (pairs or advice) and len(asked) > 1:
-        raise ParameterError(f"{' and '.join(asked)} are given", fix="ask for one list, as text")
+        raise ParameterError(f"{' and '.join(asked)} were given together", fix="give only one of them")
     if advice:
         return show_advice()
     from slipstream.measure.report_simulate import report_lengths, report_pairs, report_plan
@@ -119,7 +125,10 @@ def _compare_lengths(
     draft: AcceptanceOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> JsonObject:
     if len(batches) > 1:
-        raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
+        raise ParameterError(
+            f"{len(batches)} batch sizes were given, but only --hardware compares several",
+            fix="give one --batch, or add --hardware",
+        )
     rates, costs = _rates(draft, target, model), _costs(options, target, model, batches[0])
     forecasts, longest = forecast(rates, costs), len(rates.by_position)
     best = forecasts.draft_tokens
@@ -144,8 +153,9 @@ def _costs(options: CostOptions, target: str | None, model: str | None, batch: i
         return ForecastCosts(options.c, curve, batch, options.host)
     if target is None or model is None or options.c != CostOptions.c:
         raise ParameterError(
-            "--target and --draft give the cost of a draft token together, and in place of --c",
-            fix="name both, add --measure to time them here, or --hardware h100 to predict for that hardware",
+            "only one of --target and --draft was given, or --c as well",
+            why="the cost of a draft token is computed from the sizes of both models, or given by --c",
+            fix="give both models without --c; --measure times them here, --hardware h100 predicts for that hardware",
         )
     ratio = _model(model, "draft").step / _model(target, "target").step
     return ForecastCosts(ratio, curve, batch, options.host, WEIGHTS_READ)
@@ -169,8 +179,8 @@ def _plan_hardware(
     hardware = _hardware(place)
     if target is None or model is None:
         raise ParameterError(
-            "--hardware was given without both models",
-            why="the cost of a step is computed from their sizes",
+            "--hardware was given without --target and --draft",
+            why="the cost of a step is computed from the sizes of both models",
             fix="give --target and --draft: names (see --pairs), folders, or sizes such as 70B and 8B",
         )
     context = CONTEXT if place.context is None else place.context
@@ -186,7 +196,7 @@ def _plan_hardware(
         check_number("latency_ms", place.latency_ms, 0.0, float("inf"), open_low=True)
     each = {kind: serving.users(bound, speculative) for kind, speculative in (("plain", False), ("speculative", True))}
     if place.users is not None and place.users < 1:
-        raise ParameterError(f"users is {place.users}, must be at least 1")
+        raise ParameterError(f"--users is {place.users}, but must be at least 1", fix="give a number of users")
     groups = {kind: math.ceil(place.users / n) if place.users and n else None for kind, n in each.items()}
     return {
         "acceptance": _acceptance(rates),
@@ -216,7 +226,10 @@ def _model(name: str, role: str) -> ModelSize:
         return ModelSize.like_llama(figure * unit, name)
     if "/" in name or name in NAMES or Path(name).exists():
         return ModelSize.of(describe(name, LoadSettings(role=role)).config, name)
-    raise ParameterError(f"{name!r} is not a folder, nor a model of --pairs", fix=did_you_mean(name, [*MODELS, *NAMES]))
+    raise ParameterError(
+        f"{name!r} is neither a folder, a hub id, a size such as 8B, nor a model that --pairs lists",
+        fix=did_you_mean(name, [*MODELS, *NAMES]),
+    )
 
 
 def _hardware(place: HardwareOptions) -> Hardware:
@@ -227,7 +240,8 @@ def _hardware(place: HardwareOptions) -> Hardware:
     lacking = [name for name in ("bandwidth", "tflops", "memory") if getattr(place, name) is None]
     if lacking:
         raise ParameterError(
-            "custom hardware lacks --" + ", --".join(lacking), fix="give all three, or a preset with --hardware"
+            "the description of the hardware lacks --" + ", --".join(lacking),
+            fix="give --bandwidth, --tflops and --memory, or a preset with --hardware",
         )
     return Hardware("your hardware", **given)
 
@@ -242,13 +256,13 @@ def _rates(draft: AcceptanceOptions, target: str | None, model: str | None) -> R
     if draft.alpha is not None:
         check_number("alpha", draft.alpha, 0.0, 1.0)
         if draft.rates is not None:
-            raise ParameterError("both --alpha and --rates were given", fix="give one")
+            raise ParameterError("--alpha and --rates both give the acceptance rate", fix="give one of them")
     if draft.rates is None:
         return choose_rates(target, model, draft.alpha, longest)
     try:
         given = tuple(map(float, draft.rates.split(",")))
     except ValueError as fault:
-        raise ParameterError(f"--rates is {draft.rates!r}", fix="give numbers, as in 0.73,0.52,0.35") from fault
+        raise ParameterError(f"--rates is {draft.rates!r}", fix="give a list of numbers: 0.73,0.52,0.35") from fault
     return Rates(given).up_to(longest)
 
 
@@ -260,7 +274,7 @@ def show_advice() -> None:
     console = render.out()
     for line in ADVICE.read_text(encoding="utf-8").splitlines():
         if line.startswith("    "):
-            console.print(line, soft_wrap=True)  # a command stays one line to copy
+            console.print(line, soft_wrap=True)  # without line breaks, so that a command can be copied
         elif line.startswith("  "):
             console.print(Padding(line.strip(), (0, 0, 0, 2)))
         else:

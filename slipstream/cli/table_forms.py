@@ -48,8 +48,8 @@ def fit_heading(heading: str, cells: Seq[str], narrowest: int) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table with title and note. A table that is wider than the terminal becomes several tables: one for each
-    setting, with the columns that do not fit below the others."""
+    """Print a table with title and note. If it is wider than the terminal, print a table for each setting, and columns
+    that do not fit in a further table below."""
     console = out()
     for part in [table] if fits(table, console) else table.divide("setting"):
         console.print(f"\n{part.title}\n", style="bold")
@@ -66,8 +66,8 @@ def fits(table: Table, console: Console) -> bool:
 
 
 def stack(table: Table, console: Console) -> list[Table]:
-    """Split a table into parts that fit the terminal, each with the first columns of text, or the first column. A part
-    that is only one column wider than these is folded instead."""
+    """Split a table by columns into parts that fit the terminal. Each part repeats the leading columns of text, or the
+    first column, and has at least one further column."""
     first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), len(table.columns)))
     parts: list[list[int]] = [[]]
     for i in range(first, len(table.columns)):
@@ -92,7 +92,7 @@ def print_section(part: Section) -> None:
 
 
 def print_logprobs(completion: Completion, tokenizer: Tokenizer | None) -> None:
-    """Print each token with its log-probability under the target alone."""
+    """Print each output token with its log-probability in the target's distribution."""
     from slipstream.tokens.text import token_text_of
 
     assert tokenizer is not None

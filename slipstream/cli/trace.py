@@ -17,7 +17,7 @@ def trace(
     models: LabModels,
     sampling: SamplingOptions,
     *,
-    prompt: str | None = argument("The prompt; default: the first embedded prompt.", default=None, shown=False),
+    prompt: str | None = argument("The prompt. Default: the first built-in prompt.", default=None, shown=False),
     chat: bool = option(False, "Treat the prompt as a chat message."),
     files: OutputOptions,
 ) -> None:
@@ -29,7 +29,8 @@ def trace(
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and models.drafter:
         raise ParameterError(
-            f"{len(contenders)} drafters were named, only one can be traced", fix="name one; A+B combines two"
+            f"{len(contenders)} drafters were given, only one can be traced",
+            fix="give one; A+B stacks two",
         )
     files.check()
     traced = contenders[0]

@@ -19,11 +19,11 @@ from slipstream.training.methods import METHODS, LoopConfig, RunConfig, Training
 
 @dataclass(frozen=True)
 class RunOptions(RunConfig):
-    """The options of all methods: a run whose method is not known yet."""
+    """Options that all methods share: the configuration of a run whose method is not known yet."""
 
     kind: str = field(default="", init=False)
     options: Any = field(default=None, init=False)
-    dry_run: bool = option(False, "Print the estimated disk, memory and time, and exit.", panel=LoopConfig.PANEL)
+    dry_run: bool = option(False, "Print the estimated disk space, memory and time, and exit.", panel=LoopConfig.PANEL)
 
     def __post_init__(self) -> None:
         """Skip the checks of `RunConfig` here: they run in `of`, once the method is known."""
@@ -31,7 +31,7 @@ class RunOptions(RunConfig):
     def of(self, method: TrainingMethod, options: object) -> RunConfig:
         """Make the run's configuration. options: options of the method. Raises ParameterError."""
         if not self.data and not self.self_tokens:
-            fix = "give --data, a file or a folder; or --self TOKENS for a chat model"
+            fix = "give --data FILE or --data FOLDER; or, for a chat model, --self TOKENS"
             raise ParameterError("no training data was given", fix=fix)
         given = {f.name: getattr(self, f.name) for f in fields(RunConfig)}
         command = shlex.join(["slipstream", *sys.argv[1:]])
@@ -59,7 +59,7 @@ def start(config: RunConfig, dry_run: bool) -> None:
 def _how_to_continue(config: RunConfig) -> tuple[str, str]:
     """Return two texts: what a stopped run has saved, and how to continue it."""
     if not config.checkpoint.exists():
-        return "stopped; no step was saved", f"The same command begins again, with the data prepared in {config.out}."
+        return ("stopped; no step was saved", f"Begin again by the same command; the data in {config.out} is reused.")
     from slipstream.training.resume_state import read_state
 
     step = read_state(config.checkpoint)["progress"]["step"]

@@ -1,5 +1,5 @@
-"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine; reads the counters of a
-running server; or compares settings of vLLM's server, with one launch each."""
+"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine, reads the metrics of a
+running server, or starts vLLM's server with each of several settings and compares them."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ LONGEST = 8
 
 @dataclass(frozen=True)
 class TuneModels(LabModels):
-    """`LabModels` that try all tunable drafters, and the target's own drafters, if none is named."""
+    """`LabModels` that by default try all tunable drafters, and the target's default drafters."""
 
     def specs(self) -> list[str]:
         if self.drafter:
@@ -48,7 +48,7 @@ class TuneModels(LabModels):
         return list(dict.fromkeys((*names, self.usual)))
 
     def longest(self) -> list[Contender]:
-        """The contenders, with the longest draft to consider; by default the draft also in other formats of weights."""
+        """Return contenders with the longest draft length to consider; by default, the draft model in more formats."""
         given = self.contenders()
         if self.draft_tokens is None:
             given = [
@@ -76,11 +76,11 @@ class TuneModels(LabModels):
 @dataclass(frozen=True)
 class RunningServer:
     PANEL: ClassVar[str] = "A running server"
-    base_url: str | None = option(None, "Watch the counters of this server instead of models.", metavar="URL")
-    watch: float = option(10.0, "Seconds to watch; nothing is sent.", min=0)
-    c: float = option(0.05, "Cost of a draft token, in decode steps.", "--c", min=0)
-    follow: bool = option(False, "Go on: say when speculation stops paying, and when it pays again.")
-    limit: float = option(0.0, "Seconds after which to stop following; 0: Ctrl-C.", "--for", min=0)
+    base_url: str | None = option(None, "Watch the metrics of this server instead of measuring models.", metavar="URL")
+    watch: float = option(10.0, "Seconds to watch the server; no requests are sent to it.", min=0)
+    c: float = option(0.05, "Time of drafting a token, relative to a decode step.", "--c", min=0)
+    follow: bool = option(False, "Keep watching, and report when speculation stops paying and when it pays again.")
+    limit: float = option(0.0, "Seconds after which --follow stops; 0: at Ctrl-C.", "--for", min=0)
 
 
 @expand_groups
@@ -90,7 +90,7 @@ def tune(
     texts: PromptOptions,
     *,
     config: TuneConfig,
-    write: Path | None = option(None, "Write the choice to this file, for --config of generate, chat and serve."),
+    write: Path | None = option(None, "Write the best setting to this file, for --config of generate, chat and serve."),
     engine: EngineOptions,
     files: OutputOptions,
     server: RunningServer,
@@ -98,23 +98,23 @@ def tune(
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine.
 
-    A drafter that is slower than plain decoding is never chosen. Each drafter runs once, a formula predicts the other
-    draft lengths, and the best are timed against plain decoding. The report says what limits each drafter, and what
-    helps: an expensive draft, low acceptance, rows that cost the target time, the host. --draft-tokens is the maximum
-    draft length to consider.
+    A drafter that is slower than plain decoding is never chosen. Each drafter runs once at the maximum draft length
+    (--draft-tokens). A formula predicts shorter drafts, and the best settings are timed against plain decoding. The
+    report says what limits each drafter (an expensive draft, low acceptance, the cost of verifying, the host), and what
+    helps.
 
-    With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that
-    it has, and recommend a draft length; --follow goes on, with a line for each change (--json: as JSON), and exit code
-    1 if speculation does not pay in the end. API key: OPENAI_API_KEY.
+    With --base-url, watch the metrics of a running server of vLLM, SGLang, llama.cpp or Slipstream under its present
+    load, and recommend a draft length. --follow keeps watching and prints a line for each change (--json: as JSON); the
+    exit code is 1 if speculation does not pay at the end. The API key is read from OPENAI_API_KEY.
 
-    With --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
+    With --engine vllm, start vLLM's server for each drafter and length, and compare it with vLLM's plain decoding.
     """
     local = {"--batch": config.batch != 1, "--confirm": config.confirm != 3}
     if server.base_url is not None:
         local |= {"--write": write is not None, "--rounds": config.rounds != 5, "--seconds": config.seconds != 45}
         local |= {given: True for group in (sampling, texts, load_options) if (given := list_changed(group))}
     elif given := list_changed(server):
-        raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
+        raise ParameterError(f"{given} was given, but it has an effect only for servers", fix="add --base-url URL")
     if is_about_servers(server.base_url, "--base-url", models, engine, load_options, local):
         if server.base_url is not None:
             return examine(server, files)
@@ -128,7 +128,7 @@ def tune(
     contenders = models.longest()
     config = replace(config, tokens=min(params.max_tokens, 64), seed=params.seed or 0, params=params)
     if not contenders:
-        raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
+        raise ParameterError("no drafter was given, only none", fix="give some: --drafter model --drafter ngram")
     from slipstream.measure import tuning
 
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
@@ -162,7 +162,7 @@ def examine(server: RunningServer, files: OutputOptions) -> None:
     if server.follow:
         raise typer.Exit(asyncio.run(follow_changes(place, server, files)))
     if server.limit:
-        raise ParameterError("--for is given without --follow", fix="give --watch: the seconds of one verdict")
+        raise ParameterError("--for was given without --follow", fix="add --follow, or give --watch SECONDS")
     from slipstream.measure.diagnosis_served import watch
 
     render.line(f"watching {place.base_url} for {server.watch:g} s; nothing is sent")
@@ -175,7 +175,10 @@ async def follow_changes(place: Endpoint, server: RunningServer, files: OutputOp
     """Print a line for each change. Return the exit code: 1 if speculation does not pay in the end."""
     if files.out is not None or not server.watch:
         given = "--out" if files.out is not None else "--watch 0"
-        raise ParameterError(f"{given} is given with --follow", fix="use --json, with seconds of each verdict")
+        raise ParameterError(
+            f"{given} cannot be used with --follow",
+            fix="give --json for JSON lines, and --watch SECONDS for the time of each verdict",
+        )
     from slipstream.measure.served_watch import COSTS, follow, line_of
 
     render.line(f"following {place.base_url}, a verdict every {server.watch:g} s; nothing is sent")
@@ -190,7 +193,7 @@ def tune_vllm(
     models: TuneModels, load: TrafficOptions, params: SamplingParams, texts: PromptOptions, passes: TuneConfig,
     write: Path | None, engine: EngineOptions, files: OutputOptions,
 ) -> None:  # fmt: skip
-    """Measure settings of vLLM's server beside plain decoding, print, and write the choice."""
+    """Compare settings of vLLM's server with plain decoding, print the results, and write the best setting."""
     if write is not None:
         check_writable(write, "--write")
     files.check()
@@ -219,7 +222,7 @@ def tune_vllm(
                 for i, name in enumerate(tried):
                     try:
                         compare(name, base)
-                    except ServedError as fault:  # this setting does not start, or fails; others may do
+                    except ServedError as fault:  # a server with this setting fails; others may run
                         if not done and i == len(tried) - 1:
                             raise
                         render.message("warning", f"{name} was not measured: {fault}")
@@ -243,8 +246,8 @@ def tune_vllm(
 
 
 def list_candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
-    """Return name -> server, for each setting to measure. A server that does not learn its draft length is tried with
-    several lengths, or only with the length that the user fixed."""
+    """Return name -> server, for each setting to measure. A server that does not learn its draft length is measured
+    with several lengths, or only with the length that the user fixed."""
     tried = {}
     for name, server in servers.items():
         if fixed or "additional_config" in server.values or "draft_tokens=" in name:
@@ -256,7 +259,7 @@ def list_candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str,
 
 
 def join_results(results: list[Result]) -> Result:
-    """Join the comparisons of all settings into one result; each setting keeps the plain decoding of its own run."""
+    """Join the comparisons into one result. Each setting is compared with plain decoding in its own run."""
     arms: list[ServedArm] = []
     for result in results:
         first = len(arms)

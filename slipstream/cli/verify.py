@@ -22,7 +22,7 @@ from slipstream.measure.results import Result, check_writable
 
 @dataclass(frozen=True)
 class VerifyPrompts(PromptOptions):
-    """Prompts of every embedded kind."""
+    """Options of prompts; by default, prompts of every built-in kind."""
 
     prompts: str = "code,edit,varied"
     count: int = 9
@@ -35,33 +35,39 @@ def verify(
     prompts: VerifyPrompts,
     *,
     check: list[str] | None = option(None, "Run only this check: greedy, coupled or distribution; repeatable."),
-    texts: int = option(10, "Texts sampled with each setting; three times as many with your own.", min=1),
-    reach: int = option(512, "Length of the longest of these texts, in tokens; 0: all are short.", min=0),
-    samples: int = option(200, "Samples per prompt at each server.", min=1),
-    level: float = option(1e-3, "Probability that a correct run is called a bug."),
+    texts: int = option(
+        10,
+        "Number of texts to sample with each setting of the sampling parameters; three times as many with yours.",
+        min=1,
+    ),
+    reach: int = option(512, "Number of tokens of the longest of these texts; 0: all texts are short.", min=0),
+    samples: int = option(200, "Number of samples per prompt from each server.", min=1),
+    level: float = option(1e-3, "Probability of a false alarm: that correct output is called a bug."),
     files: OutputOptions,
     junit: Path | None = option(None, "Write the verdicts to this JUnit file, for CI.", metavar="FILE"),
     base_url: str | None = option(
-        None, "Check a server that speculates, as in http://localhost:8000/v1.", metavar="URL"
+        None, "Check this running server, which speculates, as in http://localhost:8000/v1.", metavar="URL"
     ),
-    against: str | None = option(None, "Server of the same model without speculation.", metavar="URL"),
-    served_model: str = option("", "Model name at both servers.", shown="the first listed"),
+    against: str | None = option(
+        None, "Compare with this server, which runs the same model without speculation.", metavar="URL"
+    ),
+    served_model: str = option("", "Name of the model at both servers.", shown="the first that /v1/models lists"),
     engine: EngineOptions,
 ) -> None:
     """Check that speculation does not change the output.
 
-    Target, drafter, rule and sampling parameters are yours. Greedy texts and texts of one seed are compared with and
-    without the drafter, with 1, 2 and K draft tokens; differences within the measured rounding of this model's logits
-    are not bugs. Samples are tested against the target's exact distribution (at the given temperature, else 1), which
-    is computed by independent code. Besides your parameters, requests with filters, penalties, stops and biases run
-    together, join and are preempted. Each step of sampled texts is replayed from its logits and random numbers.
+    The check uses your target, drafter, rule and sampling parameters. It compares greedy texts, and sampled texts of
+    the same seed, with and without the drafter, with 1, 2 and K draft tokens. Differences within the measured rounding
+    of the model's logits are not bugs. It tests samples (temperature as given, else 1) against the target's exact
+    distribution, which independent code computes. Requests with other filters, penalties, stops and biases run in the
+    same batch, join later and are preempted. Each step of sampled texts is replayed from its logits and random numbers.
 
-    Exit code 0: no difference; 1: there is one; 2: it could not be tested, because a server failed or too little was
-    drafted.
+    Exit code 0: no difference was found; 1: a difference was found; 2: the check was not possible, because a server
+    failed or too few tokens were drafted.
 
-    With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
-    the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, only the
-    first turn is sent. With --engine vllm, two servers of vLLM are started and compared.
+    With --base-url and --against, compare two OpenAI-compatible servers of the same model instead: greedy texts by the
+    margins of their log-probabilities, sampled texts by their n-grams. Only the first turn of a conversation is sent.
+    With --engine vllm, this command starts two vLLM servers and compares them.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()
@@ -84,8 +90,8 @@ def verify(
                 compare_servers(*urls, served_model, served, prompts, files, junit)
         if base_url is None or against is None:
             raise ParameterError(
-                "one of --base-url and --against is missing",
-                why="texts of a server that speculates are compared with those of one that does not",
+                "--base-url and --against must be given together",
+                why="the texts of a server that speculates are compared with the texts of a server that does not",
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
         compare_servers(base_url, against, served_model, served, prompts, files, junit)
@@ -111,7 +117,7 @@ def verify(
 def report(
     files: OutputOptions, junit: Path | None, what: str, total: int, measure: Callable[[Callable[[], None]], Result]
 ) -> NoReturn:
-    """Run the checks as `run` does, write the JUnit file, and end with the exit code of the verdict."""
+    """Run the checks with a progress bar, write the JUnit file, and exit with the code of the verdict."""
     from slipstream.verify.junit import write_junit
     from slipstream.verify.verification import UNTESTED
 

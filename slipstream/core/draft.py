@@ -212,29 +212,29 @@ class Draft:
         """
         n, splits = len(self.parents), list(self.splits)
         if len(splits) != len(budget) + 1 or splits[0] != 0 or splits[-1] != n or splits != sorted(splits):
-            raise DraftError(f"splits {splits} do not cover {n} nodes of {len(budget)} sequences")
+            raise DraftError(f"splits is {splits}, which does not divide {n} nodes among {len(budget)} sequences")
         if self.tokens.shape != (n,) or self.tokens.dtype != torch.int64:
-            raise DraftError(f"tokens are {self.tokens.dtype} {tuple(self.tokens.shape)}, expected int64 ({n},)")
+            raise DraftError(f"tokens is {self.tokens.dtype} {tuple(self.tokens.shape)}, but must be int64 ({n},)")
         if self.acceptable is not None and len(self.acceptable) != n:
-            raise DraftError(f"acceptable has {len(self.acceptable)} entries for {n} nodes")
+            raise DraftError(f"acceptable has {len(self.acceptable)} entries, but the draft has {n} nodes")
         if self.by is not None and len(self.by) != n:
-            raise DraftError(f"by has {len(self.by)} names for {n} nodes")
+            raise DraftError(f"by has {len(self.by)} names, but the draft has {n} nodes")
         if self.drawn is not None and len(self.drawn) != len(budget):
-            raise DraftError(f"drawn has {len(self.drawn)} entries for {len(budget)} sequences")
+            raise DraftError(f"drawn has {len(self.drawn)} entries, but the draft has {len(budget)} sequences")
         if not n:
             return
         for b in range(self.batch):
             start, stop = splits[b], splits[b + 1]
             if stop - start > max_nodes:
-                raise DraftError(f"sequence {b} has {stop - start} nodes, at most {max_nodes} are allowed")
+                raise DraftError(f"sequence {b} has {stop - start} draft nodes, but at most {max_nodes} are allowed")
             for i in range(start, stop):
                 if not -1 <= self.parents[i] < i - start:
-                    raise DraftError(f"node {i - start} of sequence {b} has parent {self.parents[i]}")
+                    raise DraftError(f"the parent of node {i - start}, {self.parents[i]}, is not -1 or an earlier node")
                 if not 0 <= self.ids[i] < vocab_size:
-                    raise DraftError(f"node {i - start} has id {self.ids[i]}, the vocabulary is 0..{vocab_size - 1}")
+                    raise DraftError(f"node {i - start} is token {self.ids[i]}, the vocabulary 0..{vocab_size - 1}")
         for b, depth in enumerate(budget):
             if max(self.depths[splits[b] : splits[b + 1]], default=0) > depth:
-                raise DraftError(f"sequence {b} is drafted deeper than its budget of {depth}")
+                raise DraftError(f"the draft of sequence {b} is deeper than its budget of {depth}")
         if self.q is not None:
             self._check_q(self.q, vocab_size)
 
@@ -242,12 +242,12 @@ class Draft:
         """Raise `DraftError` for a row that is no distribution, or in which its own token has no probability. Such a
         row would bias the output."""
         if q.shape != (len(self), vocab_size) or q.dtype != torch.float64:
-            raise DraftError(f"q is {q.dtype} {tuple(q.shape)}, expected float64 ({len(self)}, {vocab_size})")
+            raise DraftError(f"q is {q.dtype} {tuple(q.shape)}, but must be float64 ({len(self)}, {vocab_size})")
         drawn = q.gather(1, self.tokens[:, None])[:, 0]  # [N]
         rows = torch.stack([drawn, q.amin(-1), q.sum(-1)], 1).tolist()  # one synchronisation for all rows
         for i, (chance, least, total) in enumerate(rows):
-            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # NaN is refused, too
-                raise DraftError(f"row {i} of q is not a distribution from which its token can be drawn")
+            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # true of NaN, too
+                raise DraftError(f"row {i} of q is not a distribution, or gives its token the probability 0")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_low: bo
     if not ok or not low <= value <= high or (open_low and value == low) or not math.isfinite(value):
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise ParameterError(
-            f"{name} is {value!r}, must be a finite number in {interval}", fix=f"choose {name} in {interval}"
+            f"{name} is {value!r}, but must be a finite number in {interval}", fix=f"give {name} in {interval}"
         )
     return value
 
@@ -41,7 +41,7 @@ def check_integer(name: str, value: object, low: int) -> Any:
     """`value` as a Python integer. Raises ParameterError unless it is an integer and at least `low`."""
     value = _as_python(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ParameterError(f"{name} is {value!r}, must be an integer >= {low}", fix=f"choose {name} >= {low}")
+        raise ParameterError(f"{name} is {value!r}, but must be an integer >= {low}", fix=f"give {name} >= {low}")
     return value
 
 
@@ -50,9 +50,8 @@ def check_draft_tokens(value: Any) -> Any:
     value = check_integer("draft_tokens", value, 0)
     if value > MOST_DRAFT_TOKENS:
         raise ParameterError(
-            f"draft_tokens is {value}, at most {MOST_DRAFT_TOKENS} are verified in one step",
-            why="longer drafts would be refused in every step",
-            fix=f"choose 1 to {MOST_DRAFT_TOKENS}, or 0 to turn speculation off",
+            f"draft_tokens is {value}, but at most {MOST_DRAFT_TOKENS} draft tokens can be verified in one step",
+            fix=f"give 1 to {MOST_DRAFT_TOKENS}, or 0 to turn speculation off",
         )
     return value
 
@@ -77,7 +76,7 @@ def integer(low: int) -> Check:
 def flag(name: str, value: object) -> bool:
     """Check for True or False; 1 and "yes" are refused."""
     if not isinstance(value, bool):
-        raise ParameterError(f"{name} is {value!r}, must be True or False", fix=f"write {name}=True or {name}=False")
+        raise ParameterError(f"{name} is {value!r}, not True or False", fix=f"write {name}=True or {name}=False")
     return value
 
 
@@ -86,9 +85,9 @@ def text_list(name: str, value: object) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else _items(name, value, "strings")
     for text in texts:
         if not isinstance(text, str):
-            raise ParameterError(f"{name} holds {text!r}, must hold strings", fix="write it as text")
+            raise ParameterError(f"{name} contains {text!r}, which is not a string", fix="give a list of strings")
         if not text:
-            raise ParameterError(f"{name} holds an empty string", fix="remove it: it would end every text at once")
+            raise ParameterError(f"{name} contains an empty string, which would end every text", fix="remove it")
         check_text(name, text)
     return texts
 
@@ -103,7 +102,7 @@ def word_list(name: str, value: object) -> tuple[tuple[int, ...] | str, ...]:
     given = (value,) if isinstance(value, str) else _items(name, value, "strings or sequences of token ids")
     words = tuple(word if isinstance(word, str) else id_list(name, word) for word in given)
     if not all(words):
-        raise ParameterError(f"{name} holds an empty sequence", fix="remove it")
+        raise ParameterError(f"{name} contains an empty sequence", fix="remove it")
     for word in words:
         if isinstance(word, str):
             check_text(name, word)
@@ -113,7 +112,7 @@ def word_list(name: str, value: object) -> tuple[tuple[int, ...] | str, ...]:
 def bias_map(name: str, value: object) -> dict[int, float] | None:
     """Check for a map from token ids to numbers in [-100, 100]. Returns None for an empty map."""
     if not isinstance(value, Mapping):
-        raise ParameterError(f"{name} is {value!r}, must map token ids to numbers", fix=f"write {name}={{7: 1.5}}")
+        raise ParameterError(f"{name} is {value!r}, but must map token ids to numbers", fix=f"write {name}={{7: 1.5}}")
     check_id, check_bias = integer(0), number(-100.0, 100.0)
     biases = {check_id(f"{name} key", t): check_bias(f"{name}[{t}]", bias) for t, bias in value.items()}
     return biases or None
@@ -122,7 +121,7 @@ def bias_map(name: str, value: object) -> dict[int, float] | None:
 def structure(name: str, value: object) -> Structured:
     if not isinstance(value, Structured):
         raise ParameterError(
-            f"{name} is {value!r}, must be a Structured or None", fix=f'write {name}=Structured(regex="[0-9]+")'
+            f"{name} is {value!r}, but must be a Structured or None", fix=f'write {name}=Structured(regex="[0-9]+")'
         )
     return value
 
@@ -131,7 +130,7 @@ def _items(name: str, value: Any, what: str) -> tuple[Any, ...]:
     try:
         return tuple(value)
     except TypeError as fault:
-        raise ParameterError(f"{name}: {value!r} is not a sequence", fix=f"write a list of {what}") from fault
+        raise ParameterError(f"{name} is {value!r}, but must be a sequence", fix=f"give a list of {what}") from fault
 
 
 @dataclass(frozen=True)
@@ -162,15 +161,18 @@ class SamplingParams(Strict):
     """
 
     temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, "Sampling temperature; 0: greedy.")
-    top_k: int = parameter(0, integer(0), Effect.FILTERS_PROBABILITIES, "Keep the k most likely tokens; 0 keeps all.")
+    top_k: int = parameter(0, integer(0), Effect.FILTERS_PROBABILITIES, "Sample from the k most likely tokens; 0: all.")
     top_p: float = parameter(
         1.0,
         number(0.0, 1.0, open_low=True),
         Effect.FILTERS_PROBABILITIES,
-        "Keep the most likely tokens up to this total probability.",
+        "Sample from the most likely tokens up to this total probability.",
     )
     min_p: float = parameter(
-        0.0, number(0.0, 1.0), Effect.FILTERS_PROBABILITIES, "Drop tokens below this share of the highest probability."
+        0.0,
+        number(0.0, 1.0),
+        Effect.FILTERS_PROBABILITIES,
+        "Drop tokens below this share of the highest probability.",
     )
     repetition_penalty: float | None = parameter(
         None,
@@ -180,10 +182,16 @@ class SamplingParams(Strict):
         neutral=1.0,
     )
     frequency_penalty: float = parameter(
-        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, "Penalty per occurrence in the output, -2 to 2."
+        0.0,
+        number(-2.0, 2.0),
+        Effect.NEEDS_HISTORY,
+        "Lower the logit of a token by this for each occurrence in the output, -2 to 2.",
     )
     presence_penalty: float = parameter(
-        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, "Penalty for tokens in the output, -2 to 2."
+        0.0,
+        number(-2.0, 2.0),
+        Effect.NEEDS_HISTORY,
+        "Lower the logit of a token by this if it occurs in the output, -2 to 2.",
     )
     logit_bias: Mapping[int, float] | None = parameter(
         None, bias_map, Effect.EDITS_LOGITS, "", ids_in=lambda bias: bias or ()
@@ -204,7 +212,7 @@ class SamplingParams(Strict):
     max_tokens: int = parameter(
         128, integer(1), Effect.ENDS_TEXT, "Maximum number of tokens to generate.", "--max-new-tokens", "-n"
     )
-    stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, "Stop before this text; repeatable.")
+    stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, "End the text before this string; repeatable.")
     stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, "", ids_in=tuple)
     ignore_eos: bool = parameter(False, flag, Effect.ENDS_TEXT, "Continue after the end-of-text token.")
     seed: int | None = parameter(None, integer(-(2**63)), Effect.CONTROLS_RUN, "Sampling seed.")
@@ -212,7 +220,7 @@ class SamplingParams(Strict):
         None,
         integer(0),
         Effect.CONTROLS_RUN,
-        "Show log-probabilities of the tokens and of N alternatives.",
+        "Show the log-probability of each token, and of the N most likely tokens.",
         metavar="N",
     )
     draft_tokens: int | None = parameter(  # the option --draft-tokens is a setting of the engine

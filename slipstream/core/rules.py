@@ -84,8 +84,8 @@ def check_params(rule: Rule, params: SamplingParams) -> None:
 
 def _not_greedy() -> RuleError:
     return RuleError(
-        "rule 'greedy' was given a distribution that is not a point mass",
-        why="it follows the most likely token and would never sample another",
+        "rule 'greedy' was used with a distribution over more than one token",
+        why="the rule always takes the most likely token, so the output would not follow the distribution",
         fix="set temperature=0, or use rule='rejection'",
     )
 
@@ -214,8 +214,8 @@ def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     the whole chain is accepted (2403.10444, algorithm 2)."""
     if not draft.is_chain or draft.acceptable is not None:
         raise RuleError(
-            "rule 'block' was given a tree",
-            why="it decides on whole prefixes of a chain; no proof covers branches",
+            "rule 'block' was used with a draft that is a tree",
+            why="block verification is proven for chains only",
             fix="use rule='rejection', or let the drafter propose chains",
         )
     B, device = draft.batch, probs.device
@@ -259,5 +259,5 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
 def find_rule(name: str) -> Rule:
     """Return the rule of that name. Raises RuleError, which suggests the nearest known name."""
     if not isinstance(name, str) or name not in RULES:
-        raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
+        raise RuleError(f"there is no rule {name!r}", fix=did_you_mean(name, RULES))
     return RULES[name]

@@ -29,12 +29,12 @@ class Strict:
             if name not in known:
                 raise ParameterError(
                     f"{cls.__name__} has no parameter {name!r}",
-                    why="a parameter that is silently dropped would change the output unnoticed",
-                    fix=did_you_mean(name, known) if known else "leave it out, there are no parameters",
+                    why="ignoring it silently could change the output",
+                    fix=did_you_mean(name, known) if known else "leave it out: there are no parameters",
                 )
             if known[name] in (bool, "bool") and not isinstance(kwargs[name], bool):
                 raise ParameterError(
-                    f"{cls.prefix}{name} is {kwargs[name]!r}, must be True or False", fix=f"write {name}=True"
+                    f"{cls.prefix}{name} is {kwargs[name]!r}, but must be True or False", fix=f"write {name}=True"
                 )
         return super().__new__(cls)
 
@@ -64,7 +64,7 @@ def check_text(name: str, text: str, error: type[RequestError] = ParameterError)
         byte = ord(text[at]) - 0xDC00
         problem = f"half of a surrogate pair, {text[at]!r}," if byte not in range(0x80, 0x100) else f"byte {byte:#x}"
         raise error(
-            f"{name} is no UTF-8 text: it has {problem} at character {at}",
-            why="no tokenizer reads it",
-            fix="give UTF-8",
+            f"{name} is not UTF-8 text: it has {problem} at character {at}",
+            why="tokenizers read only valid Unicode",
+            fix="give UTF-8 text",
         ) from fault

@@ -41,7 +41,7 @@ class Trigger(Strict):
         if self.reasoning is not None:
             begin, end = self.reasoning if len(self.reasoning) == 2 else ("", "")
             if not isinstance(begin, str) or not isinstance(end, str) or not end:
-                raise _wrong("trigger.reasoning", self.reasoning, "None or two texts, and only the first may be empty")
+                raise _wrong("trigger.reasoning", self.reasoning, "None or two strings; the first may be empty")
             object.__setattr__(self, "reasoning", (begin, end))
 
 
@@ -81,13 +81,13 @@ class Structured(Strict):
         given = [kind for kind in KINDS if self._names(kind)]
         if len(given) != 1:
             raise ParameterError(
-                f"structured names {' and '.join(given) or 'no form'}, must name exactly one of {', '.join(KINDS)}",
+                f"structured sets {' and '.join(given) or 'no form'}, but must set exactly one of {', '.join(KINDS)}",
                 fix='write it as in Structured(regex="[0-9]+")',
             )
         for name in ("regex", "grammar", "after"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
-                raise _wrong(name, value, "text that is not empty")
+                raise _wrong(name, value, "a non-empty string")
             check_text(f"structured.{name}", value or "")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
@@ -96,12 +96,12 @@ class Structured(Strict):
         if self.tokens is not None:
             object.__setattr__(self, "tokens", _tokens(self.tokens))
             if self.after is not None:
-                raise _wrong("after", self.after, "None with tokens, which are the whole text")
+                raise _wrong("after", self.after, "None if tokens is given: tokens are the complete text")
         if self.trigger is not None:
             if not isinstance(self.trigger, Trigger):
                 raise _wrong("trigger", self.trigger, "a Trigger or None")
             if self.tokens is not None or self.after is not None:
-                raise _wrong("trigger", self.trigger, "None with tokens or after")
+                raise _wrong("trigger", self.trigger, "None if tokens or after is given")
 
     def _names(self, kind: str) -> bool:
         value = getattr(self, kind)
@@ -119,7 +119,7 @@ def _schema_text(schema: object) -> str:
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, (Mapping, bool)):
-            raise _wrong("json_schema", value, "a mapping, a bool, or JSON text of one")
+            raise _wrong("json_schema", value, "a mapping, True or False, or JSON text")
         text = json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as fault:  # JSON's error names line and column
         raise ParameterError(
@@ -132,7 +132,7 @@ def _schema_text(schema: object) -> str:
 def _choices(name: str, choice: Any) -> tuple[str, ...]:
     for text in _list(name, choice, "strings"):
         if not isinstance(text, str) or not text:
-            raise _wrong(name, choice, "a list of strings that are not empty")
+            raise _wrong(name, choice, "a list of non-empty strings")
         check_text(f"structured.{name}", text)
     return tuple(choice)
 
@@ -151,7 +151,7 @@ def _list(name: str, value: object, what: str) -> Seq[Any]:
 
 
 def _wrong(name: str, value: object, must: str) -> ParameterError:
-    return ParameterError(f"structured.{name} is {value!r}, must be {must}", fix=f"change {name}")
+    return ParameterError(f"structured.{name} is {value!r}, but must be {must}", fix=f"correct {name}")
 
 
 class Constraint(Protocol):

@@ -325,8 +325,8 @@ def release_after(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
             target.release(seq.id)
 
 
-HEAD_HOST = "hidden states and weights for a draft head"
-EARLY_EXIT = "an exit after its first layers"
+HEAD_HOST = "the hidden states and weights of the target"
+EARLY_EXIT = "an early exit after some layers of the target"
 """How errors name capabilities; see `require`."""
 
 
@@ -338,8 +338,8 @@ def require(capability: T | None, target: Target, what: str, asked_by: str) -> T
     """
     if capability is None:
         raise PairError(
-            f"{asked_by} needs {what}, which the target {type(target).__name__} does not offer",
-            why="what a target can do beyond a forward pass is declared in its `capabilities`",
-            fix="choose another drafter; or load a target in memory from its checkpoint (LLM or Decoder.load)",
+            f"{asked_by} needs {what}, which a target of the class {type(target).__name__} does not provide",
+            why="a target declares in `capabilities` what it can do beyond a forward pass",
+            fix="use another drafter, or load the target from its checkpoint with LLM or Decoder.load",
         )
     return capability

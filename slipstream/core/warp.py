@@ -91,14 +91,14 @@ def _no_distribution(logits: Tensor, edited: Tensor) -> TargetError:
     ruled_out = (edited == NEVER).all(-1) & (logits > NEVER).any(-1)  # [R]
     if bool(ruled_out.any()) and not bool(logits.isnan().any()):
         return DeadEndError(
-            "every token is forbidden at some position",
-            why="there is no distribution over them",
+            "the parameters of the request forbid every token at some position",
+            why="no token can be sampled there",
             fix="loosen logit_bias, bad_words, min_tokens or structured, which together leave no token possible",
         )
     return TargetError(
-        "at some position logits are NaN, or every token is forbidden by a logit of -inf",
-        why="there is no distribution over them",
-        fix="check the weights",
+        "the target's logits at some position are NaN, or -inf for every token",
+        why="no token can be sampled there",
+        fix="check the weights of the target",
     )
 
 
@@ -187,8 +187,8 @@ def check_possible(seq: Sequence, vocab_size: int) -> None:
     row = _edit(torch.zeros(1, vocab_size), seq.params, prompt, outputs, seq.stop_ids, allowed)  # [1, V]
     if not bool((row > NEVER).any()):
         raise ParameterError(
-            f"the parameters forbid all {vocab_size} tokens as the first one",
-            why="no token could be sampled",
+            f"the parameters of the request forbid all {vocab_size} tokens as its first token",
+            why="no token can be sampled",
             fix="loosen logit_bias, bad_words, min_tokens or structured, which together leave no token possible",
         )
 

@@ -135,7 +135,7 @@ class DraftPlan:
         if isinstance(draft, DraftPlan):
             return replace(draft, options={**draft.options, **options})
         if draft is None or draft == "none":
-            _refuse_options(options, "without a drafter", "name a drafter, or leave the options out")
+            _refuse_options(options, "without a drafter", "give a drafter, or leave the options out")
             return DraftPlan("none")
         if draft == STACK and "members" in options:
             members, further = options["members"], {name: value for name, value in options.items() if name != "members"}
@@ -151,8 +151,8 @@ class DraftPlan:
         from slipstream.core.drafter import Drafter
 
         if isinstance(draft, Drafter):
-            what = f"with a drafter of class {type(draft).__name__!r}"
-            _refuse_options(options, what, "give them when the drafter is made, or name the drafter instead")
+            what = f"with a drafter object of the class {type(draft).__name__!r}"
+            _refuse_options(options, what, "pass the options to its constructor, or give the name of a drafter")
             return DraftPlan(draft.name, drafter=draft)
         _refuse_incomplete(draft)
         return DraftPlan(WITH_DRAFT, {**options, "model": draft})
@@ -275,8 +275,8 @@ def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written:
     what = f"the drafter {labels} loads" if len(named) == 1 else f"the drafters {labels} load"
     raise ParameterError(
         f"{written(given[0])} is {getattr(settings, given[0])!r}, but {what} no draft model",
-        why="it is for a draft model, and would be ignored",
-        fix="leave it out, or name a draft model; for a draft head, quantize is an option of the drafter",
+        why="the setting is for draft models, and would be ignored",
+        fix="leave it out, or give a draft model; for a draft head, give the drafter option quantize",
     )
 
 
@@ -300,7 +300,8 @@ def refuse_misspelt(name: CheckpointName) -> None:
     near = get_close_matches(draft, [*DRAFTERS, *NAMES], n=1, cutoff=0.75)
     if near:
         raise ParameterError(
-            f"there is no drafter, folder or model {draft!r}", fix=f"did you mean {near[0]!r}? A folder: ./{draft}"
+            f"there is no drafter, folder or model {draft!r}",
+            fix=f"write {near[0]!r} if you mean it; for a folder, write ./{draft}",
         )
 
 
@@ -374,7 +375,7 @@ class DrafterFactory:
         if self.target.capabilities.encoder is not None:
             raise PairError(
                 f"draft_tokenizer={self.settings.draft_tokenizer!r} does not work with an encoder-decoder",
-                why="its draft model reads the ids of the source, which are the target's",
+                why="the draft model reads the source as token ids of the target's tokenizer",
                 fix="use a draft model with the target's tokenizer",
             )
         draft_tokenizer = None if files is None else tokenizer_of(files.checkpoint)
@@ -403,16 +404,16 @@ def _refuse_options(options: Mapping[str, object], given: str, fix: str) -> None
     if options:
         raise ParameterError(
             f"the drafter options {', '.join(map(repr, options))} were given {given}",
-            why="no drafter would read them",
+            why="no drafter would use them",
             fix=fix,
         )
 
 
 def _without_model(name: str) -> ParameterError:
     return ParameterError(
-        f"drafter {name!r} needs a draft model",
-        why="none is named, and only the embedded target has a default",
-        fix=f"name a folder or hub id (draft=... in Python, --draft on the command line), or use {WITHOUT_DRAFT!r}",
+        f"drafter {name!r} needs a draft model, but none was given",
+        why="only the embedded target has a default draft model",
+        fix=f"give a folder or hub id (draft=... in Python, --draft on the command line), or use {WITHOUT_DRAFT!r}",
     )
 
 
@@ -424,7 +425,7 @@ def _refuse_incomplete(draft: object) -> None:
     missing = sorted(name for name in members if not hasattr(draft, name))
     if missing and "propose" not in missing:
         raise ParameterError(
-            f"the drafter of class {type(draft).__name__!r} lacks {', '.join(missing)}",
-            why="a step uses every member of slipstream.core.drafter.Drafter",
-            fix="add them; a drafter that only drafts has traits = DrafterTraits()",
+            f"the drafter of the class {type(draft).__name__!r} lacks {', '.join(missing)}",
+            why="a drafter must have every member of slipstream.core.drafter.Drafter",
+            fix="add these members; the default traits are traits = DrafterTraits()",
         )

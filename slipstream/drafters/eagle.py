@@ -61,9 +61,9 @@ class EagleDraftConfig(Strict):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shape not in SHAPES:
-            raise ParameterError(f"shape is {self.shape!r}", fix=did_you_mean(self.shape, SHAPES))
+            raise ParameterError(f"there is no draft shape {self.shape!r}", fix=did_you_mean(self.shape, SHAPES))
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, but at most {MAX_NODES} draft tokens can be verified at once")
+            raise ParameterError(f"nodes is {self.nodes}, but a step verifies at most {MAX_NODES}", fix="give fewer")
 
 
 class EagleDrafter(HeadDrafter):
@@ -84,9 +84,9 @@ class EagleDrafter(HeadDrafter):
         )  # fmt: skip
         if parallel and self.config.shape == "tree":
             raise ParameterError(
-                "shape is 'tree', but the head is parallel (P-EAGLE)",
-                why="its tokens come from one pass, before any of them is known",
-                fix="leave it out",
+                "shape is 'tree', but the head is a parallel head (P-EAGLE), which drafts only chains",
+                why="a parallel head drafts all tokens in one pass, so no token can depend on the token before it",
+                fix="leave shape out",
             )
         self._pass = MaskedPass(self, self._run_masked) if parallel else None
         self._confident = ConfidentDrafts()

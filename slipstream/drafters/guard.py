@@ -54,7 +54,7 @@ class Guard:
             with self._guard("propose", seqs):
                 draft = self.drafter.propose(seqs, budgets)
                 if not isinstance(draft, Draft):
-                    raise DraftError(f"propose returned a {type(draft).__name__}, not a Draft")
+                    raise DraftError(f"the drafter's propose returned a {type(draft).__name__}, not a Draft")
                 draft.check(depths, self.target.vocab_size, MAX_NODES)
                 draft = draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
                 return draft.with_name(self.name)

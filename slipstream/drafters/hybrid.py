@@ -73,7 +73,7 @@ class HybridDrafter:
         predicted: bool = False,
     ):
         if not members:
-            raise ParameterError("drafter 'hybrid' has no members", fix='name some, as in members=("suffix", "eagle3")')
+            raise ParameterError("drafter 'hybrid' has no members", fix='give some, as in members=("suffix", "eagle3")')
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.name = members[-1].name if predicted else ",".join(member.name for member in members)
         self.config = config or HybridConfig()
@@ -248,10 +248,10 @@ def make(
     if members is None:
         members = _usual(target, model)
     elif model is not None:
-        raise ParameterError("members and model are both given", fix="leave model out, or make it one of the members")
+        raise ParameterError("members and model were given together", fix="leave model out, or make it a member")
     for member in members:
         if not isinstance(member, Drafter):
-            raise ParameterError(f"{member!r} is not a drafter", fix="name members in LLM(draft=['suffix', ...])")
+            raise ParameterError(f"{member!r} is not a drafter", fix="give names to LLM: draft=['suffix', ...]")
     return HybridDrafter(members, target.vocab_size, config, target.device)
 
 

@@ -57,7 +57,8 @@ class LayerSkipDrafter(Drafter):
             self.exit = self.config.exit
             if not 1 <= self.exit < layers:
                 raise ParameterError(
-                    f"exit is {self.exit}; the target has {layers} layers", fix=f"choose 1 to {layers - 1}, or 'auto'"
+                    f"exit is {self.exit}, but the target has {layers} layers",
+                    fix=f"give 1 to {layers - 1}, or 'auto'",
                 )
         else:
             self._measure(layers)

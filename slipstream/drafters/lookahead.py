@@ -77,8 +77,8 @@ class LookaheadConfig(Strict):
         if nodes > MAX_NODES:
             raise ParameterError(
                 f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} make trees of {nodes} "
-                f"nodes, but at most {MAX_NODES} can be verified",
-                fix="lower one of them",
+                f"nodes, but at most {MAX_NODES} can be verified in one step",
+                fix="lower one of the three",
             )
 
 

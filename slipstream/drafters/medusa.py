@@ -51,9 +51,9 @@ class MedusaDraftConfig(Strict):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, but at most {MAX_NODES} can be verified in one step")
+            raise ParameterError(f"nodes is {self.nodes}, but a step verifies at most {MAX_NODES}", fix="give fewer")
         if self.tree is not None and self.nodes:
-            raise ParameterError("tree and nodes are both given", fix="give only one of them")
+            raise ParameterError("tree and nodes both set the shape of the draft", fix="give one of them")
 
     def read_tree(self) -> TreeShape | None:
         """Return the tree given by the option `tree`. Raises ParameterError."""
@@ -63,7 +63,8 @@ class MedusaDraftConfig(Strict):
             wanted = [int(n) for n in self.tree.split(",")] if isinstance(self.tree, str) else self.tree
         except ValueError:
             raise ParameterError(
-                f"tree is {self.tree!r}", fix="write the number of children at each depth, as in 4,2,1"
+                f"tree is {self.tree!r}",
+                fix="give the number of children at each depth, as in 4,2,1",
             ) from None
         if isinstance(wanted, int):
             wanted = (wanted,)
@@ -160,9 +161,9 @@ class MedusaDrafter(PrefixKeeper):
             ranks = max(tree.ranks, default=0)
             if not 0 < len(tree) <= MAX_NODES or tree.height > c.heads or ranks >= c.width:
                 raise ParameterError(
-                    f"the tree has {len(tree)} nodes, is {tree.height} deep and uses ranks up to {ranks}",
-                    why=f"there are {c.heads} heads of {c.width} ids, and at most {MAX_NODES} nodes can be verified",
-                    fix="choose a smaller tree",
+                    f"the tree has {len(tree)} nodes, the depth {tree.height}, and {ranks} tokens of one head",
+                    why=f"there are {c.heads} heads for {c.width} tokens, and a step verifies at most {MAX_NODES}",
+                    fix="give a smaller tree",
                 )
         return tree
 

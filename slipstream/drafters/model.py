@@ -181,7 +181,7 @@ def make(
     `DraftPlan`. Raises PairError if only one of target and draft model reads sources, or if their texts begin with
     different tokens."""
     if quantize is not None:
-        raise ParameterError(f"quantize={quantize!r} does not apply to a loaded draft model", fix="name its files")
+        raise ParameterError(f"quantize={quantize!r} does not work with a loaded draft model", fix="give its folder")
     NoOptionsConfig(**options)
     if isinstance(model, Writer):
         return StringDrafter(model, target.device)
@@ -191,14 +191,14 @@ def make(
     runtime = model.capabilities.runtime
     if runtime is not None and runtime.rollback == 0:
         raise PairError(
-            "a loaded target with recurrent layers cannot be a draft model",
-            why="as loaded, it cannot roll its recurrent state back when draft tokens are rejected",
+            "the draft model was loaded as a target, and has recurrent layers",
+            why="loaded as a target, it cannot roll its recurrent state back when draft tokens are rejected",
             fix="give its folder or hub id, so that it is loaded as a draft model",
         )
     if encoder is not None and of_draft is not None and encoder.start != of_draft.start:
         raise PairError(
-            f"the target's texts begin with the ids {encoder.start}, the draft model's with {of_draft.start}",
-            why="a draft model that reads another beginning than it was trained on is seldom right",
-            fix="use a draft model of the target's family, or set decoder_start_token_id in its generation_config",
+            f"texts of the target begin with the ids {encoder.start}, those of the draft model with {of_draft.start}",
+            why="a draft model is seldom right after a beginning that it was not trained on",
+            fix="use a draft model of the target's family, or correct decoder_start_token_id in its generation_config",
         )
     return ModelDrafter(model, target.vocab_size)

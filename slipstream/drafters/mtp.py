@@ -37,7 +37,7 @@ class MtpDrafter(EagleDrafter):
         if layers.layers > 1 and self.config.shape == "tree":
             raise ParameterError(
                 f"drafter 'mtp' cannot draft trees with {layers.layers} MTP layers",
-                why="each level would come from another layer",
+                why="trees are supported only if one MTP layer drafts all tokens",
                 fix="leave shape out",
             )
 
@@ -56,9 +56,9 @@ def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> E
         return EagleDrafter(_load_native(host, draft_vocab), host.vocab_size, config, "mtp")
     if draft_vocab is not None:
         raise ParameterError(
-            f"draft_vocab is {draft_vocab}, but transformers runs the target",
-            why="its MTP layers draft the whole vocabulary",
-            fix="leave it out",
+            f"draft_vocab={draft_vocab} was given, but transformers runs the target",
+            why="with transformers, MTP layers always draft from the complete vocabulary",
+            fix="leave draft_vocab out",
         )
     family = host.module.config.get_text_config(decoder=True).model_type
     if family not in FAMILIES:
@@ -66,7 +66,7 @@ def make(target: Target, *, draft_vocab: int | None = None, **options: Any) -> E
     if not has_mtp_layers():
         raise ParameterError(
             f"drafter 'mtp' needs transformers {TRANSFORMERS} or newer",
-            why="older versions do not build the MTP layers",
+            why="older versions cannot load MTP layers",
             fix=f"pip install 'transformers>={TRANSFORMERS}'",
         )
     from slipstream.targets.huggingface.mtp_layers import load_mtp  # imports transformers, which takes long
@@ -85,13 +85,13 @@ def _load_native(host: HeadHost, draft_vocab: int | None) -> NativeMtp:
         raise PairError(
             f"drafter 'mtp' does not work with a {host.family!r} model "
             + ("from memory" if runtime.checkpoint is None else f"that the {runtime.backend} backend runs"),
-            why="only the native backend runs MTP layers, and it reads them from the target's checkpoint",
+            why="only the native backend runs MTP layers, and it loads them from the target's checkpoint",
             fix="give the target's folder or GGUF file, or choose another drafter",
         )
     if draft_vocab is not None and check_integer("draft_vocab", draft_vocab, 1) > host.vocab_size:
         raise ParameterError(
             f"draft_vocab is {draft_vocab}, but the vocabulary has only {host.vocab_size} ids",
-            fix="choose fewer, or leave it out",
+            fix="give a smaller draft_vocab, or leave it out",
         )
     from slipstream.backends.native.native_heads import NativeMtp  # imports Numba, which is optional
 

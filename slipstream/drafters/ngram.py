@@ -67,9 +67,9 @@ class NgramConfig(Strict):
         super().__post_init__()
         if self.min_ngram > self.max_ngram:
             raise ParameterError(
-                f"min_ngram is {self.min_ngram}, max_ngram is {self.max_ngram}",
-                why="no context can satisfy both",
-                fix="choose min_ngram <= max_ngram",
+                f"min_ngram is {self.min_ngram}, which is larger than max_ngram, {self.max_ngram}",
+                why="no n-gram can satisfy both",
+                fix="give min_ngram <= max_ngram",
             )
 
 

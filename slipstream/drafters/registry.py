@@ -88,9 +88,9 @@ class DrafterSpec:
     def refusal(self, kind: Kind) -> str:
         """Say why a target of this kind cannot use this drafter; "" if it can."""
         if self.needs is Needs.EARLY_EXIT and not kind.early_exit:
-            return "its layers cannot be run separately"
+            return "its first layers cannot be run alone"
         if self.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
-            return "it offers no hidden states"
+            return "it does not provide hidden states"
         return ""
 
 
@@ -126,7 +126,7 @@ def limit_chosen(name: str) -> int:
 def make_drafter(name: str, target: Target, **options: object) -> Drafter:
     """Make the drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:
-        raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
+        raise ParameterError(f"there is no drafter {name!r}", fix=did_you_mean(name, DRAFTERS))
     spec = DRAFTERS[name]
     drafter: Drafter = getattr(import_module(spec.path), spec.maker)(target, **options)
     return drafter

@@ -65,9 +65,9 @@ def vocabularies(target: object, draft: object, width: tuple[int, int]) -> Vocab
     for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:
             raise PairError(
-                f"draft_tokenizer is 'string', but the tokenizer of {whose} is unknown",
-                why="draft tokens are made from the text of the draft model's tokens",
-                fix="name folders that have a tokenizer, or use slipstream.drafters.string_match.with_tokenizer",
+                f"draft_tokenizer is 'string', but {whose} has no tokenizer",
+                why="draft tokens are translated from one tokenizer to the other",
+                fix="give a folder or hub id with a tokenizer, or use slipstream.drafters.string_match.with_tokenizer",
             )
     vocabularies = Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
     vocabularies.draft.require_faithful()

@@ -54,9 +54,9 @@ class SuffixConfig(Strict):
         super().__post_init__()
         if self.min_match >= self.max_depth:
             raise ParameterError(
-                f"min_match is {self.min_match}, max_depth is {self.max_depth}",
-                why="a match and its next token are looked up together, so no match would ever be found",
-                fix="choose min_match < max_depth",
+                f"min_match is {self.min_match}, but must be less than max_depth, {self.max_depth}",
+                why="a match and the token after it are looked up together, so nothing would match",
+                fix="give min_match < max_depth",
             )
 
 

@@ -42,11 +42,14 @@ class BeamParams(Strict):
         super().__post_init__()
         if self.beams == 1:
             raise ParameterError(
-                "beams is 1", why="a search with one beam is greedy decoding", fix="use generate, or 2 beams and more"
+                "beams is 1",
+                why="this is greedy decoding",
+                fix="use LLM.generate, or give beams >= 2",
             )
         if self.n > self.beams:
             raise ParameterError(
-                f"n is {self.n}, but {self.beams} beams are searched", fix=f"choose n <= {self.beams}, or more beams"
+                f"n is {self.n}, but there are {self.beams} beams",
+                fix=f"give n <= {self.beams}, or more beams",
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != NEVER:
-            raise ParameterError(f"early_stopping is {self.early_stopping!r}", fix=f"choose True, False or {NEVER!r}")
+            raise ParameterError(f"early_stopping is {self.early_stopping!r}", fix=f"give True, False or {NEVER!r}")

@@ -51,9 +51,9 @@ class BeamSearch:
         self.target, self.max_batch = target, max_batch
         if target.capabilities.fork is None:
             raise ParameterError(
-                f"beam search does not work with a {type(target).__name__}: it cannot fork sequences",
-                why="several beams continue the same text",
-                fix="load the target from a checkpoint, or declare `fork` among its capabilities",
+                f"beam search does not work with a {type(target).__name__}, which cannot fork sequences",
+                why="a beam that splits in two must copy its KV cache",
+                fix="load the target from a checkpoint, or implement `fork` and declare it in its capabilities",
             )
         self._fork = target.capabilities.fork
         memory = target.capabilities.memory
@@ -139,8 +139,8 @@ class BeamSearch:
         wanted = search.blocks(self._bounded)
         if wanted > self._bounded.capacity:
             raise TargetError(
-                f"{search.beams.params.beams} beams may grow to {wanted} KV blocks, but the cache has "
+                f"{search.beams.params.beams} beams may need {wanted} KV blocks, but the KV cache has "
                 f"{self._bounded.capacity}",
-                why="its size was fixed when the model was loaded",
-                fix="ask for fewer tokens or beams, or make the cache larger",
+                why="the size of the cache was fixed when the model was loaded",
+                fix="give fewer beams or a smaller max_tokens, or load the model with a larger kv_tokens",
             )

@@ -107,8 +107,8 @@ class Beams:
         possible = sum(value > float("-inf") for value in values)
         if not possible or math.isnan(values[0]):  # topk takes a NaN for the greatest
             raise TargetError(
-                "logits are NaN, or every token is forbidden, at some beam",
-                why="there is no distribution over them",
+                "the logits of a beam are NaN, or every next token is forbidden",
+                why="the beam cannot be continued",
                 fix="check the weights (NaN), or lower min_tokens",
             )
         return values[:possible], places[:possible]

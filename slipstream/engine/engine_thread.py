@@ -118,7 +118,7 @@ class EngineThread:
                 refused: list[Update] = []
                 for command in self._take_commands():
                     if command is None:
-                        self._end(EngineError("the engine was closed", fix="start it again"))
+                        self._end(EngineError("the engine was closed", fix="create a new engine"))
                         return
                     refused += command()
                 self._deliver(Report([*refused, *self._step()], self.stats()))

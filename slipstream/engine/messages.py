@@ -151,8 +151,8 @@ class Streams:
                 continue
             if unread.qsize() >= MOST_UNREAD:
                 fault = ReaderError(
-                    f"{unread.qsize()} updates of the request wait for their reader",
-                    why="memory for them is bounded, so the request was ended",
+                    f"{unread.qsize()} updates of the request were not read",
+                    why="the request was ended, because the memory for unread updates is bounded",
                     fix="read the stream faster",
                 )
                 self._lose(update.key, fault)

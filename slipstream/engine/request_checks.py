@@ -60,15 +60,14 @@ class RequestChecks:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise PromptError(
-                    "a text prompt needs a tokenizer",
-                    why="the target has none",
-                    fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
+                    "the prompt is text, but the target has no tokenizer",
+                    fix="give token ids, or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
                 )
             ids = self._encode("the prompt", prompt) if prompt else []
         else:
             ids = _token_ids(prompt)
         if not ids:
-            raise PromptError("the prompt is empty", why="a model needs at least one token to continue or to answer")
+            raise PromptError("the prompt is empty", why="a model needs at least one token", fix="give a prompt")
         return self._within(ids, "prompt")
 
     @property
@@ -88,7 +87,7 @@ class RequestChecks:
         if not isinstance(text, str):
             return self._within(_token_ids(text), name)
         if self.tokenizer is None:
-            raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
+            raise PromptError(f"the {name} is text, but the target has no tokenizer", fix="give token ids")
         return self._encode(f"the {name}", text, add_special_tokens=False)
 
     def chat_text(self, messages: str | Seq[Message], **names: object) -> str:
@@ -98,7 +97,8 @@ class RequestChecks:
         turns = _turns(messages)
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise PromptError(
-                "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
+                "a conversation was given, but the target has no chat template",
+                fix="give a plain prompt: LLM.generate, or slipstream generate without --chat",
             )
         try:
             text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **names)
@@ -106,7 +106,7 @@ class RequestChecks:
             raise PromptError(
                 "the model's chat template refuses this conversation",
                 why=str(fault),
-                fix="use the roles and contents that the template knows",
+                fix="use only roles and contents that the template supports",
             ) from fault
         return text
 
@@ -122,7 +122,7 @@ class RequestChecks:
     def _within(self, ids: list[int], name: str) -> list[int]:
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
-            raise PromptError(f"the {name} holds id {outside}, but the vocabulary is 0..{self.vocab_size - 1}")
+            raise PromptError(f"the {name} contains id {outside}, but the vocabulary is 0..{self.vocab_size - 1}")
         return ids
 
     def params(self, params: SamplingParams) -> SamplingParams:
@@ -130,7 +130,7 @@ class RequestChecks:
         if not isinstance(params, SamplingParams):
             raise not_params(params)
         if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
-            raise ParameterError("stop strings and bad words as text need a tokenizer", fix="give token ids")
+            raise ParameterError("stop or bad_words is text, but the target has no tokenizer", fix="give token ids")
         if self.tokenizer is not None and any(isinstance(word, str) for word in params.bad_words):
             words: list[Seq[int]] = []
             for word in params.bad_words:
@@ -157,7 +157,7 @@ class RequestChecks:
     def _check_ids(self, ids: Seq[int]) -> None:
         outside = next((token for token in ids if token >= self.vocab_size), None)
         if outside is not None:
-            raise ParameterError(f"a parameter names id {outside}, but the vocabulary is 0..{self.vocab_size - 1}")
+            raise ParameterError(f"a parameter contains id {outside}, but the vocabulary is 0..{self.vocab_size - 1}")
 
 
 def read_prediction(field: object) -> str:
@@ -171,7 +171,7 @@ def read_prediction(field: object) -> str:
     unknown = field.keys() - {"type", "content"} if isinstance(field, Mapping) and content is not None else set[str]()
     if unknown or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         accepted = '{"type": "content", "content": a text or a list of text parts}'
-        raise PromptError(f"prediction is {field!r:.60}", fix=f"write {accepted}")
+        raise PromptError(f"prediction is {field!r:.60}, in an unknown form", fix=f"write {accepted}")
     text = "".join(map(str, texts))
     if len(text) > MOST_PREDICTED:
         raise PromptError(f"prediction has {len(text):,} characters, but at most {MOST_PREDICTED:,} are allowed")
@@ -183,10 +183,10 @@ def _turns(messages: object) -> list[Message]:
     fix = 'write [{"role": "user", "content": "..."}, ...]'
     turns = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (bytes, Mapping)) else []
     if not turns:
-        raise PromptError(f"the conversation is {messages!r:.60}, not a list of messages", fix=fix)
+        raise PromptError(f"the conversation is {messages!r:.60}, but must be a list of messages", fix=fix)
     for i, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
-            raise PromptError(f"message {i} of the conversation is {turn!r:.60}", fix=fix)
+            raise PromptError(f"message {i} of the conversation is {turn!r:.60}, but must be a mapping", fix=fix)
         if not isinstance(turn.get("role"), str):
             raise PromptError(f"message {i} of the conversation has no role: {dict(turn)!r:.60}", fix=fix)
     return turns
@@ -202,11 +202,11 @@ def takes_params(method: Callable[P, T]) -> Callable[P, T]:
             meant = {"max_new_tokens": "max_tokens", "sampling_params": "params"}.get(name) or OTHER_NAMES.get(
                 name, name
             )
-            fix = f"write it as {meant!r}" if meant in known else did_you_mean(name, known)
+            fix = f"write {meant!r} instead" if meant in known else did_you_mean(name, known)
             if meant in SamplingParams.__dataclass_fields__:
                 fix = f"write params=SamplingParams({meant}={named[name]!r})"
             elif name == "stream":
-                fix = "write for chunk in llm.stream(prompt, params)"
+                fix = "write: for chunk in llm.stream(prompt, params)"
             raise ParameterError(f"{method.__name__} has no parameter {name!r}", fix=fix)
         return method(*given, **named)
 
@@ -215,7 +215,10 @@ def takes_params(method: Callable[P, T]) -> Callable[P, T]:
 
 def not_params(given: object, wanted: str = "SamplingParams") -> ParameterError:
     named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
-    return ParameterError(f"the parameters are a {type(given).__name__}: {given!r}", fix=f"write {wanted}({named})")
+    return ParameterError(
+        f"params is a {type(given).__name__}, not a {wanted}: {given!r}",
+        fix=f"write {wanted}({named})",
+    )
 
 
 def _token_ids(prompt: object) -> list[int]:
@@ -229,7 +232,7 @@ def _token_ids(prompt: object) -> list[int]:
         wrong = (each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex))
         if (first := next(wrong, wrong)) is wrong:
             return [index(each) for each in given]
-        what = f"a prompt holds {first!r:.60}, which is not a token id"
+        what = f"a prompt contains {first!r:.60}, which is not a token id"
     else:
         what = f"a prompt is {prompt!r}"
-    raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="encode it first")
+    raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="give one of these")

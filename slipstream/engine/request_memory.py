@@ -16,9 +16,9 @@ def check_fits(seq: Sequence, memory: Memory | None) -> None:
     slots = memory.capacity * memory.block
     if seq.limit > slots:
         raise TargetError(
-            f"a request may grow to {seq.limit} tokens, but the KV cache holds {slots}",
-            why="its size was fixed when the model was loaded",
-            fix=f"ask for at most {max(0, slots - seq.prompt)} tokens, or make the cache larger",
+            f"the request may grow to {seq.limit} tokens, but the KV cache has room for {slots}",
+            why="the size of the cache was fixed when the model was loaded",
+            fix=f"give max_tokens of at most {max(0, slots - seq.prompt)}, or load the model with a larger kv_tokens",
         )
 
 
@@ -30,7 +30,7 @@ def check_source(seq: Sequence, target: Target) -> None:
             "a request without a source cannot run on an encoder-decoder"
             if encoder
             else "a request with a source cannot run on a target without an encoder",
-            why="an encoder-decoder answers a source, a decoder continues a prompt",
+            why="an encoder-decoder answers a source text, a decoder continues a prompt",
             fix="make sequences with LLM.sequence or core.target.start_sequence",
         )
 

@@ -212,22 +212,22 @@ def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
     """Raise TargetError unless all `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
     this: on CUDA one invalid id ends the process. On CUDA this check waits for the ids."""
     if len(ids) and bool(((ids < 0) | (ids >= count)).any()):
-        raise make_unknown_ids(f"a {what} is outside the model's embedding of {count} rows")
+        raise make_unknown_ids(f"a {what} is outside the model's embedding, which has {count} rows")
 
 
 def make_unknown_ids(what: str) -> TargetError:
     return TargetError(
         what,
-        why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
-        fix="check the pair with `slipstream info TARGET DRAFT`",
+        why="target and draft model may have different vocabularies, or the prompt contains such an id",
+        fix="compare the two models with `slipstream info TARGET DRAFT`, and check the ids of the prompt",
     )
 
 
 def make_not_finite() -> TargetError:
     """Return the error for a call that would draw tokens from infinite or NaN hidden states."""
     return TargetError(
-        "the hidden states of a draft are not finite",
-        why="no token can be drawn from them",
+        "the draft model or head computed hidden states that are NaN or infinite",
+        why="no draft token can be sampled from them",
         fix="check the weights of the draft model or head",
     )
 
@@ -235,10 +235,10 @@ def make_not_finite() -> TargetError:
 def check_slice(config: ModelShape, first: int, last: int, taps: Seq[int]) -> None:
     """Raise TargetError unless the model has layers first..last-1 and the taps are within them."""
     if not 0 <= first < last <= config.layers:
-        raise TargetError(f"a model with {config.layers} layers has no layers {first}..{last - 1}")
+        raise TargetError(f"layers {first}..{last - 1} were requested, but the model has {config.layers} layers")
     outside = [t for t in taps if t != -1 and not first <= t <= last]
     if outside:
-        raise TargetError(f"taps {outside} are outside layers {first}..{last - 1}")
+        raise TargetError(f"taps {outside} are not among the layers {first}..{last - 1} that run")
 
 
 def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
@@ -246,7 +246,7 @@ def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
     if steps < 1:
         raise TargetError(f"steps is {steps}, but must be at least 1")
     if exit is not None and not 1 <= exit <= layers:
-        raise TargetError(f"a model with {layers} layers has no exit after {exit} layers")
+        raise TargetError(f"an exit after {exit} layers was requested, but the model has {layers} layers")
 
 
 def check_finite(
@@ -264,7 +264,7 @@ def check_finite(
         return
     bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not logits[row].isfinite().all()]
     raise TargetError(
-        f"the target returned logits that are not finite for sequences {bad}",
-        why="no token can be drawn from them",
+        f"the target computed logits that are NaN or infinite for the sequences {bad}",
+        why="no token can be sampled from them",
         fix=fix,
     )

@@ -123,7 +123,7 @@ def compile_form(vocabulary: Vocabulary, structured: Structured) -> tuple[LLMatc
             break
         probe.consume_token(int(allowed[0]))
     if not n:
-        raise _explain_refusal(structured, "it allows no text except the empty one")
+        raise _explain_refusal(structured, "it allows only the empty text")
     return state, grammar
 
 
@@ -198,7 +198,7 @@ def _has_format(name: str) -> bool:
     schema = json.dumps({"type": "string", "format": name})
     known = not fault_of(LLMatcher(Vocabulary.of_bytes().tokens, f"start: %json {schema}", log_level=0))
     if not known:
-        log.warning("the format %r of a schema is not enforced: it is taken as an annotation", name)
+        log.warning("the format %r in a JSON schema is ignored: texts need not match it", name)
     return known
 
 
@@ -231,8 +231,8 @@ def check_multiples(schema: object) -> None:
         raise ParameterError(
             f"structured.json_schema has multipleOf with a least common multiple of {multiple:g} units of the last "
             f"digit, at {', '.join(place for place, _ in multiples)}; at most {LARGEST_MULTIPLE} can be compiled",
-            why="each remainder is a state of the automaton",
-            fix="choose a smaller multipleOf, or leave it out",
+            why="the grammar needs a state for each remainder of the division",
+            fix="give a smaller multipleOf, or leave it out",
         )
 
 
@@ -300,6 +300,6 @@ def _explain_refusal(structured: Structured, message: str) -> ParameterError:
         message = PLACE.sub("", message)  # a position in a generated grammar is useless to the user
     return ParameterError(
         f"structured.{structured.kind} cannot be compiled: {message}",
-        why="leaving a part out would change which texts are allowed",
-        fix="correct it there, or write a simpler one",
+        why="Slipstream refuses what it cannot enforce completely",
+        fix="correct it, or write a simpler one",
     )

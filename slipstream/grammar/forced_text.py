@@ -68,7 +68,7 @@ class SpelledForm:
         if not self._is_told:
             self._is_told = True
             line = reason.strip().split("\n")[0]
-            log.warning("text that a grammar forces is not drafted any more: %s. The text is not affected.", line)
+            log.warning("text that a grammar forces is no longer drafted: %s. The output is not affected.", line)
 
     def read(self, forced: bytes) -> list[int]:
         """Turn the forced text that llguidance returns into symbols."""

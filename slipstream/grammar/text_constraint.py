@@ -196,8 +196,8 @@ class TextConstraint:
         if fault:
             raise DeadEndError(
                 f"the grammar of a structured output cannot be followed after {len(output)} tokens: {fault}",
-                why="its text must not continue unchecked",
-                fix="simplify the grammar, above all repetitions within repetitions",
+                why="the text cannot continue, because nothing would check it",
+                fix="simplify the grammar, especially repetitions inside repetitions",
             )
         return np.stack([state.allowed for state in states])
 
@@ -270,7 +270,7 @@ class GivenTokens:
     def __init__(self, tokens: Seq[int], vocab_size: int):
         outside = next((token for token in tokens if token >= vocab_size), None)
         if outside is not None:
-            raise ParameterError(f"structured.tokens holds id {outside}, but the vocabulary is 0..{vocab_size - 1}")
+            raise ParameterError(f"structured.tokens contains id {outside}, but the vocabulary is 0..{vocab_size - 1}")
         self._text, self._vocab_size = tuple(tokens), vocab_size
 
     def find_allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
@@ -330,7 +330,7 @@ def fault_of(matcher: LLMatcher) -> str:
     report = matcher.get_error().strip()
     first = report.split("\n")[0]
     if first.startswith("NoExtensionBias"):
-        return "no token writes what must come next"
+        return "no token can write the text that must come next"
     if regex := _REGEX.search(report):
         wrong = regex["pattern"][len(regex["indent"]) :]
         place = PLACE.match(first)

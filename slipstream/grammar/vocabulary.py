@@ -40,7 +40,7 @@ class Vocabulary:
         backend = backend_of(tokenizer)
         if backend is None:
             raise _explain_impossible(
-                f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast tokenizer of transformers"
+                f"the class of its tokenizer is {type(tokenizer).__name__}", "give a fast tokenizer of transformers"
             )
         from tokenizers import AddedToken, Tokenizer as Backend
 
@@ -52,7 +52,7 @@ class Vocabulary:
             return Vocabulary(make_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
         except ValueError as fault:  # the bytes of its tokens are unknown
             raise _explain_impossible(
-                f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes"
+                f"llguidance cannot read the tokenizer ({fault})", "give a tokenizer whose tokens are bytes"
             ) from fault
 
     @staticmethod
@@ -102,7 +102,7 @@ def make_tokens(*given: Any, **named: Any) -> LLTokenizer:
 
 def _explain_impossible(what: str, fix: str) -> ParameterError:
     return ParameterError(
-        f"structured output is not possible here: {what}",
-        why="the bytes that each token writes decide which tokens may follow",
+        f"structured output is not possible with this target: {what}",
+        why="a grammar is checked against the bytes of each token",
         fix=fix,
     )

@@ -46,7 +46,7 @@ def load_dflash(checkpoint: CheckpointName) -> DFlashHead:
     folder, config = opened.place, opened.config
     if kind != "dflash" or tensors.get("fc.weight", torch.empty(0)).ndim != 2:
         raise CheckpointError(
-            f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
+            f"{folder} contains {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
             fix=f"use the drafter {kind!r}" if kind else "give the folder of a DFlash head",
         )
     if "t2d" in tensors and bool(tensors["t2d"].all()):  # every id can be drafted
@@ -72,13 +72,13 @@ def _read_config(config: JsonMapping, tensors: Mapping[str, Tensor], folder: Pat
     least = 2 - from_anchor  # smallest block: last token and one mask; no mask if the last token's row predicts, too
     listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
     for name, value, right, what in (
-        ("target_layer_ids", layers, listed, "a list of layers"),
+        ("target_layer_ids", layers, listed, "a list of layer numbers"),
         ("mask_token_id", mask, type(mask) is int and mask >= 0, "the id that the head was trained with"),
         ("block_size", block, type(block) is int and block >= least, f"an integer >= {least}"),
     ):
         if not right:
             raise ConfigError(
-                f"{name} of the DFlash head in {folder} is {value!r}, expected {what}",
+                f"{name} of the DFlash head in {folder} is {value!r}, but must be {what}",
                 why="the head would draft wrong tokens",
                 fix="correct config.json",
             )
@@ -115,8 +115,8 @@ def _refuse_variants(config: JsonMapping, nested: JsonMapping, tensors: Mapping[
     method = config.get("speculators_model_type", "dflash")
     unread = [f"dflash_config.{n} {v!r}" for n, v in nested.items() if n not in _READ and _PLAIN.get(n, ...) != v]
     variants = {
-        "another activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
-        "another Markov head": config.get("markov_head_type", "vanilla") != "vanilla",
+        "another activation than SiLU": config.get("hidden_act", "silu") not in ("silu", "swish"),
+        "a Markov head of another kind than vanilla": config.get("markov_head_type", "vanilla") != "vanilla",
         "scaled logits": config.get("logit_scale", 1) != 1,
         "interleaved rotary positions": config.get("is_neox_style", True) is not True,
         f"another method of speculators ({method})": method not in ("dflash", "dspark"),
@@ -126,8 +126,8 @@ def _refuse_variants(config: JsonMapping, nested: JsonMapping, tensors: Mapping[
     if unread:
         raise UnsupportedModelError(
             f"the DFlash head in {folder} has {', '.join(unread)}",
-            why="run as an ordinary DFlash head it would draft wrong tokens",
-            fix="use a head without it",
+            why="our code for DFlash heads does not support this, and would draft wrong tokens",
+            fix="use a head without it, or another drafter",
         )
 
 

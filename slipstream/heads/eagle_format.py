@@ -47,8 +47,8 @@ def load_eagle(checkpoint: CheckpointName, layers: int | None = None) -> EagleHe
     folder, config = opened.place, opened.config
     if kind not in ("eagle", "eagle3"):
         raise CheckpointError(
-            f"{folder} holds {f'a {kind} head' if kind else 'no EAGLE head'}",
-            why="the drafter 'eagle' reads EAGLE-1, -2 and -3",
+            f"{folder} contains {f'a {kind} head' if kind else 'no EAGLE head'}",
+            why="the drafter 'eagle' needs a head of EAGLE-1, -2 or -3",
             fix=f"use the drafter {kind!r}"
             if kind
             else "give the folder of an EAGLE head: its tensors are named fc.weight, midlayer.* or layers.0.*",
@@ -88,7 +88,7 @@ def _read_config(
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
     if len(fc) != 2 or fc[0] != d:
-        raise _explain_mismatch(f"fc.weight in {folder} has the shape {fc}, config.json gives hidden_size {d}")
+        raise _explain_mismatch(f"fc.weight in {folder} has the shape {fc}, but config.json gives hidden_size {d}")
     own_embedding = "embed_tokens.weight" in tensors
     if kind == "eagle":
         return EagleConfig(
@@ -126,8 +126,8 @@ def _read_parallel(
     if type(token) is not int:
         raise ConfigError(
             f"config.json of the parallel head in {folder} "
-            + ("names no mask token" if token is None else f"has the mask token {token!r}"),
-            why="its mask rows embed that token",
+            + ("does not set a mask token" if token is None else f"sets the mask token to {token!r}"),
+            why="a parallel head drafts from the embedding of this token",
             fix=f"set {MASK_TOKENS[0]} to the id that the head was trained with",
         )
     methods = object_of(config, "speculators_config").get("proposal_methods")
@@ -143,12 +143,12 @@ def _read_taps(
     counted = config.get(TAPS) or config.get("aux_hidden_state_layer_ids")
     named = counted or nested.get(TAPS)
     if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
-        raise ConfigError(f"{TAPS} is {named!r}, expected a list of layers", fix="correct config.json")
+        raise ConfigError(f"{TAPS} is {named!r}, but must be a list of layer numbers", fix="correct config.json")
     count = len(named) if named else count_of(config, "num_aux_hidden_states", 3)
     width = count_of(config, "target_hidden_size", joined // count)
     if count * width != joined:
         raise _explain_mismatch(
-            f"fc.weight in {folder} reads {joined} values, config.json gives {count} taps of width {width}",
+            f"fc.weight in {folder} has {joined} inputs, but config.json describes {count} taps of width {width}",
             fix="correct num_aux_hidden_states, target_hidden_size or eagle_aux_hidden_state_layer_ids",
         )
     if named:
@@ -158,8 +158,8 @@ def _read_taps(
         return tuple(tap + from_zero for tap in named), width
     if count != 3 or layers is None:
         raise ConfigError(
-            f"{folder} does not say which {count} layers of the target its head taps",
-            why="there is a default only for three taps"
+            f"config.json in {folder} does not say which {count} layers of the target the head reads",
+            why="there is a default only for three layers"
             if count != 3
             else "the default depends on the target, which is not known here",
             fix=f"set {TAPS} in config.json",
@@ -171,7 +171,7 @@ def _refuse_variants(nested: JsonMapping, flat: JsonMapping, folder: Path) -> No
     """Refuse unsupported variants. An ordinary head's code would draft wrong tokens with them, without any error."""
     variant = None
     if nested.get("use_aux_hidden_state") is False:
-        variant = "reads no tapped layers (use_aux_hidden_state is false)"
+        variant = "does not read layers of the target (use_aux_hidden_state is false)"
     elif "sliding_attention" in (flat.get("layer_types") or ()):
         variant = "has a sliding window"
     elif flat.get("hidden_act", "silu") not in ("silu", "swish"):
@@ -179,8 +179,8 @@ def _refuse_variants(nested: JsonMapping, flat: JsonMapping, folder: Path) -> No
     if variant:
         raise UnsupportedModelError(
             f"the EAGLE head in {folder} {variant}",
-            why="run as an ordinary EAGLE head it would draft wrong tokens",
-            fix="use an ordinary EAGLE-1, -2, -3 or -3.1 head, or one of P-EAGLE",
+            why="our code for EAGLE heads does not support this, and would draft wrong tokens",
+            fix="use a head of EAGLE-1, -2, -3, -3.1 or P-EAGLE without this variant",
         )
 
 
@@ -203,9 +203,9 @@ def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Pa
     if int(t2d.sum()) != count or not torch.equal(stored_t2d, t2d):
         absolute = set(tensors["d2t"].tolist()) == set(stored_t2d.nonzero()[:, 0].tolist())
         raise CheckpointError(
-            f"d2t and t2d in {folder} disagree: {int(t2d.sum())} ids are reached by offsets ({count - len(inside)} lie "
-            f"outside 0..{vocab - 1}), t2d marks {int(stored_t2d.sum())}, {count} are expected",
-            why="d2t holds absolute ids here; the format requires offsets, target id = draft id + d2t"
+            f"d2t and t2d in {folder} disagree: d2t maps to {int(t2d.sum())} ids ({count - len(inside)} lie outside "
+            f"0..{vocab - 1}), t2d marks {int(stored_t2d.sum())}, but the head drafts {count}",
+            why="d2t contains target ids, but the format requires offsets: target id = draft id + d2t"
             if absolute
             else "draft ids would be mapped to wrong target ids",
             fix="subtract 0, 1, 2, ... from d2t" if absolute else "export the head again",
@@ -219,22 +219,22 @@ def fill(head: Any, tensors: Mapping[str, Tensor], checkpoint: Checkpoint, kind:
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
         parts = [f"lacks {len(missing)} tensors ({few(sorted(missing))})"] if missing else []
-        parts += [f"holds {len(unknown)} that are unknown ({few(sorted(unknown))})"] if unknown else []
+        parts += [f"has {len(unknown)} unknown tensors ({few(sorted(unknown))})"] if unknown else []
         raise CheckpointError(
             f"the {kind} head in {folder} {' and '.join(parts)}",
-            why="with other tensors the head would not be the one that was trained",
+            why="the head would not draft as it was trained",
             fix="download or export it again",
         )
     for name, to in wanted.items():
         if to.shape != tensors[name].shape:
             shape = tuple(tensors[name].shape)
-            raise _explain_mismatch(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
+            raise _explain_mismatch(f"{name} in {folder} has the shape {shape}, but config.json says {tuple(to.shape)}")
     head.to_empty(device="cpu").load_state_dict(dict(tensors))
     head.in_8_bits = any(name.endswith(SCALE) for name in checkpoint.tensors)
 
 
-def _explain_mismatch(what: str, fix: str = "take both from the same checkpoint") -> CheckpointError:
-    return CheckpointError(what, why="weights and configuration belong to different heads", fix=fix)
+def _explain_mismatch(what: str, fix: str = "take both files from the same checkpoint") -> CheckpointError:
+    return CheckpointError(what, why="the weights and config.json seem to belong to different heads", fix=fix)
 
 
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:

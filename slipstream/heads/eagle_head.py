@@ -75,12 +75,12 @@ class EagleConfig(Strict):
         check_integer("draft_vocab", self.draft_vocab, 1)
         if self.draft_vocab > self.decoder.vocab_size:
             raise ConfigError(
-                f"the draft vocabulary has {self.draft_vocab} ids, the target's {self.decoder.vocab_size}",
+                f"the draft vocabulary has {self.draft_vocab} ids, more than the target's {self.decoder.vocab_size}",
                 fix="correct draft_vocab_size or vocab_size in config.json",
             )
         if self.mask_token is not None and not 0 <= self.mask_token < self.decoder.vocab_size:
             raise ConfigError(
-                f"the mask token is {self.mask_token}, the vocabulary has the ids 0..{self.decoder.vocab_size - 1}",
+                f"the mask token is {self.mask_token}, but the vocabulary has the ids 0..{self.decoder.vocab_size - 1}",
                 fix="correct mask_token_id, pard_token or ptd_token_id in config.json",
             )
 

@@ -68,9 +68,11 @@ def convert_head(
         return _describe_result(folder, source, kind, dflash.config.depth)
     if kind is not None and kind != wanted:
         raise UnsupportedModelError(
-            f"{place} holds {_KINDS[kind]}, the format {to!r} holds {_KINDS[wanted]}",
-            why="these are different networks: no tensors of one make up the other",
-            fix=f"choose {_FORMATS[kind]}" if kind in _FORMATS else "train one: slipstream train eagle3",
+            f"{place} contains {_KINDS[kind]}, but the format {to!r} is for {_KINDS[wanted]}",
+            why="these are different networks, so the weights cannot be converted",
+            fix=f"give another format with --to: {_FORMATS[kind]}"
+            if kind in _FORMATS
+            else "train an EAGLE-3 head: slipstream train eagle3",
         )
     named = target or config.get("target_model") or config.get("base_model_name_or_path")
     base = None if named is None else Checkpoint.open(named)
@@ -90,7 +92,7 @@ def convert_head(
     elif name:
         layout = lay_out_speculators(head, name, about.get("architectures") or ())
     else:
-        raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
+        raise ParameterError("no target was given, but the format 'speculators' stores its name", fix="add --target")
     write(folder, *layout, torch.int8 if to == SMALL_HEAD else _find_dtype(source))
     return _describe_result(folder, source, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
 
@@ -111,27 +113,27 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
     d, taps, pure = c.decoder, c.taps, to == "specforge"
     variants = (
         (taps != tuple(sorted(set(taps))) or taps[0] < 0, f"reads the layers {list(taps)}",
-         "readers take the states of different layers in increasing order, before the final norm"),
+         "the format needs different layers in increasing order, before the final norm"),
         (taps[0] == 1 and to != "speculators", f"reads the layers {list(taps)}",
-         "SGLang takes a first id of 1 for the state after layer 2: --to speculators for vLLM"),
-        (d.qkv_bias != d.o_bias, "has biases in some projections of its attention only", "attention_bias is for all"),
+         "SGLang would read a first layer of 1 as layer 2; for vLLM use --to speculators"),
+        (d.qkv_bias != d.o_bias, "has biases in only some projections of attention", "attention_bias holds for all"),
         (to == "speculators" and c.target_hidden != d.hidden_size, f"reads states of width {c.target_hidden}",
-         f"the package expects the head's own width, {d.hidden_size}"),
-        (to == "speculators" and c.norm_before_fc and c.fc_norm, "has norms of each state and of all states",
-         "the package has one or the other"),
-        (pure and d.layers > 1, f"has {d.layers} layers", "SpecForge's head has one"),
+         f"the format expects states of the head's own width, {d.hidden_size}"),
+        (to == "speculators" and c.norm_before_fc and c.fc_norm, "has norms of each state and of the joined states",
+         "the format allows only one of the two"),
+        (pure and d.layers > 1, f"has {d.layers} layers", "a SpecForge head has one layer"),
         (pure and c.mask_token is not None, "is parallel (P-EAGLE)", "SpecForge names no mask token in config.json"),
-        (pure and len(taps) != 3, f"reads {len(taps)} layers", "SpecForge's head reads three"),
-        (pure and (d.qkv_bias or d.mlp_bias), "has biases", "SpecForge's layer has none"),
-        (pure and d.qk_norm, "norms queries and keys", "SpecForge's layer has no such norms"),
-        (pure and c.norm_before_residual, "adds attention to the normed feature", "SpecForge's adds it to the raw one"),
-        (pure and c.norm_before_fc, "norms the joined states", "SpecForge's head has no such norm"),
+        (pure and len(taps) != 3, f"reads {len(taps)} layers", "a SpecForge head reads three layers"),
+        (pure and (d.qkv_bias or d.mlp_bias), "has biases", "a SpecForge head has no biases"),
+        (pure and d.qk_norm, "has norms of queries and keys", "a SpecForge head has no such norms"),
+        (pure and c.norm_before_residual, "adds attention to the normed state", "SpecForge adds it before the norm"),
+        (pure and c.norm_before_fc, "normalises the joined states", "a SpecForge head has no such norm"),
     )  # fmt: skip
     for present, what, why in variants:
         if present:
             raise UnsupportedModelError(
                 f"the EAGLE-3 head in {place} {what}, which the format {to!r} cannot express", why=why,
-                fix=f"choose another format of {_FORMATS['eagle3']}, or train a head without it",
+                fix=f"give another format with --to ({_FORMATS['eagle3']}), or train a head without it",
             )  # fmt: skip
 
 
@@ -140,24 +142,24 @@ def _add_lm_head(heads: MedusaHeads, place: Path, target: Checkpoint | None) -> 
     c = heads.config
     if c.draft_vocab is not None:
         raise UnsupportedModelError(
-            f"the Medusa heads in {place} know only {c.draft_vocab} of the target's {c.vocab_size} tokens",
-            why="the format 'medusa' has the target's whole vocabulary, and vLLM has no reduced one for such heads",
-            fix="train heads of the whole vocabulary: slipstream train medusa",
+            f"the Medusa heads in {place} draft only {c.draft_vocab} of the target's {c.vocab_size} tokens",
+            why="the format 'medusa' stores heads for the complete vocabulary, and vLLM supports no other",
+            fix="train heads for the complete vocabulary: slipstream train medusa",
         )
     if not heads.has_lm_head:
         if target is None:
             raise ParameterError(
-                f"the Medusa heads in {place} use the target's lm_head, and a file of this format must hold one",
+                f"the Medusa heads in {place} use the target's lm_head, which this format must store",
                 fix="add --target",
             )
         weights = load_weights(target, DecoderConfig.load(target))
         lm_head = weights[weights.head]
         if tuple(lm_head.shape) != (c.vocab_size, c.hidden_size):
             raise PairError(
-                f"the target's lm_head is {tuple(lm_head.shape)}, the Medusa heads in {place} were made for one of "
+                f"the target's lm_head has the shape {tuple(lm_head.shape)}, but the Medusa heads in {place} need "
                 f"{(c.vocab_size, c.hidden_size)}",
-                why="they were trained for another target",
-                fix="give their own as --target",
+                why="the heads were trained for another target",
+                fix="give that target as --target",
             )
         heads.borrow(lm_head)
     complete = MedusaHeads(replace(c, own_lm_head=True, bias=True)).to(heads.dtype)

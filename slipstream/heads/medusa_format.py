@@ -53,14 +53,14 @@ def load_medusa(checkpoint: CheckpointName) -> MedusaHeads:
     with torch.device("meta"):  # names are checked before memory is taken
         wanted = _tensors(MedusaHeads(c)).keys()
     if missing := wanted - tensors.keys():
-        raise CheckpointError(f"{folder} lacks {few(sorted(missing))}", fix="download or export it again")
+        raise CheckpointError(f"{folder} lacks the tensors {few(sorted(missing))}", fix="download or export it again")
     _refuse_unknown(folder, tensors.keys() - wanted)
     sizes = {"hidden_size": c.hidden_size, "medusa_num_layers": c.layers, "truncated_vocab_size": c.width}
     for key, size in sizes.items():
         if (said := _read_count(folder, config, key)) not in (None, size):
             raise ConfigError(
-                f"{folder / 'config.json'} says {key} {said}, the tensors say {size}",
-                why="one of the two belongs to another checkpoint",
+                f"{folder / 'config.json'} says {key} {said}, but the tensors have {size}",
+                why="config.json and the weights belong to different checkpoints",
                 fix="download or export the heads again",
             )
     loaded = MedusaHeads(c)
@@ -144,9 +144,9 @@ def _keep_rows(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
 def _refuse_unknown(folder: Path, names: Collection[str]) -> None:
     if names:
         raise CheckpointError(
-            f"{folder} holds tensors that Medusa heads do not have: {few(sorted(names))}",
-            why="their purpose is unknown",
-            fix="load a whole model as a model; a checkpoint of heads holds residual blocks and lm_heads",
+            f"{folder} contains tensors that Medusa heads do not have: {few(sorted(names))}",
+            why="Slipstream does not know what these tensors are for",
+            fix="give a folder with only residual blocks and lm_heads; a complete model can be a draft model",
         )
 
 
@@ -162,25 +162,26 @@ def _read_config(
     blocks = {name: match for name in tensors if (match := _BLOCK.fullmatch(name))}
     if not blocks:
         raise CheckpointError(
-            f"{folder} holds no residual block of a Medusa head", fix="give the folder of the heads, not the target's"
+            f"{folder} contains no residual block of a Medusa head",
+            fix="give the folder of the heads, not the target's",
         )
     layers = 1 + max(int(block[2]) for block in blocks.values())
     numbers = [match[1] or match[2] for name in tensors if (match := _HEAD.fullmatch(name))]
     count = 1 + max(map(int, [*numbers, *(block[1] for block in blocks.values())]))
     said = _read_count(folder, config, "medusa_num_heads", "num_heads") or count
     if said < count:
-        log.warning("%s names %d heads, the file holds %d: all of them are used", folder / "config.json", said, count)
+        log.warning("%s says %d heads, the weights have %d: all of these are used", folder / "config.json", said, count)
     hidden = (1, *tensors[next(iter(blocks))].shape)[-1]  # a scalar is refused later, by its shape
     vocab = _read_count(folder, config, "vocab_size")
     if vocab is None and any_head is not None and token_map is None:
         vocab = len(any_head)
     if vocab is None:
-        raise ConfigError(f"{folder / 'config.json'} names no vocab_size", fix="add the target's vocab_size")
+        raise ConfigError(f"{folder / 'config.json'} has no vocab_size", fix="add the target's vocab_size to the file")
     width = vocab if token_map is None else len(token_map)
     if any_head is not None and len(any_head) not in (width, vocab):
         raise ConfigError(
-            f"the lm_heads in {folder} have {len(any_head)} rows, the vocabulary has {width} ids",
-            why="the id of each row would be unknown",
+            f"the lm_heads in {folder} have {len(any_head)} rows, but the vocabulary has {width} ids",
+            why="it is unknown which token each row belongs to",
             fix="correct vocab_size in config.json, or add the token_map of a truncated vocabulary",
         )
     measured = config.get("medusa_head_accuracies")
@@ -198,7 +199,7 @@ def _read_config(
 
 def _read_accuracies(folder: Path, measured: Iterable[Iterable[float]]) -> Accuracies:
     what = f"medusa_head_accuracies in {folder / 'config.json'} is not a table of numbers"
-    with reading(what, "write one list of shares per head, or remove the key", ConfigError):
+    with reading(what, "write a list of numbers for each head, or remove the key", ConfigError):
         return tuple(tuple(float(value) for value in row) for row in measured)
 
 
@@ -207,7 +208,7 @@ def _read_count(folder: Path, config: JsonMapping, *keys: str) -> int | None:
         value = config.get(key)
         if value is not None:
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"{key} in {folder / 'config.json'} is {value!r}", fix="write an integer")
+                raise ConfigError(f"{key} in {folder / 'config.json'} is {value!r}", fix="write an integer >= 0")
             return value
     return None
 
@@ -228,8 +229,8 @@ def _check_map(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
 def _check_shape(folder: Path, name: str, tensor: Tensor, shape: Seq[int]) -> Tensor:
     if tensor.shape != tuple(shape):
         raise CheckpointError(
-            f"{name} in {folder} is {tuple(tensor.shape)}, expected {tuple(shape)}",
-            why="heads of different sizes do not belong together",
+            f"{name} in {folder} has the shape {tuple(tensor.shape)}, but must have {tuple(shape)}",
+            why="all heads must have the same size",
             fix="download or export it again",
         )
     return tensor

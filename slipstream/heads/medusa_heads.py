@@ -53,14 +53,14 @@ class MedusaConfig(Strict):
         super().__post_init__()
         if self.width > self.vocab_size:
             raise ConfigError(
-                f"the heads can draft {self.draft_vocab} ids, the target has {self.vocab_size}",
+                f"the heads draft {self.draft_vocab} ids, but the target has only {self.vocab_size}",
                 fix="correct truncated_vocab_size or vocab_size in config.json",
             )
         if self.accuracies is not None:
             if len(self.accuracies) < self.heads:
                 raise ConfigError(
-                    f"there are accuracies of {len(self.accuracies)} heads for {self.heads}",
-                    fix="give medusa_head_accuracies one row per head, or leave it out",
+                    f"medusa_head_accuracies has {len(self.accuracies)} rows, but there are {self.heads} heads",
+                    fix="give one row for each head, or leave medusa_head_accuracies out",
                 )
             for h, row in enumerate(self.accuracies):
                 check_accuracies(f"medusa_head_accuracies[{h}]", row)
@@ -77,9 +77,9 @@ def check_accuracies(name: str, row: Seq[float]) -> None:
         check_number(name, value, 0.0, 1.0)
     if sum(row) > 1 + 1e-6:
         raise ConfigError(
-            f"{name} sums to {sum(row):g}",
-            why="only one candidate can be right, so the shares of the ranks sum to at most 1",
-            fix="give each rank its own share, not the share of all ranks up to it",
+            f"the sum of {name} is {sum(row):g}, but must be at most 1",
+            why="these are shares of positions where the candidate of a rank is right, and only one can be",
+            fix="give the share of each rank, not the sum up to each rank",
         )
 
 
@@ -157,7 +157,7 @@ class MedusaHeads(nn.Module):
         """The lm_heads in use: [K, draft_vocab, d], or [draft_vocab, d] if borrowed."""
         head = self._borrowed if self.lm_heads is None else self.lm_heads
         if head is None:
-            raise PairError("these Medusa heads have no lm_head of their own", fix="borrow the target's first")
+            raise PairError("the Medusa heads have no lm_head", fix="call heads.borrow with the target's lm_head first")
         return head
 
     def states(self, hidden: Tensor) -> Tensor:

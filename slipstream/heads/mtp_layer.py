@@ -19,8 +19,8 @@ def load_mtp_layer(target: Checkpoint) -> Weights:
     check_stored(target, stored, promised)
     if stored > 1:
         raise UnsupportedModelError(
-            f"drafter 'mtp' does not work with {target}, which holds {stored} MTP layers",
-            why="our own decoder runs one, again for each further draft token",
+            f"drafter 'mtp' does not work with {target}, which has {stored} MTP layers",
+            why="our own decoder supports only one MTP layer, which it runs again for each draft token",
             fix="load the target with executor='transformers', or choose another drafter",
         )
     return load_weights(target, describe_mtp_layer(target, decoder))

@@ -92,8 +92,8 @@ def has_mtp_layers() -> bool:
 def explain_no_layers(family: str) -> PairError:
     """Return the error for a target whose family is not in `FAMILIES`."""
     return PairError(
-        f"drafter 'mtp' does not work with this {family!r} model, and no MTP layers are known for this family",
-        why="they are known for " + ", ".join(sorted(FAMILIES)),
+        f"drafter 'mtp' does not work with this {family!r} model: Slipstream knows no MTP layers of this family",
+        why="it knows MTP layers of " + ", ".join(sorted(FAMILIES)),
         fix="use another drafter, or a target of one of these families",
     )
 
@@ -105,7 +105,7 @@ def find_mtp_layers(target: Checkpoint) -> tuple[int, int]:
         promised = header.size("nextn_predict_layers")
         return _IN_GGUF.count_layers((t.name for t in header.tensors), header.size("block_count") - promised), promised
     config, fix = target.config, "correct config.json, or export the checkpoint again"
-    with reading(f"config.json of {target} does not tell its MTP layers", fix, ConfigError):
+    with reading(f"the number of MTP layers cannot be read from config.json of {target}", fix, ConfigError):
         return _find_in(target, config)
 
 
@@ -123,8 +123,10 @@ def check_stored(target: object, stored: int, promised: int) -> None:
     """Raise ConfigError for a checkpoint without MTP layers, or with fewer than its configuration promises."""
     if stored < max(1, promised):
         raise ConfigError(
-            f"drafter 'mtp' does not work with {target}, which holds {stored} MTP layers and promises {promised}",
-            why="the configuration has layers that the weights do not have" if promised else "the drafter needs them",
+            f"drafter 'mtp' does not work with {target}, which has {stored} MTP layers, {promised} in config.json",
+            why="MTP layers are missing from the weights"
+            if promised
+            else "the drafter runs the MTP layers of the target",
             fix="use another drafter, or a checkpoint that was saved with its MTP layers",
         )
 
@@ -139,11 +141,11 @@ def count_mtp_layers(target: CheckpointName, native: bool = False) -> int:
         return 0
     why = ""
     if stored < promised:
-        why = f"holds {stored} of the {promised} MTP layers that it promises"
+        why = f"has only {stored} of the {promised} MTP layers that config.json counts"
     elif stored and not (native or has_mtp_layers()):
-        why = f"brings MTP layers, which need transformers {TRANSFORMERS}"
+        why = f"has MTP layers, which need transformers {TRANSFORMERS} or newer"
     elif stored > 1 and native:
-        why = f"brings {stored} MTP layers, and our own decoder runs one"
+        why = f"has {stored} MTP layers, but our own decoder supports only one"
     if why:
-        log.warning("%s %s: no drafter uses them", target, why)
+        log.warning("%s %s: the drafter mtp cannot use them", target, why)
     return 0 if why else stored

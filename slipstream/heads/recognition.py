@@ -88,9 +88,9 @@ def check_host(
     ):
         if wrong:
             raise PairError(
-                f"the {kind} head was made for {expected}, the target has {actual}",
-                why="it was trained for another target",
-                fix="take a head that was trained for this target, or train one: slipstream train",
+                f"the {kind} head was made for {expected}, but the target has {actual}",
+                why="the head was trained for another target",
+                fix="use a head that was trained for this target, or train one: slipstream train",
             )
 
 
@@ -124,9 +124,9 @@ def write(
     broken = [name for name, t in stored.items() if t.is_floating_point() and not bool(t.isfinite().all())]
     if broken:
         raise CheckpointError(
-            f"{few(broken)} cannot be written as {dtype}: not finite",
+            f"{few(broken)} cannot be written as {dtype}: values are NaN or infinite",
             why="the head could not be loaded again",
-            fix="save in a wider dtype, or check whether the training run diverged",
+            fix="save with a larger range (bfloat16 or float32), or check whether the training run diverged",
         )
     path.mkdir(parents=True, exist_ok=True)
     stored = {n: t.clone(memory_format=torch.contiguous_format) for n, t in stored.items()}  # no two share memory

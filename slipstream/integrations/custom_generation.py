@@ -202,32 +202,34 @@ def _refuse(
     if model.config.is_encoder_decoder:
         raise _explain_refusal(
             f"a {type(model).__name__}",
-            "transformers has encoded the source already, and does not pass on its tokens, which drafters need",
-            "LLM(model, draft=...).generate(sources)",
+            "transformers passes only the encoded source, but drafters need its tokens",
+            "call LLM(model, draft=...).generate(sources)",
         )
     if _find_streamer() is not None:
         raise _explain_refusal(
-            "streamer", "transformers does not pass on its streamer", "write custom_generate(..., streamer=streamer)"
+            "streamer", "model.generate does not pass its streamer on", "call custom_generate(..., streamer=streamer)"
         )
     for name, nothing in _NOT_OFFERED.items():
         value = getattr(config, name, nothing)
         if value not in (nothing, None):
             raise _explain_refusal(
-                f"{name}={value!r}", "speculative decoding does not support it", "leave it out, or custom_generate"
+                f"{name}={value!r}",
+                "speculative decoding does not support it",
+                "leave it out, or generate without custom_generate",
             )
     for name, value in given.items():
         if isinstance(value, Cache):
             if _count_cached(value):
-                why = "the KV cache is our own"
-                raise _explain_refusal(f"{name} of an earlier call", why, "leave it out: the prompt is read again")
+                why = "Slipstream uses its own KV cache"
+                raise _explain_refusal(f"{name} of an earlier call", why, "leave it out: the prompt is prefilled again")
         elif name not in _READ and value is not None:
-            raise _explain_refusal(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
+            raise _explain_refusal(f"the model input {name!r}", "only ids and attention_mask are used", "leave it out")
     if streamer is not None and len(input_ids) > 1:
         raise _explain_refusal(
-            f"a streamer for {len(input_ids)} texts", "streamers take one text", "stream one text at a time"
+            f"a streamer for {len(input_ids)} texts", "a streamer accepts only one text", "stream one text at a time"
         )
     if not input_ids.shape[1]:
-        raise _explain_refusal("an empty prompt", "there is nothing to continue", "give at least one token")
+        raise _explain_refusal("an empty prompt", "a model needs at least one token", "give at least one token")
 
 
 def _explain_refusal(what: str, why: str, fix: str) -> ParameterError:
@@ -263,8 +265,8 @@ def read_prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
         first = seen.index(1) if 1 in seen else len(seen)
         if first == len(seen) or 0 in seen[first:]:
             raise ParameterError(
-                f"attention_mask of text {b} hides tokens that are not padding on the left",
-                why="a prompt is read as one text",
+                f"attention_mask of text {b} masks tokens that are not padding on the left",
+                why="the tokens of a prompt must follow each other without gaps",
                 fix="pad on the left: tokenizer.padding_side = 'left'",
             )
         prompts.append(row[first:])
@@ -312,7 +314,7 @@ def read_sampling(processors: Seq[Any], sampled: bool, read: int, vocab_size: in
             biases = {ids[0]: bias for ids, bias in one.sequence_bias.items()} | biases
         elif name != "LogitNormalization":  # it changes no distribution
             what = f"the logits processor {type(one).__name__}"
-            why = "none of our sampling parameters has the same effect"
+            why = "no sampling parameter of Slipstream has the same effect"
             raise _explain_refusal(what, why, "leave it out, or generate without custom_generate")
     return fields | {"logit_bias": biases or None}
 
@@ -331,7 +333,7 @@ def _make_result(
     longest = max(map(len, outputs))
     pad = config._pad_token_tensor
     if pad is None and any(len(output) < longest for output in outputs):
-        raise ParameterError("texts end at different lengths, and there is no pad_token_id", fix="give pad_token_id")
+        raise ParameterError("texts end at different lengths, but pad_token_id is not set", fix="give pad_token_id")
     fill = 0 if pad is None else int(pad)
     rows = [[*output, *[fill] * (longest - len(output))] for output in outputs]
     ids = torch.cat((input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)), 1)

@@ -49,8 +49,8 @@ def make_lookup(
         if name not in lookups:
             raise ParameterError(
                 f"drafter {name!r} does not run inside vLLM",
-                why="vLLM passes proposers tokens, but no hidden states and no logits",
-                fix=f"choose {', '.join(lookups)}, or vLLM's own methods for draft models and heads"
+                why="vLLM gives custom drafters only tokens, no hidden states or logits",
+                fix=f"give {', '.join(lookups)}; for draft models and heads, use vLLM's own methods"
                 if name in DRAFTERS else did_you_mean(name, lookups),
             )  # fmt: skip
     target = cast("Target", SimpleNamespace(device="cpu", vocab_size=vocab_size))
@@ -74,13 +74,13 @@ class Proposer:
         on_cpu = vllm_config.device_config.device_type == "cpu"
         if on_cpu and self._model.is_hybrid and tuple(map(int, __version__.split(".")[:2])) < (0, 33):
             raise ParameterError(f"vLLM {__version__} cannot verify lookup drafts for a hybrid model on a CPU",
-                                 why="the first draft that is shorter than the longest would end its engine",
-                                 fix="use vLLM 0.33, or decode plainly")  # fmt: skip
+                                 why="a draft that is shorter than num_speculative_tokens would stop its engine",
+                                 fix="use vLLM 0.33 or newer, or plain decoding")  # fmt: skip
         settings = dict(additional.get("slipstream", {})) if isinstance(additional, dict) else {}
         unknown = settings.keys() - {"drafter", "options", "lengths"}
         if unknown:
-            raise ParameterError(f"slipstream has no setting {', '.join(sorted(unknown))}",
-                                 fix="give drafter, options or lengths")  # fmt: skip
+            raise ParameterError(f"additional_config['slipstream'] has the unknown key {', '.join(sorted(unknown))}",
+                                 fix="use only drafter, options and lengths")  # fmt: skip
         lengths = settings.pop("lengths", "learned")
         one_of("lengths", lengths, LENGTHS)
         most = vllm_config.speculative_config.num_speculative_tokens
@@ -188,7 +188,8 @@ def _watch_runners() -> None:
         from vllm import __version__
 
         raise ParameterError(
-            f"vLLM {__version__} has no runner that Slipstream knows", fix=f"use vLLM {VERSIONS}"
+            f"Slipstream does not support vLLM {__version__}: it lacks GPUModelRunner.propose_draft_token_ids",
+            fix=f"use vLLM {VERSIONS}",
         ) from fault
     if hasattr(plain, "__wrapped__"):
         return

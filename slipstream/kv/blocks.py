@@ -66,7 +66,7 @@ class BlockPool:
 
     def __init__(self, store: BlockStore, capacity: int | None = None, block: int = BLOCK, spread: int = 0):
         if capacity is not None and capacity < 1:
-            raise ParameterError(f"a KV cache cannot have {capacity} blocks", fix="give it at least one block")
+            raise ParameterError(f"a KV cache of {capacity} blocks was requested", fix="give a larger kv_tokens")
         self.block, self.capacity, self.spread = block, capacity, spread
         self.tables: dict[int, list[int]] = {}
         self.version = self.used = 0
@@ -90,8 +90,8 @@ class BlockPool:
         size = len(table) * self.block
         if not 0 <= start <= min(stop, size):
             raise TargetError(
-                f"sequence {seq_id} holds {size} KV slots, so it cannot write slots {start} to {stop - 1}",
-                why="slots are filled in order, so that no slot is read before it was written",
+                f"sequence {seq_id} has {size} KV slots, so it cannot write slots {start} to {stop - 1}",
+                why="slots must be written in order, without gaps",
             )
         shared, missing = self._plan(table, start, stop)
         if not missing and not shared:
@@ -120,9 +120,9 @@ class BlockPool:
         sequence that exists already."""
         if seq_id in self.tables:
             raise TargetError(
-                f"sequence {seq_id} already holds {len(self.tables[seq_id]) * self.block} KV slots",
-                why="a sequence begins once",
-                fix="release it first, or choose another id",
+                f"sequence {seq_id} already has {len(self.tables[seq_id]) * self.block} KV slots",
+                why="a new sequence needs an unused id",
+                fix="release the sequence first, or give another id",
             )
         self.hold(blocks)
         self.version += 1
@@ -140,7 +140,7 @@ class BlockPool:
         table, block = self._table(seq_id), self.block
         if len(slots) and not 0 <= min(slots) <= max(slots) < len(table) * block:
             outside = min(slots) if min(slots) < 0 else max(slots)
-            raise TargetError(f"sequence {seq_id} holds {len(table) * block} KV slots, not slot {outside}")
+            raise TargetError(f"sequence {seq_id} has {len(table) * block} KV slots, but slot {outside} was requested")
         return [table[s // block] * block + s % block for s in slots]
 
     def moves(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> tuple[list[int], list[int]]:
@@ -181,10 +181,10 @@ class BlockPool:
         """Return the blocks of a sequence that holds at least `length` slots. Raises TargetError."""
         table = self.tables.get(seq_id)
         if table is None:
-            raise TargetError(f"sequence {seq_id} holds no KV", why="it did not run, or is released already")
+            raise TargetError(f"sequence {seq_id} has no KV blocks", why="it has not run yet, or was released")
         if not 0 <= length <= len(table) * self.block:
             raise TargetError(
-                f"the first {length} KV slots of sequence {seq_id} do not exist, it holds {len(table) * self.block}"
+                f"{length} KV slots of sequence {seq_id} were requested, but it has only {len(table) * self.block}"
             )
         return table
 

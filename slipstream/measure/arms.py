@@ -42,7 +42,7 @@ class Arm:
     options       options of a drafter that is given by name.
     params        sampling; each prompt and pass gets its own seed, the same for all arms.
     batch         prompts that are decoded at once.
-    lengths       chooses the draft lengths, up to `draft_tokens`, and learns from pass to pass; None: they are fixed.
+    lengths       chooses the draft lengths, up to `draft_tokens`, and learns from pass to pass; None: fixed lengths.
     against       the arm of plain decoding under the same conditions; None for plain decoding itself.
     """
 
@@ -151,9 +151,9 @@ class Run:
         return estimates.estimate_mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
-        """Estimate the time per token of plain decoding over this arm's, paired by prompt and pass. Prompts are
-        weighted by their tokens in plain decoding. Returns 1 for plain decoding itself. Has no interval if drafts
-        cannot be the cause: nothing was drafted, or the arm was faster although no draft token was accepted."""
+        """Estimate the time per token of plain decoding divided by that of this arm, in pairs of the same prompt and
+        pass. Prompts are weighted by their tokens in plain decoding. Returns 1 for plain decoding itself. The estimate
+        has no interval if drafts cannot be the cause: no token was drafted, or none accepted in a faster arm."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)

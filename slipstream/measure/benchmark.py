@@ -31,7 +31,7 @@ from slipstream.theory.cost_curve import CostCurve
 MOST_ARMS = 100
 """Largest number of arms of one run, plain decoding included."""
 LOOPS = 0.1
-"""The report warns if a larger share of the output tokens than this lies in loops (see `measure.loops`)."""
+"""The report warns if more than this share of the output tokens is in loops (see `measure.loops`)."""
 
 
 def count_steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
@@ -60,8 +60,8 @@ def line_up_contenders(llm: LLM, contenders: Seq[Contender], prompts: PromptSet,
 
 
 def find_axes(contenders: Seq[Contender], conditions: Mapping[str, Seq[object]]) -> dict[str, list[object]]:
-    """Return axis -> its values, for axes with several values. conditions: of all contenders. The draft length is an
-    axis if a drafter is measured at several lengths."""
+    """Return name -> values, for every setting with several values. conditions: settings that all contenders share. The
+    draft length is among the results if a drafter is measured at several lengths."""
     axes: dict[str, Seq[object]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
     for c in contenders:
         lengths: Seq[object] = [other.length for other in contenders if other.label == c.label]
@@ -93,7 +93,7 @@ def bench(
     count = (len(contenders) + 1) * prod(map(len, conditions.values()))
     if count > MOST_ARMS:
         raise ParameterError(
-            f"{count} settings were requested, at most {MOST_ARMS} are measured in one run",
+            f"the options give {count} combinations, but one run measures at most {MOST_ARMS}",
             fix="give fewer values, or a step as in 2:16:2",
         )
     x = choose_x_axis(axes)
@@ -178,7 +178,7 @@ def predict_arm(run: Run, runs: Seq[Run], costs: CostCurve | None) -> Forecasted
     series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]
     shortest, longest = (pick(series, key=lambda r: r.arm.draft_tokens) for pick in (min, max))
     stats = longest.stats()
-    tree = stats.proposed > sum(stats.drafted_at.values())  # more draft tokens than a chain of the same depth has
+    tree = stats.proposed > sum(stats.drafted_at.values())  # a tree has more draft tokens than levels
     if not stats.position_rates or tree:
         return None
     m = measure_steps(longest, costs, shortest)
@@ -199,7 +199,7 @@ def judge_texts(run: Run) -> str:
 
 
 def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
-    """Return the warnings about the numbers. neighbours: share of the machine's time that other processes used."""
+    """Return the warnings about the results. neighbours: share of the machine's time that other processes used."""
     texts = []
     if neighbours is not None and neighbours > QUIET:
         texts.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
@@ -212,7 +212,7 @@ def collect_warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
         stats = run.stats() if run.measured else None
         if judge_texts(run) == "BUG":
             i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
-            texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
+            texts.append(f"{where}: the text of prompt {i + 1} differs from that of plain decoding at {d}")
         if stats is not None and stats.drafter_faults:
             texts.append(
                 f"{where}: the drafter failed {spell(stats.drafter_faults, 'time')}; plain decoding continued instead"
@@ -230,6 +230,6 @@ def warn_of_loops(runs: Seq[Run]) -> list[str]:
         return []
     share, many = loops.measure_loops(worst.texts), len(loops.find_looping(worst.texts))
     return [
-        f"{share:.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
-        "loop is easy to draft, so other text gains less"
+        f"{share:.0%} of the output tokens are in repetitive loops ({many} of {len(worst.texts)} texts). "
+        "Loops are easy to draft, so other text gains less"
     ]

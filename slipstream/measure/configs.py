@@ -92,7 +92,7 @@ def slipstream(choice: DrafterChoice) -> JsonObject:
 def vllm(choice: DrafterChoice) -> Settings:
     """Return the arguments of `vllm serve` by name. Drafters without a model use the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
-        return Settings({}, "", "plain decoding: leave --speculative-config out")
+        return Settings({}, "", "for plain decoding, leave --speculative-config out")
     names = choice.drafter.split(",")
     if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
         lookup: JsonObject = {"drafter": names[0] if len(names) == 1 else names}
@@ -147,13 +147,13 @@ def _said(choice: DrafterChoice) -> JsonMapping:
 def _draft(choice: DrafterChoice) -> str:
     if not choice.draft:
         raise ParameterError(
-            f"drafter {choice.drafter!r} needs a draft model or head, and none is named", fix="give --draft"
+            f"drafter {choice.drafter!r} needs a draft model or head, but none was given", fix="add --draft"
         )
     return choice.draft
 
 
 def _none(choice: DrafterChoice, more: str) -> Settings:
-    return Settings(None, "", f"no counterpart of {choice.drafter!r} in vLLM 0.33{more}")
+    return Settings(None, "", f"vLLM 0.33 has no drafter that corresponds to {choice.drafter!r}{more}")
 
 
 def _flags(values: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Reads the counters that servers show at /metrics for Prometheus, under our definitions (`slipstream.core.stats`).
+"""Reads the counters of servers at /metrics (Prometheus), and converts them to the terms of `slipstream.core.stats`.
 
 `NAMES` is the only place with the servers' own names of these counters; docs/server.md shows the same table.
 """
@@ -136,7 +136,7 @@ def read_counters(text: str) -> Counters | None:
                 seen[name].append((sample.labels.get("position"), sample.value))
                 models |= {sample.labels["model_name"]} if "model_name" in sample.labels else set()
             began = sample.value if sample.name == "process_start_time_seconds" else began
-    except ValueError:  # a page of another kind
+    except ValueError:  # a page in another format
         return None
     server = next((prefix for prefix in SERVERS if prefix in prefixes), None)
     if server is None:

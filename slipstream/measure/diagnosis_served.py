@@ -34,7 +34,7 @@ from slipstream.measure.traffic_client import TrafficClient
 KIND = "tune-served"
 OFF, SELDOM, COSTLY = "nothing is drafted", "too few steps draft", "drafts cost more than they gain"
 HARDLY = 0.1
-"""The report names positions at which a smaller share of the drafts than this has its token accepted."""
+"""The report names positions at which less than this share of the draft tokens is accepted."""
 FULL = 0.9
 """If the mean draft is shorter than this share of the longest, rates by position tell little about other lengths."""
 ENOUGH, MANY = 100, 8
@@ -49,13 +49,13 @@ BLIND_TO = (
     "asynchronous scheduling off for lookups); other loads and other texts; whether the text is the same, which "
     "slipstream verify compares. Counters are those of all clients."
 )
-BEHIND = "if this is a router, give the URL of one server behind it"
+BEHIND = "if this URL is a router, give the URL of a server behind it"
 
 
 @dataclass(frozen=True)
 class ServedForecast:
-    """The longest draft; the speed-ups "at most", "measured" (`estimate_own_steps`) and now ("assumed"); and the best
-    draft length up to the longest, with its assumed speed-up."""
+    """The longest draft; the speed-ups "at most", "measured" and "assumed" (see the module) at the present length; and
+    the best draft length up to the longest, with its assumed speed-up."""
 
     longest: int
     now: float | None
@@ -101,18 +101,18 @@ def diagnose_served(counters: JsonMapping | None, c: float, measured: Estimate |
     load = f"about {spell(n, 'request')} at once"
     compare = f"compare it with one that does not speculate: slipstream bench --serve A --serve B --concurrency {n}"
     for refused, reason, fix in (
-        (output is None, f"the page has names of {server}, but counts no output tokens, as a router's does", BEHIND),
-        (len(counters["models"]) > 1, f"the page adds up several models: {', '.join(counters['models'])}", BEHIND),
-        (not output and running, "no token was counted; most servers count them when a request ends", "watch longer"),
+        (output is None, f"/metrics of {server} does not count output tokens, as on a router", BEHIND),
+        (len(counters["models"]) > 1, f"/metrics adds up several models: {', '.join(counters['models'])}", BEHIND),
+        (not output and running, "no token was counted yet; most servers count when a request ends", "watch longer"),
         (not output, "no request ran", "watch while requests run; slipstream bench --serve sends some"),
         (drafts is None and server == "llama-server", "this llama-server does not report drafts", "use a newer one"),
-        (not drafts and counters["accept_length"], "this SGLang counts no verify calls", f"use a newer one; {compare}"),
+        (not drafts and counters["accept_length"], "this SGLang counts no verification", f"use a newer one; {compare}"),
     ):  # fmt: skip
         if refused:
             return found(reason, fix)
     diagnosis.evidence = collect_evidence(counters)
     if not drafts:
-        why = f"whether speculation would pay under this load, {load}, cannot be seen; it gains most with few"
+        why = f"counters cannot show whether speculation would pay at {load}; it gains most with few"
         return found(why, f"start a second server that speculates, then {compare}", OFF)
     rates, draft_tokens = counters["accepted_at"] or [], counters["draft_tokens"]
     decoded, accepted = output - (counters["first_tokens"] or counters["requests"] or 0), counters["accepted_tokens"]
@@ -227,7 +227,7 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
                 await asyncio.sleep(seconds / PARTS if i and seen[0] else 0)
                 seen.append(await client.counters())
         if seen[0] and not seen[-1]:
-            raise ServedError(f"{place.base_url} reports no counters any more", fix="look into the server's log")
+            raise ServedError(f"{place.base_url} no longer reports metrics", fix="read the server's log")
         return [each for each in seen if each] if seen[0] else []
 
     seen = [WatchedServer()]

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: where it is, and completions of text prompts with logprobs, as `verify` needs them."""
+"""`Endpoint`: an OpenAI-compatible server, which completes text prompts with logprobs, as `verify` needs them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Endpoint:
     timeout   seconds that one request may take.
 
     The API key is OPENAI_API_KEY of the environment, if there is one. Every method raises ServedError if the server
-    cannot be reached or refuses.
+    cannot be reached or refuses the request.
     """
 
     base_url: str
@@ -47,8 +47,8 @@ class Endpoint:
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
             raise ParameterError(
-                f"the URL is {self.base_url!r}, must begin with http:// or https://",
-                fix="as in http://localhost:8000/v1",
+                f"the URL is {self.base_url!r}, but must begin with http:// or https://",
+                fix="write it as in http://localhost:8000/v1",
             )
 
     def resolve(self) -> Endpoint:
@@ -62,8 +62,8 @@ class Endpoint:
         matching = [each for each in listed if self.model in ("", each.get("id"))]
         if not matching:
             raise ServedError(
-                f"{self.base_url} lists no model" + f" named {self.model}" * bool(self.model),
-                fix="name one with --served-model",
+                f"{self.base_url}/models lists no model" + f" named {self.model}" * bool(self.model),
+                fix="give the name of a listed model with --served-model",
             )
         return dict(matching[0])
 
@@ -97,8 +97,8 @@ class Endpoint:
             )  # fmt: skip
         except (KeyError, IndexError, TypeError) as fault:
             raise ServedError(
-                f"{self.base_url} answered without a completion: {json.dumps(answer)[:200]}",
-                fix="give the URL of an OpenAI-compatible server, which ends in /v1",
+                f"{self.base_url} answered, but not with a completion: {json.dumps(answer)[:200]}",
+                fix="give the URL of an OpenAI-compatible server; it usually ends in /v1",
             ) from fault
 
     def _call(self, path: str, body: JsonObject | None) -> Any:
@@ -112,7 +112,7 @@ class Endpoint:
                 return parse_json(answer.read())
         except urllib.error.HTTPError as fault:
             said = fault.read().decode(errors="replace")[:300]
-            raise ServedError(f"{self.base_url}{path} answered {fault.code}: {said}") from fault
+            raise ServedError(f"{self.base_url}{path} answered with HTTP status {fault.code}: {said}") from fault
         except (urllib.error.URLError, OSError) as fault:
             raise ServedError(
                 f"{self.base_url} cannot be reached: {getattr(fault, 'reason', fault)}",

@@ -54,7 +54,7 @@ REASONS = {
 
 
 def explain_doubt(e: Estimate) -> str:
-    """Return a sentence to put after a ratio that is not shown to differ from 1; otherwise an empty text."""
+    """Return a sentence that a ratio is not significantly different from 1; an empty text if it is."""
     if e.low is None or e.high is None:
         return f" {remark(REASONS[e.note])}"
     return " Not statistically significant: the 95% interval includes 1." if e.low <= 1 <= e.high else ""
@@ -81,7 +81,7 @@ def estimate_ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None 
     many = 2 / float((shares[0] ** 2 + shares[1] ** 2).sum())  # effective number of equal prompts
     if above.ndim == 2 and (prompts < FEWEST_PROMPTS or many < 2):
         return Estimate(value, None, None, FEW_PROMPTS)
-    parts = shares[0][:, None] * logs[0] - shares[1][:, None] * logs[1]  # [prompts, passes], of each pass's logarithm
+    parts = shares[0][:, None] * logs[0] - shares[1][:, None] * logs[1]  # [prompts, passes]: of the logarithm
     by_pass = float(parts.sum(0).var(ddof=1)) / passes
     wide = (few := t_quantile(0.975, passes - 1) ** 2) * by_pass
     if above.ndim == 2:

@@ -1,4 +1,4 @@
-"""Settings of measurements; those with a help text are options of commands. This module does not import torch."""
+"""Settings of measurements. Settings with a help text become options of commands. This module does not import torch."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from slipstream.core.strict import JsonObject
 from slipstream.errors import ParameterError
 
 COUNT, SECONDS = integer(1), number(0.0, float("inf"))
-TIME_LIMIT = "Stop measuring after this many seconds, but not before three rounds over all prompts."
+TIME_LIMIT = "Stop measuring after this many seconds, but not before three passes over all prompts."
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class BenchConfig(Strict):
     sampling     further fields of `SamplingParams`.
     """
 
-    tokens: int = option(64, "Tokens generated for each prompt.", "--max-new-tokens", "-n", check=COUNT, min=1)
-    rounds: int = option(5, "Timed passes over the prompts.", check=COUNT, min=1)
+    tokens: int = option(64, "Number of tokens generated for a prompt.", "--max-new-tokens", "-n", check=COUNT, min=1)
+    rounds: int = option(5, "Number of timed passes over the prompts.", check=COUNT, min=1)
     seconds: float = option(60, TIME_LIMIT, check=SECONDS, min=0)
     temperatures: tuple[float, ...] = (0.0,)
     batches: tuple[int, ...] = (1,)
@@ -56,8 +56,8 @@ class TuneConfig(Strict):
 
     tokens: int = option(64, check=integer(2))
     batch: int = option(1, "Batch size.", check=COUNT, min=1)
-    confirm: int = option(3, "Number of best candidates to compare with plain decoding.", check=COUNT, min=1)
-    rounds: int = option(5, "Timed passes of that comparison.", check=COUNT, min=1)
+    confirm: int = option(3, "Number of the best settings to time against plain decoding.", check=COUNT, min=1)
+    rounds: int = option(5, "Number of timed passes of this comparison.", check=COUNT, min=1)
     seconds: float = option(45, TIME_LIMIT, check=SECONDS, min=0)
     seed: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)

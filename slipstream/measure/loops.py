@@ -4,11 +4,11 @@ speed-up on them says little about other text."""
 from collections.abc import Mapping, Sequence as Seq
 
 PERIODS, TURNS = 64, 3
-"""Longest period of a loop, and number of times that the period must occur."""
+"""Longest period of a loop, in tokens, and number of times that the period must occur."""
 SHORTEST = 8
-"""Fewest tokens of a loop: "....." is no loop."""
+"""Fewest tokens of a loop, so that "....." does not count as a loop."""
 LOOPING = 0.25
-"""A text is looping if a larger share of its tokens than this is in a periodic tail."""
+"""A text counts as looping if more than this share of its tokens is in a periodic tail."""
 
 
 def measure_periodic_tail(ids: Seq[int]) -> int:

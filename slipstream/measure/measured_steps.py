@@ -61,7 +61,7 @@ class WrappedDrafter:
 
 
 class Counting(WrappedDrafter):
-    """Counts in `tally` to which depths a drafter drafts."""
+    """Counts in `tally`, for each depth, how many steps draft a token there."""
 
     def __init__(self, drafter: Drafter, tally: Tally):
         super().__init__(drafter)

@@ -75,8 +75,8 @@ class PromptSet:
         above `most`."""
         if tokens > most:
             raise ParameterError(
-                f"a context of {tokens} tokens was asked for, the target has room for {most} before the answer",
-                fix=f"give at most {most}, or fewer new tokens",
+                f"--context is {tokens}, but the target has room for {most} tokens before the answer",
+                fix=f"give --context of at most {most}, or a smaller --max-new-tokens",
             )
         rows = []
         for i, prompt in enumerate(self.ids):
@@ -143,7 +143,10 @@ def choose_prompts(
         context = spell(llm.checks.longest + 1, "token")
         warnings.append(f"{spell(long, 'prompt')} left out: too long for the context of {context}")
     if not prompts:
-        raise PromptError(f"no prompt of {origin} fits into the target's context of {llm.checks.longest + 1} tokens")
+        raise PromptError(
+            f"no prompt of {origin} fits into the target's context of {llm.checks.longest + 1} tokens",
+            fix="give shorter prompts, or another target",
+        )
     name = origin if is_built_in(origin) else Path(origin).name
     digest = text_digest(*(text for entry in chosen for text in (entry.text, *entry.later[: turns - 1])))
     return PromptSet(name, prompts, digest, warnings)
@@ -155,9 +158,9 @@ def select_entries(
     """Choose prompts like `choose_prompts`, but return their texts, and warnings. Raises the errors of `choose_prompts`
     that need no tokenizer. Does not import torch, so that a command can call this before it loads a model."""
     if template not in TEMPLATES:
-        raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
+        raise ParameterError(f"there is no prompt format {template!r}", fix=did_you_mean(template, TEMPLATES))
     if count is not None and count < 1:
-        raise ParameterError(f"the number of prompts is {count}, must be at least 1")
+        raise ParameterError(f"the number of prompts is {count}, but must be at least 1", fix="give a number >= 1")
     chosen = read_entries(origin)
     known = list(dict.fromkeys(entry.category for entry in chosen))
     for name in categories:
@@ -170,7 +173,7 @@ def select_entries(
     if len(unique) < len(chosen):
         gone = len(chosen) - len(unique)
         warnings.append(
-            f"{gone} of {spell(len(chosen), 'prompt')} left out as repetitions: a drafter that learns could repeat "
+            f"{gone} of {spell(len(chosen), 'prompt')} left out as duplicates: a drafter that learns could repeat "
             "its earlier answer"
         )
     return take_in_turns(unique, count), warnings
@@ -192,7 +195,7 @@ def read_entries(origin: str) -> list[Entry]:
     if not path.is_file():
         raise PromptError(
             f"there is no prompt file {origin!r}, and no built-in kind of that name",
-            fix=f"name a file, or {' or '.join(zoo.PROMPT_KINDS)}",
+            fix=f"give a file, or built-in kinds: {', '.join(zoo.PROMPT_KINDS)}",
         )
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -204,7 +207,7 @@ def read_entries(origin: str) -> list[Entry]:
         _json_line(path, number, line) if lines else Entry(line, path.stem, str(number)) for number, line in numbered
     ]
     if not rows:
-        raise PromptError(f"{origin} holds no prompt", fix="one JSON object a line, or one prompt a line")
+        raise PromptError(f"{origin} contains no prompt", fix="write one JSON object per line, or one prompt per line")
     return rows
 
 
@@ -236,7 +239,7 @@ def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[
         said = [{"role": roles[i % 2], "content": text} for i, text in enumerate([entry.text, *later])]
         return llm.chat_prompt(said)  # raises if there is no template
     if llm.tokenizer is None:
-        raise PromptError("a text prompt needs a tokenizer", fix="use a target that has one")
+        raise PromptError("the prompts are text, but the target has no tokenizer", fix="use a target with a tokenizer")
     return list(llm.tokenizer.encode("\n\n".join([entry.text, *later])))
 
 
@@ -264,11 +267,11 @@ def _json_line(path: Path, number: int, line: str) -> Entry:
     except json.JSONDecodeError as fault:
         raise PromptError(
             f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",
-            fix="one JSON object a line, without line breaks inside",
+            fix="write one JSON object per line, without line breaks inside",
         ) from fault
     where = f"{path.name}, line {number},"
     if not isinstance(value, dict):
-        raise PromptError(f"{where} is a {type(value).__name__}, an object is needed", fix='as in {"prompt": "..."}')
+        raise PromptError(f"{where} is a {type(value).__name__}, but must be an object", fix='as in {"prompt": "..."}')
     category = str(value.get("category") or ("HumanEval" if "task_id" in value else path.stem))
     name = str(value.get("question_id", value.get("task_id", number)))
     turns = value.get("turns")
@@ -279,7 +282,7 @@ def _json_line(path: Path, number: int, line: str) -> Entry:
         text, request = value.get("prompt", value.get("text")), False
     if not isinstance(text, str) or not text.strip():
         has = ", ".join(map(repr, value)) or "nothing"
-        raise PromptError(f"{where} holds no prompt; it has {has}", fix="needed is turns, prompt or text, not empty")
+        raise PromptError(f"{where} contains no prompt; it has {has}", fix="write it under turns, prompt or text")
     if not all(isinstance(turn, str) and turn.strip() for turn in later):
-        raise PromptError(f"{where} holds a turn that is not text", fix="give each turn as a string, not empty")
+        raise PromptError(f"{where} contains a turn that is not text", fix="write each turn as a non-empty string")
     return Entry(text, category, name, request, later)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, if the package is in one."""
 QUIET = 0.1
-"""If other processes use a larger share of the machine's time than this, the report warns."""
+"""The report warns if other processes use more than this share of the machine's time."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 
@@ -42,13 +42,13 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def text_digest(*texts: str) -> str:
-    """Return the first 16 hex digits of the SHA-256 over texts. Texts that are divided differently differ."""
+    """Return the first 16 hex digits of the SHA-256 over texts and the places where each text ends."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def model(path: str | Path) -> dict[str, str | None]:
     """Return name and digest of a checkpoint. The name is the path within the repository, or, for other places, the
-    name of the folder or file. A hub id is its own name and has no digest."""
+    name of the folder or file. For a hub id, the name is the id, and there is no digest."""
     file = Path(path).expanduser().resolve()
     if not file.exists():
         return {"name": str(path), "sha256": None}
@@ -82,7 +82,7 @@ class OtherProcesses:
         now = _ticks_elsewhere()
         if not now or not self._used:
             return None
-        # When a process ends, its ticks move to its parent, ticks from before the start, too: compare only sums.
+        # When a process ends, all its ticks are added to those of its parent, so only sums can be compared.
         seconds = max(0, sum(now.values()) - sum(self._used.values())) / os.sysconf("SC_CLK_TCK")
         return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 

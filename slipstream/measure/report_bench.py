@@ -52,7 +52,7 @@ def make_section(result: Result) -> Section:
 
 
 def write_lead(arms: list[BenchArm]) -> str:
-    """Name the fastest arm with accepted draft tokens; say if its speed-up is significant, and how predictions err."""
+    """Name the fastest arm with accepted draft tokens; say if its gain is significant, and how well predictions fit."""
     fast = [arm for arm in arms if not arm.plain]
     if not fast:
         return "Nothing was measured before the run ended."

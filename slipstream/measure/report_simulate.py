@@ -26,7 +26,7 @@ Json = JsonMapping
 
 
 def value_of(name: str) -> MakeCell:
-    """Make the function that takes the value `name` of a row, as the cell of a column."""
+    """Return a function that returns the value `name` of a row, for the cells of a column."""
     return lambda row: row[name]
 
 

@@ -28,7 +28,7 @@ from slipstream.errors import ResultError
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
 MEASURED = ("arms", "drafters", "tokens", "control", "greedy")
 """Parts of `data` that hold measurements; each kind of result has some of them."""
-INTERRUPTED = "the run was interrupted: these are the measurements until then"
+INTERRUPTED = "the run was interrupted: these are the measurements up to that point"
 
 T = TypeVar("T")
 
@@ -48,18 +48,18 @@ def to_json(value: object) -> Any:
         return str(value)
     if value is None or isinstance(value, (str, int)):
         return value
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 def from_json(kind: Any, value: object) -> Any:
-    """Make a value of type `kind` from the output of `to_json`. Values that are and contain no dataclasses stay as they
-    are. Raises KeyError for a missing field, TypeError if a dataclass is not given as an object."""
+    """Make a value of type `kind` from the output of `to_json`. Values without dataclasses are returned
+    unchanged. Raises KeyError for a missing field, TypeError if a dataclass is not given as an object."""
     if get_origin(kind) in (Union, types.UnionType):
         inner = [each for each in get_args(kind) if each is not type(None)]
         return value if value is None or len(inner) > 1 else from_json(inner[0], value)
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise TypeError(f"{kind.__name__} is an object, got {value!r:.80}")
+            raise TypeError(f"{kind.__name__} must be a JSON object, but is {value!r:.80}")
         known, hints = [each for each in fields(kind) if each.init], get_type_hints(kind)
         given = [each for each in known if each.name in value or each.default is each.default_factory is MISSING]
         return kind(**{each.name: from_json(hints[each.name], value[each.name]) for each in given})
@@ -108,7 +108,7 @@ def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
         with suppress(OSError):
             temporary.unlink()
         raise ResultError(
-            f"{path} cannot be written: {fault.strerror}", fix=f"choose another file with {option}"
+            f"{path} cannot be written: {fault.strerror}", fix=f"give another file with {option}"
         ) from fault
 
 
@@ -116,13 +116,13 @@ def check_writable(path: str | Path, option: str = "--out") -> None:
     """Raise ResultError, which names `option`, if `path` cannot be written. Call this before a long measurement."""
     path = Path(path)
     if path.is_dir():
-        raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
+        raise ResultError(f"{path} is a folder, but must be a file", fix=f"give a file name: {path / 'result.json'}")
     if not path.parent.is_dir():
-        fix = f"mkdir -p {path.parent}, or choose another {option}"
+        fix = f"create it with mkdir -p {path.parent}, or give another {option}"
         raise ResultError(f"the folder {path.parent} does not exist", fix=fix)
-    for place, what in ((path, f"{path} exists and may not"), (path.parent, f"the folder {path.parent} cannot")):
+    for place, what in ((path, f"{path} exists and cannot"), (path.parent, f"the folder {path.parent} cannot")):
         if place.exists() and not os.access(place, os.W_OK):
-            why, fix = "nothing was measured yet", f"choose another {option}"
+            why, fix = "the results of the run could not be saved", f"give another {option}"
             raise ResultError(f"{what} be written to", why=why, fix=fix)
 
 
@@ -144,7 +144,7 @@ def _load(path: str | Path) -> object:
     try:
         return parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
-        raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
+        raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the file name") from fault
     except (UnicodeDecodeError, json.JSONDecodeError) as fault:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
 
@@ -152,19 +152,20 @@ def _load(path: str | Path) -> object:
 def _check(path: str, content: object) -> Result:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultError(
-            f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"
+            f"{path} is not a result file",
+            fix="give a file that bench, tune, trace or verify wrote with --out",
         )
     version = content.get("format_version")
     if version != FORMAT_VERSION:
         raise ResultError(
-            f"{path} has format version {version}, this Slipstream reads version {FORMAT_VERSION}",
-            why="the meaning of fields changes between versions",
-            fix="measure again with this version, or read it with the Slipstream that wrote it",
+            f"{path} has the format version {version}, but this version of Slipstream reads only {FORMAT_VERSION}",
+            why="the meaning of the fields differs between versions",
+            fix="measure again with this version, or read it with the version of Slipstream that wrote it",
         )
     names = [each.name for each in fields(Result)]
     missing = [name for name in names if name not in content]
     if missing:
-        raise ResultError(f"{path} lacks {', '.join(missing)}", why="it is damaged", fix="measure again")
+        raise ResultError(f"{path} lacks the fields {', '.join(missing)}", why="it is damaged", fix="measure again")
     return Result(**{name: content[name] for name in names})
 
 

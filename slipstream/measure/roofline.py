@@ -91,7 +91,7 @@ def find_hardware(name: str) -> Hardware:
     if key not in PRESETS:
         raise ParameterError(
             f"there is no hardware preset {name!r}",
-            fix="give your own figures, or a preset; " + did_you_mean(key, PRESETS),
+            fix="give --bandwidth, --tflops and --memory, or a preset; " + did_you_mean(key, PRESETS),
         )
     return PRESETS[key]
 
@@ -221,9 +221,7 @@ def place_models(
         devices = count_devices(models, hardware, 1, context)
     if devices is None:
         names = " and ".join(m.name for m in models)
-        raise ParameterError(
-            f"{names} do not fit into 64 x {hardware.name}", fix="give --gpus, or weights of fewer --bits"
-        )
+        raise ParameterError(f"{names} do not fit into 64 x {hardware.name}", fix="give more --gpus, or fewer --bits")
     return hardware.times(devices)
 
 

@@ -23,14 +23,14 @@ from slipstream.measure.endpoint import Endpoint
 from slipstream.measure.tables import spell
 from slipstream.measure.traffic_client import TrafficClient
 
-PAYS, COSTS, UNDECIDED = "speculation pays", "speculation does not pay", "whether speculation pays cannot be told"
+PAYS, COSTS, UNDECIDED = "speculation pays", "speculation does not pay", "it is uncertain whether speculation pays"
 RESTARTED, LOST = "the server was restarted: its counters went backwards", "the server reports no counters"
 VERDICTS = {NOTHING: PAYS, ACCEPTANCE: COSTS, SELDOM: COSTS, COSTLY: COSTS}
 LIKE = 1.02
 """Tokens per step of two windows count as equal if they differ by less than this factor, because they are estimates."""
 
 Event = JsonObject
-"""The kind of event, under "event"; an event with a verdict also has the figures behind the verdict."""
+"""An event of the server: its kind, under "event", and, for a verdict, the figures behind the verdict."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class PayWatch:
     def add(self, sample: Counters | None) -> Event | None:
         """Add a reading of the counters, None if the server reports none. Returns an event if something has changed."""
         if sample is None or (self._samples and sample.has_restarted(self._samples[-1])):
-            said, self.state = self.state, LOST if sample is None else RESTARTED  # another setting may run from now on
+            said, self.state = self.state, LOST if sample is None else RESTARTED  # its settings may have changed
             self._samples, self._last, self._known = [sample] if sample else [], None, []
             return None if said == self.state else {"event": self.state}
         self._samples.append(sample)
@@ -81,7 +81,7 @@ class PayWatch:
             self._known.append(event)
         elif diagnosis.cause != OFF:
             event["event"] = next((each["event"] for each in self._known[::-1] if _decides(each, event)), UNDECIDED)
-        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # its requests set the draft length
+        if counters["server"] == "llamacpp" and event["event"] != UNDECIDED:  # each request sets the draft length there
             event["send"] = {"speculative.n_max": 0 if event["event"] == COSTS else known.get("best_length")}
         return event
 
@@ -114,7 +114,7 @@ async def follow(place: Endpoint, window: float, c: float, limit: float) -> Asyn
             is_server = is_server or sample is not None
             if not is_server:
                 what = f"{place.base_url} reports no counters of {', '.join(SERVERS.values())}"
-                raise ServedError(what, fix="give the URL of a server, and start it with its metrics")
+                raise ServedError(what, fix="give the URL of such a server, and start it with its metrics on")
             if (event := watched.add(sample)) is not None:
                 yield {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **event}
             if limit and time.monotonic() - began >= limit:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CellValue: TypeAlias = "str | float | Estimate | None"
 MakeCell: TypeAlias = Callable[[Any], CellValue]
-"""Function from the object that a row stands for to a cell."""
+"""Function that makes a cell from the object of its row."""
 NOTHING = "-"
 """The text of a cell that is None."""
 
@@ -135,7 +135,7 @@ class Section:
 
 
 def tabulate(title: str, things: Iterable[object], columns: Seq[Column], note: str = "") -> Table:
-    """Make a table with a row for each thing, whose cells the columns make."""
+    """Make a table with a row for each thing; `Column.cell` makes the cells."""
     return Table(title, columns, [[column.cell(thing) for column in columns] for thing in things], note)
 
 

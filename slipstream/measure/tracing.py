@@ -48,7 +48,7 @@ class Recorder(WrappedDrafter):
         run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.count_accepted(0)
         probs = compute_target_probs(seq, draft, logits, len(run))  # [1 + N, V]
         children = draft.children(0)
-        who = [name or self.name for name in draft.by or [""] * len(draft)]  # of each node
+        who = [name or self.name for name in draft.by or [""] * len(draft)]  # the proposer of each node
         nodes = [*path, -2]  # -2: not a node of the draft
         if verdict.cut[0]:  # the last token is an accepted draft token: find its node
             parent = path[-1] if path else -1
@@ -65,7 +65,7 @@ class Recorder(WrappedDrafter):
             at = node
         depths = draft.depths
         if seq.finish:
-            depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
+            depths = [d for d in depths if d <= len(run)]  # as in the counters: none after the end of the text
         self.steps.append(TracedStep(len(depths), accepted, len(run)))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Ask: TypeAlias = "Callable[[TrafficRequest, float], Awaitable[Timed]]"
 """Function that sends a request, which is due at the given time, and waits for its end."""
 LEAST = 16
-"""Fewest requests of a pass by default; the default is larger, twice the requests in flight, at high concurrency."""
+"""Fewest requests of a pass by default. With many requests in flight, the default is twice their number."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Traffic(Strict):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.concurrency is None) == (self.rate is None):
-            raise ParameterError("a load has either a concurrency or a rate", fix="give one of them")
+            raise ParameterError("concurrency and rate were given together, or none of them", fix="give one of them")
 
     @property
     def label(self) -> str:
@@ -98,7 +98,7 @@ def line_up_servers(servers: Mapping[str, Endpoint], loads: Seq[Traffic], asked:
 @dataclass(frozen=True)
 class TrafficConfig(Strict):
     """rounds    passes over each arm.
-    seconds   measuring stops after this time, but not before three rounds over all prompts.
+    seconds   measuring stops after this time, but not before three passes over all prompts.
     timeout   seconds that one request may take.
     """
 
@@ -243,5 +243,5 @@ def _check_answered(arm: TrafficArm, done: TrafficPass) -> None:
         raise ServedError(
             f"no request of {arm.name} at {arm.endpoint.base_url} succeeded: {done.answers[0].fault}"
             + f", {done.said[:300]}" * bool(done.said),
-            fix="ask the server by hand, or look into its log",
+            fix="send a request to the server by hand, or read its log",
         )

@@ -29,7 +29,7 @@ EARLY = "stream ended early"
 TEXT = ("content", "reasoning", "reasoning_content", "tool_calls")
 """Members of a delta that hold output tokens."""
 NO_EFFECT: JsonMapping = {"top_k": 0, "top_p": 1.0, "ignore_eos": False}
-"""Field -> value without effect. Such values are not sent, because not every server knows these fields."""
+"""Field -> value without effect, which is not sent, because some servers do not know the field."""
 
 
 @dataclass(frozen=True)

@@ -130,15 +130,17 @@ def collect_warnings(arms: Seq[ServedArm]) -> list[str]:
             said = f": {arm.said[:200]}" if arm.said else ""
             texts.append(f"{where}: {spell(sum(arm.errors.values()), 'request')} failed ({listed}){said}")
         if not arm.counted:
-            texts.append(f"{where}: the server gives no usage, so pieces of text were counted instead of tokens")
+            texts.append(f"{where}: the server gives no usage, so chunks of the stream were counted, not tokens")
         if arm.late and arm.first and arm.late["p99"] > LATE * arm.first["p50"]:
             texts.append(
                 f"{where}: the client itself sent requests up to {1e3 * arm.late['p99']:.0f} ms late, which counts "
-                "as latency of the server: it needs more processor time"
+                "as latency of the server: give the client more processor time"
             )
         if arm.prompt_tokens and arm.cached_tokens > 0.5 * arm.prompt_tokens:
             share = arm.cached_tokens / arm.prompt_tokens
-            texts.append(f"{where}: {share:.0%} of the prompt tokens came from a prefix cache: first texts come sooner")
+            texts.append(
+                f"{where}: {share:.0%} of the prompt tokens came from a prefix cache, so first texts come sooner"
+            )
     return texts
 
 

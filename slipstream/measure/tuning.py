@@ -7,7 +7,7 @@
     3. confirm  the best few settings are measured against plain decoding, interleaved; a diagnosis says what limits
                 each setting.
 
-The choice is the fastest confirmed setting whose 95 % interval is above 1, or "none" if no setting's is. Measurements
+The choice is the fastest confirmed setting whose 95 % interval is above 1, or "none". Measurements
 are not reused in another run, because the speed of a machine drifts.
 """
 
@@ -83,7 +83,7 @@ def count_steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config
 
 
 def _has_slope(contender: Contender) -> bool:
-    """Return True if the cost of a draft grows with its length, as it does unless all drafters have no model."""
+    """Return True if the cost of a draft grows with its length: with any drafter but lookups."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
     return contender.draft_tokens > SHORT and not all(map(is_recreated, names))
 
@@ -186,7 +186,7 @@ class _Tuning:
 
     def doubts(self) -> list[str]:
         reasons = [
-            f"{c.label}: its costs are noisy (timings of the same work differ by {m.noise:.0%}), so its predictions "
+            f"{c.label}: the timings are noisy (those of the same work differ by {m.noise:.0%}), so the predictions "
             "are rough: measure again on a quiet machine"
             for c, m in zip(self.contenders, self.facts, strict=False)
             if m.noise > NOISY

@@ -34,9 +34,9 @@ OLDEST, TOO_NEW = (0, 29), (0, 34)
 """First supported version of vLLM, and first version with which the plug-in (`custom_class`) was not tried."""
 LOADING = 900.0
 """Longest time of a start, in seconds: large models are read from disk and compiled."""
-BESIDE_SPECULATION = "with speculation vLLM refuses min_p and logit_bias, and loads no logits processors"
+BESIDE_SPECULATION = "with speculation, vLLM refuses min_p and logit_bias, and loads no logits processors"
 LINES = 400
-"""Number of lines of a server's output that are kept, the last ones."""
+"""Number of lines to keep from the end of a server's output."""
 WIDEST = 400
 """Number of characters of a line that are shown."""
 ERROR = re.compile(r"(?<!`)\b[A-Za-z_]*(Error|Exception): .*")
@@ -64,7 +64,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # a server may have processes of its own, which end with it
+            start_new_session=True,  # so that child processes of the server can be ended with it
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         self._reader = Thread(target=self._read, daemon=True)
@@ -130,7 +130,7 @@ class ServerProcess:
 
 
 def _end_with_parent() -> None:
-    """Have Linux end the new process when this one ends, even by SIGKILL."""
+    """Make Linux end the new process when this process ends, even by SIGKILL."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -161,14 +161,14 @@ class VllmServer(Strict):
         vLLM would refuse or ignore together with speculation."""
         settings = vllm(self.choice)
         if settings.values is None:
-            raise ParameterError(settings.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix or "
+            raise ParameterError(settings.note, fix="give model, eagle, eagle3, none, or lookups: ngram, suffix or "
                                  "several of them")  # fmt: skip
         values = dict(settings.values)
         for name, value in self.arguments.items():
             mappings = isinstance(value, Mapping) and isinstance(values.get(name), Mapping)
             values[name] = {**values[name], **value} if mappings else value
         if "speculative_config" in values and values.get("logits_processors"):
-            raise ParameterError("logits_processors is given beside speculation", why=BESIDE_SPECULATION,
+            raise ParameterError("logits_processors was given together with speculation", why=BESIDE_SPECULATION,
                                  fix="leave one of them out")  # fmt: skip
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -215,13 +215,13 @@ def find_interpreter(given: Path | None) -> Path:
         raise LoadError(f"{python} cannot be run: {fault.strerror}", fix="check --vllm-python") from fault
     version = asked.stdout.strip()
     if asked.returncode or not version:
-        raise LoadError(f"{python} has no vLLM", fix="run `make vllm`, or name the Python of an environment that has "
-                        "it: --vllm-python PATH")  # fmt: skip
+        raise LoadError(f"vLLM is not installed for {python}", fix="run `make vllm`, or give the Python of an "
+                        "environment with vLLM: --vllm-python PATH")  # fmt: skip
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     if not OLDEST <= numbers < TOO_NEW:
         raise LoadError(
-            f"{python} has vLLM {version}",
-            why=f"Slipstream writes its settings for {'.'.join(map(str, OLDEST))} up to, but not including, "
+            f"{python} has vLLM {version}, which Slipstream does not support",
+            why=f"Slipstream supports vLLM from {'.'.join(map(str, OLDEST))} up to, but not including, "
             f"{'.'.join(map(str, TOO_NEW))}",
             fix="install a version in this range",
         )

@@ -1,6 +1,6 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always.
 
-A part of a request that has no effect is no error: it is logged once."""
+If a part of a request has no effect, this is not an error; it is logged once."""
 
 import logging
 from functools import lru_cache
@@ -80,7 +80,7 @@ def as_api_error(fault: Exception) -> ApiError:
 @lru_cache(maxsize=256)
 def has_no_effect(what: str) -> None:
     """Log once that a part of a request has no effect."""
-    log.warning("%s of a request has no effect here; this is said once", what)
+    log.warning("%s of a request has no effect here; this is logged only once", what)
 
 
 def drop_members(given: JsonObject, where: str, *names: str) -> JsonObject:

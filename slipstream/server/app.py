@@ -27,7 +27,7 @@ from slipstream.server.service import Service
 log = logging.getLogger("slipstream")
 
 OPEN = ("/health", "/ready")
-"""Paths that need no API key, besides the paths of the page."""
+"""Paths that need no API key, in addition to the paths of the page."""
 
 FILES = Path(__file__).parent / "page"
 KINDS = {
@@ -76,7 +76,7 @@ def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
 
     async def answer_fault(request: Request, fault: Exception) -> Response:
         error = as_api_error(fault)
-        if error.status >= 500 and error.status != 503:  # the end of the engine is logged once, where it is noticed
+        if error.status >= 500 and error.status != 503:  # 503: the end of the engine is logged elsewhere
             log.warning("%s %s: %s", request.method, request.url.path, fault, exc_info=error.code == "internal_error")
         return error.answer(request.url.path)
 
@@ -87,7 +87,7 @@ def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
         return error.answer(request.url.path)
 
     async def answer_nobody(request: Request, fault: Exception) -> Response:
-        return Response(status_code=499)  # the client has gone
+        return Response(status_code=499)  # the client has closed the connection
 
     app.add_exception_handler(HTTPException, answer_routing_fault)
     app.add_exception_handler(ClientGone, answer_nobody)
@@ -95,13 +95,13 @@ def create_app(service: Service, origins: Seq[str] = ()) -> FastAPI:
         app.add_exception_handler(kind, answer_fault)
     if service.keys:
         app.add_middleware(KeyCheck, keys=service.keys)
-    if origins:  # outermost: browsers send their CORS preflight requests without a key
+    if origins:  # the outermost middleware: browsers send their CORS preflight requests without a key
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return app
 
 
 class HeadAsGet:
-    """Answers HEAD as GET; uvicorn leaves out the body."""
+    """Answers HEAD requests like GET requests; uvicorn leaves out the body."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -175,7 +175,7 @@ def make_router(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read_fields(request, service, TOKENIZE)
         if ("prompt" in body) == ("messages" in body):
-            raise ApiError(400, "give either prompt or messages", "prompt")
+            raise ApiError(400, "give either prompt or messages, not both", "prompt")
         if "messages" in body:
             ids = (await asyncio.to_thread(read_conversation, service, body)).ids
         elif not isinstance(body["prompt"], str):
@@ -205,13 +205,13 @@ def make_router(service: Service) -> APIRouter:
         body = await read_fields(request, service, COUNTED)
         return JSONResponse({"input_tokens": await asyncio.to_thread(count_prompt_tokens, service, body)})
 
-    @router.get("/health", summary="200 while the engine lives")
+    @router.get("/health", summary="200 while the engine runs")
     async def health() -> Response:
         if service.streams.dead is not None:
             service.check_up()
         return JSONResponse({"status": "ok"})
 
-    @router.get("/ready", summary="200 while requests are taken")
+    @router.get("/ready", summary="200 while new requests are accepted")
     async def ready() -> Response:
         service.check_up()
         return JSONResponse({"status": "ready"})

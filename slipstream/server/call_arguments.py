@@ -1,4 +1,4 @@
-"""Reads arguments of calls that are not written as a JSON object, and makes grammars of such arguments."""
+"""Reads the arguments of tool calls in formats other than JSON objects, and makes grammars of such arguments."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ from slipstream.server.tools import SPACING
 TEXT = {"string"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""}
-"""Kind of a JSON value -> alternatives in a grammar for how Python writes such values."""
+"""JSON type -> alternatives in a grammar for values of this type in Python's notation."""
 _ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
 
 
@@ -129,13 +129,13 @@ def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> Non
     for name in names:
         if name not in known:
             raise ParameterError(
-                f"a strict function's schema {has} {name}, which cannot be enforced as this model writes calls",
-                fix="leave it out, or ask for the call by tool_choice",
+                f"a strict function's schema {has} {name}, which this model's format of calls cannot enforce",
+                fix="leave it out of the schema, or request the call with tool_choice",
             )
 
 
 def _write_typed(text: str, kinds: Collection[str]) -> str:
-    """Return the value that `text` writes as JSON; if it is not of one of these kinds, the text as a JSON string."""
+    """Return the value of `text` as JSON if it has one of these JSON types; otherwise `text` as a JSON string."""
     plain = text.strip()
     try:
         value = loaded(_WORDS.get(plain, plain))
@@ -148,7 +148,7 @@ def python_arguments(text: str) -> str:
     """Return the arguments of a Python call, (a=1, b='c'), as JSON. Raises NoCall."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # texts with a backslash, as paths
+            warnings.simplefilter("ignore")  # Python would warn of backslashes, as in paths
             call = ast.parse(source := f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NoCall
@@ -159,7 +159,7 @@ def python_arguments(text: str) -> str:
 
 
 def _python(text: str) -> object:
-    """Return the value of a literal of JSON or of Python."""
+    """Return the value of a literal in JSON or in Python."""
     try:
         return loaded(text)
     except NoCall:

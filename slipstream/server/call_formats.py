@@ -1,6 +1,6 @@
-"""`FORMATS`: how models write calls of tools. Each format has a coroutine that reads calls, and a grammar.
+"""`FORMATS`: the formats in which models write tool calls. Each format has a coroutine that reads calls, and a grammar.
 
-The grammar is used for `strict` tools when the model decides whether to call one: the text around the calls is free
+The grammar is used for `strict` tools when the model decides whether to call a tool: the text around the calls is free
 (see `Trigger`), and the arguments of each call meet their schema. Each text that is read as a call must begin with a
 trigger of the grammar; otherwise a model could make calls that no schema checks.
 """
@@ -52,18 +52,18 @@ class Calls:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """Says how models of one kind write calls: one of the texts `begin`, the calls in a row, `end`. In this class a
+    """Says how models of one kind write calls: one of the texts in `begin`, one or more calls, `end`. In this class a
     call is {"name": ..., "arguments": {...}}; subclasses read and write calls differently.
 
     begin      texts that begin calls. `opening` is among them if models may leave out the text before the first call.
-    opening    begins each call in a row of calls; separator: stands between two calls.
+    opening    text that begins each call; separator: text between two calls.
     listed     the calls are a list in brackets.
     first      an answer that begins with this character is a call even without `begin`; other answers are text.
     arguments  key of the arguments; name_key: key of the name; id_key: key of an id that may come first.
-    signs      texts by which a chat template that describes this format, but writes no calls itself, is recognised.
+    signs      texts in a chat template that describes this format, but writes no calls itself.
     call_id    pattern of the ids of calls: see `Reply`.
-    lead       texts before an answer that are no part of it; trail: such texts after it.
-    final      begins the answer proper, in a format whose reasoning comes before.
+    lead       texts before an answer that do not belong to it; trail: texts after it that do not belong to it.
+    final      text that begins the answer itself, in a format that puts reasoning before the answer.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ToolFormat:
         return ""
 
     def calls(self, reply: Reply, before: str) -> Reading:
-        """Read calls in a row, after the text `before`, which began them."""
+        """Read one or more calls. before: the text that begins them, which was read already."""
 
         def begin_list() -> Reading:
             if self.listed:
@@ -243,7 +243,7 @@ class HarmonyFormat(ToolFormat):
         return ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", self.end)
 
     def read(self, reply: Reply, answer: Callable[[Reply], Reading] | None = None) -> Reading:
-        """Read all messages. answer: reads the text of the final channel, up to its end, in place of this method."""
+        """Read all messages. answer: coroutine that reads the text of the final channel; None: the text is content."""
         while True:
             reply.begin()
             try:
@@ -337,7 +337,7 @@ FORMATS: tuple[ToolFormat, ...] = (
                signs=("ipython", '"parameters"')),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", signs=("<tool_call>",)),
 )  # fmt: skip
-"""Formats in which models write calls. A format stands before each format whose signs are a part of its own signs."""
+"""Formats in which models write calls. If `signs` of a format contain those of another, it stands before the other."""
 
 FORCED: dict[str, Callable[[Reply], Reading]] = {"required": LIST.read, "named": _read_named}
 """`choice` of a `ToolUse` -> reads the call that a grammar forces: an array of calls, or one function's arguments."""

@@ -1,4 +1,4 @@
-"""Makes the generation of a chat from its fields: for /v1/chat/completions, and for endpoints translated to it."""
+"""Makes the generation of a chat from its fields: for /v1/chat/completions, and for endpoints that translate to it."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def read_conversation(service: Service, given: JsonObject) -> Conversation:
     """Make the prompt of a chat. Raises ApiError 400."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
+        raise ApiError(400, "messages is missing or empty, but must be a list of messages", "messages")
     joins = service.replies.joins_arguments
     messages = [_read_message(message, f"messages[{i}]", joins) for i, message in enumerate(messages)]
     use = read_tool_use(given)
@@ -123,8 +123,8 @@ def _join_turns(messages: list[JsonObject]) -> list[JsonObject]:
 
 
 def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> JsonObject:
-    """Collect the values that the chat template reads besides the messages. `hints` that it does not read are ignored;
-    other values that it does not read raise ApiError 400."""
+    """Collect the variables of the chat template besides the messages. Variables from `hints` that the template does
+    not use are ignored; other variables that it does not use raise ApiError 400."""
     known = frozenset[str]()
     with suppress(TemplateError):  # raised again, with an explanation, when the template is rendered
         if service.tokenizer is not None:
@@ -134,16 +134,16 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
         if "tools" not in known:
             raise ApiError(
                 400,
-                "the model's chat template takes no tools: choose a model that was trained to call tools, such as "
-                "Qwen/Qwen3-0.6B, or ask for JSON by response_format",
+                "the model's chat template does not support tools: use a model that was trained to call tools, such as "
+                "Qwen/Qwen3-0.6B, or request JSON with response_format",
                 "tools",
                 "unsupported_field",
             )
         if use.choice == "auto" and service.replies.calls is None:
             raise ApiError(
                 400,
-                "how this model writes calls of tools is not known: start the server with --tool-format, or ask for a "
-                "call by tool_choice",
+                "the format of this model's tool calls is unknown: start the server with --tool-format, or request a "
+                "call with tool_choice",
                 "tools",
                 "unsupported_field",
             )
@@ -161,7 +161,10 @@ def _read_template_names(service: Service, given: JsonObject, use: ToolUse) -> J
     for field, (name, value) in asked.items():
         if name in RESERVED or name.endswith("_token") or name not in known:
             raise ApiError(
-                400, f"a request cannot set {name!r} for the model's chat template", field, "unsupported_field"
+                400,
+                f"a request cannot set {name!r} for the model's chat template",
+                field,
+                "unsupported_field",
             )
         names[name] = value
     return names
@@ -171,10 +174,10 @@ def _choose_form(service: Service, talk: Conversation, structured: Structured | 
     """Choose the structured output after the reasoning: tool calls, or the form that the request gives itself."""
     called = talk.use.structured
     if called is not None and structured is not None:
-        raise ApiError(400, "tool_choice asks for a call, and another field for a form of the text", "tool_choice")
+        raise ApiError(400, "tool_choice and another field both request structured output", "tool_choice")
     if talk.use.choice == "auto" and talk.use.strict:
         if structured is not None:
-            raise ApiError(400, "a function is strict, and another field gives the form of the whole text", "tools")
+            raise ApiError(400, "a strict function and another field both request structured output", "tools")
         return service.replies.strict_calls(talk.text, talk.use, service.tokenizer)
     structured = called or structured
     end = service.replies.end_of_reasoning(talk.text)
@@ -192,7 +195,9 @@ def _read_message(message: object, where: str, joins: bool) -> JsonObject:
         if name not in MEMBERS[role]:
             known = ", ".join(MEMBERS[role])
             raise ApiError(
-                400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
+                400,
+                f"{where}.{name} is not supported: messages of the role {role} have {known}",
+                f"{where}.{name}",
             )
     if role != "tool":
         drop_members(given, "messages", "name")
@@ -231,7 +236,7 @@ def _read_arguments(function: JsonObject, where: str) -> JsonObject:
     try:
         read = json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError) as fault:
-        raise ApiError(400, f"{where}.function.arguments is not JSON text: {fault}", where) from fault
+        raise ApiError(400, f"{where}.function.arguments is not JSON: {fault}", where) from fault
     if not isinstance(read, dict):
-        raise ApiError(400, f"{where}.function.arguments is {text!r}, must be the text of a JSON object", where)
+        raise ApiError(400, f"{where}.function.arguments is {text!r}, but must be a JSON object as text", where)
     return read

@@ -168,9 +168,9 @@ def prepare_completion(service: Service, given: JsonObject) -> ResponseWriter:
         raise ApiError(400, f"{len(prompts)} prompts times n={n} are more than {service.limits.choices} choices", "n")
     echo = read_flag(given, "echo")
     if echo and service.facts.encoder is not None:
-        raise ApiError(400, "echo: an encoder-decoder answers its prompt, which is no part of the text", "echo")
+        raise ApiError(400, "echo is not supported: the text of an encoder-decoder has no prompt in it", "echo")
     nothing = any(type(given.get(name)) is int and given[name] == 0 for name in LENGTHS)
-    if nothing:  # the specification allows it
+    if nothing:  # OpenAI's specification allows a length of 0
         given = {name: value for name, value in given.items() if name not in LENGTHS}
     room = service.checks.room(max(map(len, prompts)))
     params = service.checks.params(read_sampling_params(given, COMPLETIONS, room, service.facts.sampling))
@@ -188,7 +188,7 @@ def _read_prompts(service: Service, prompt: object) -> list[list[int]]:
     if not isinstance(prompt, list) or not prompt:
         raise ApiError(400, f"prompt is {prompt!r}, must be text, token ids, or a list of these, not empty", "prompt")
     if len(prompt) > service.limits.choices:
-        raise ApiError(400, f"prompt holds {len(prompt)} prompts, at most {service.limits.choices}", "prompt")
+        raise ApiError(400, f"prompt has {len(prompt)} prompts, more than {service.limits.choices}", "prompt")
     try:
         return [service.checks.prompt(each) for each in prompt]
     except PromptError as fault:

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks at an engine that is silent."""
-ENDED = "start the server again; systemd (Restart=on-failure), Docker (--restart) and Kubernetes do so by themselves"
+"""Seconds between two checks of an engine that sends no reports."""
+ENDED = "restart the server; systemd (Restart=on-failure), Docker (--restart) and Kubernetes can do this automatically"
 """The fix in error messages after the engine's process has ended."""
 
 
 Arguments: TypeAlias = "tuple[Model | Described, DraftArgument, JsonMapping]"
-"""(target, draft, further arguments) of `LLM`."""
+"""Arguments of `LLM`: (target, draft, further arguments)."""
 
 
 class RemoteEngine:
@@ -68,7 +68,7 @@ class RemoteEngine:
             target=run_engine, args=(child_end, model), name="slipstream-engine", daemon=True
         )
         self.process.start()
-        child_end.close()  # so that the pipe ends with the process
+        child_end.close()  # so that the pipe closes when the process ends
         self.facts = self._wait_until_loaded()
         threading.Thread(target=self._hand_out_reports, name="slipstream-reports", daemon=True).start()
 
@@ -80,7 +80,7 @@ class RemoteEngine:
             raise LoadError(
                 f"the engine's process ended while it loaded the model (exit code {self.process.exitcode})",
                 why="it may have been killed because memory ran out",
-                fix="look into the system's log, or choose a smaller model",
+                fix="read the system's log, or give a smaller model",
             ) from None
         except BaseException:
             self.process.kill()
@@ -95,7 +95,7 @@ class RemoteEngine:
         self._stopped = True
         self.process.kill()
         self.process.join()
-        self._pipe.close()  # last: the thread that reads it may wait in it until the process has ended
+        self._pipe.close()  # last: until the process has ended, a thread may wait for the pipe
 
     def _send(self, *command: object) -> None:
         try:
@@ -104,16 +104,16 @@ class RemoteEngine:
             raise EngineError("the engine's process has ended", fix=ENDED) from fault
 
     def _hand_out_reports(self) -> None:
-        """Pass reports to the streams until the process ends, then an error with the reason. Kill the process if its
+        """Pass reports to the streams until the process ends, then an error with its reason. Kill the process if its
         engine has stopped or does not answer."""
         what = "the engine's process has ended"
-        looks = 0  # counted, because this process may have been suspended, too
+        looks = 0  # not seconds, because this process may have been suspended, too
         try:
             while True:
                 if not self._pipe.poll(LOOK_EVERY):
                     looks = looks + 1 if self.streams else 0
                     if looks * LOOK_EVERY >= self._timeout:
-                        what = f"the engine did not answer for {self._timeout:g} seconds, and was ended"
+                        what = f"the engine did not answer for {self._timeout:g} seconds, so it was stopped"
                         self.process.kill()
                     continue
                 report, looks = self._pipe.recv(), 0
@@ -155,7 +155,7 @@ def run_engine(pipe: Connection, model: Callable[[], Arguments]) -> None:
             name, *arguments = pipe.recv()
             calls[name](*arguments)
         except EngineError:
-            log.info("a request came after the engine had stopped; its report has said so")
+            log.info("a request came after the engine had stopped, which was reported before")
         except (EOFError, OSError):
             os._exit(0)  # the HTTP process has ended or closed the pipe: nothing is left to save
 

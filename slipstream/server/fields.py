@@ -30,8 +30,8 @@ MOST_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Field:
-    """Declares one field of a request, and the endpoints that take it (`where`). One entry serves a chat, Responses and
-    Messages where the field has the same name and meaning.
+    """Declares a field of requests, and the endpoints that accept it (`where`). Endpoints share an entry if the field
+    has the same name and meaning there.
 
     sampling  the field of `SamplingParams` that this field sets; "" if it sets none.
     refused   why the field is refused; "" if it is not refused.
@@ -92,20 +92,20 @@ FIELDS = (
           "so far in each chunk.", _OBJECT, BOTH),
     Field("stream_options", "include_obfuscation: false.", _OBJECT, (RESPONSES,),
           unset=({}, {"include_obfuscation": False})),
-    Field("n", "Number of answers to a prompt; with a seed, answer j has the seed plus j.", _INTEGER, BOTH, unset=(1,)),
+    Field("n", "Number of answers to a prompt; with a seed, answer j uses seed + j.", _INTEGER, BOTH, unset=(1,)),
     Field("echo", "Put the prompt before the text, and its logprobs if requested. Refused for "
           "encoder-decoders.", _BOOLEAN, (COMPLETIONS,), unset=(False,)),
     _declare("temperature", "0 is greedy. Default: the checkpoint's, else 1.", _NUMBER),
-    _declare("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, unset=(-1,)),
+    _declare("top_k", "Sample only from the k most likely tokens; 0 or -1: all.", _INTEGER, unset=(-1,)),
     *(_declare(name, known.help, _NUMBER) for name, known in declared(SamplingParams).items()
       if known.effect in DISTRIBUTION and known.help and name not in ("temperature", "top_k", "min_tokens")),
-    _declare("logit_bias", "Maps token ids to numbers from -100 to 100.", _OBJECT),
+    _declare("logit_bias", "Maps token ids to numbers from -100 to 100, which are added to their logits.", _OBJECT),
     _declare("bad_words", f"Up to {MOST_WORDS:,} texts or lists of token ids that may not appear, each of up to "
               f"{LONGEST_WORD} characters or ids.", {"type": "array"}, most=MOST_WORDS, longest=LONGEST_WORD),
-    _declare("min_tokens", "Smallest number of tokens before a stop.", _INTEGER),
+    _declare("min_tokens", "Smallest number of tokens before the text may end.", _INTEGER),
     _declare(
         "max_tokens",
-        "Largest number of output tokens. The default is 16; in chats, as many as the context has room for.",
+        "Largest number of output tokens. The default is 16; in chats, all that fit into the context.",
         _INTEGER,
         BOTH,
     ),
@@ -116,12 +116,12 @@ FIELDS = (
     Field("stop_sequences", _STOPS, _STRINGS, (MESSAGES,), unset=([],), **_STOP_SIZES),
     _declare("stop_token_ids", f"Up to {MOST_STOP_IDS:,} ids that end the text.", _IDS, most=MOST_STOP_IDS),
     _declare("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
-    _declare("seed", "Repeats the same text, under `coupled` or with fixed draft lengths.", _INTEGER),
+    _declare("seed", "Makes texts reproducible, with the rule `coupled` or with fixed draft lengths.", _INTEGER),
     Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}, BOTH),
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
     Field("response_format", "text, json_object or json_schema.", _OBJECT, BOTH, unset=({"type": "text"},)),
     Field("text", "format: text, json_object or json_schema.", _OBJECT, (RESPONSES,)),
-    Field("output_config", "format: json_schema; effort: a value for the model's chat template, if it reads it.",
+    Field("output_config", "format: json_schema; effort: a variable of the chat template, if the template uses it.",
           _OBJECT, (MESSAGES,), unset=({},)),
     Field("tools", "Functions that the answer may call: name, description, parameters.", _OBJECTS, (CHAT,),
           unset=([],)),
@@ -130,19 +130,19 @@ FIELDS = (
           unset=([],)),
     Field("tool_choice", "none, auto, required, or a function.", {"type": ["string", "object"]}, (CHAT, RESPONSES)),
     Field("tool_choice", "auto, any, tool or none; disable_parallel_tool_use.", _OBJECT, (MESSAGES,)),
-    Field("parallel_tool_calls", "Whether several calls are allowed; if not, calls after the first are dropped.",
+    Field("parallel_tool_calls", "Whether several calls are allowed; if false, calls after the first are dropped.",
           _BOOLEAN, (CHAT, RESPONSES), unset=(True,)),
-    Field("chat_template_kwargs", "Values that the model's chat template reads, such as enable_thinking.", _OBJECT,
+    Field("chat_template_kwargs", "Variables of the model's chat template, such as enable_thinking.", _OBJECT,
           CHATS, unset=({},)),
-    Field("reasoning_effort", "The value reasoning_effort of the model's chat template.", _STRING, (CHAT,)),
-    Field("reasoning", "effort: a value for the model's chat template, if it reads it.", _OBJECT, (RESPONSES,),
+    Field("reasoning_effort", "Variable reasoning_effort of the model's chat template.", _STRING, (CHAT,)),
+    Field("reasoning", "effort: a variable of the chat template, if the template uses it.", _OBJECT, (RESPONSES,),
           unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
     Field("speculation", "enabled, draft_tokens (largest number per step), rule.", _OBJECT),
     Field("prediction", f"Text that the answer is expected to contain, up to {MOST_PREDICTED:,} characters: draft "
           "tokens are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
-    Field("thinking", "enabled or disabled: sets enable_thinking, if the model's chat template reads it.",
+    Field("thinking", "enabled or disabled: sets enable_thinking, if the model's chat template uses it.",
           _OBJECT, (MESSAGES,)),
     Field("metadata", "Has no effect.", _OBJECT),
     *_ignore("user safety_identifier prompt_cache_key prompt_cache_retention", *BOTH, RESPONSES),
@@ -150,34 +150,34 @@ FIELDS = (
     *_ignore("include client_metadata", RESPONSES),
     *_ignore("context_management", RESPONSES, MESSAGES),
     *_ignore("cache_control", MESSAGES),
-    *_refuse("best_of", "choices are not ranked: use n", (COMPLETIONS,), (1,)),
-    *_refuse("suffix", "the model continues a text, it does not fill gaps", (COMPLETIONS,), ("",)),
-    *_refuse("use_beam_search", "the server does not search beams: see LLM.beam_search", BOTH, (False,)),
-    *_refuse("length_penalty", "the server does not search beams: see LLM.beam_search", BOTH, (1,)),
+    *_refuse("best_of", "the server does not rank choices: use n", (COMPLETIONS,), (1,)),
+    *_refuse("suffix", "the model continues a text, and cannot fill gaps", (COMPLETIONS,), ("",)),
+    *_refuse("use_beam_search", "the server has no beam search: use LLM.beam_search in Python", BOTH, (False,)),
+    *_refuse("length_penalty", "the server has no beam search: use LLM.beam_search in Python", BOTH, (1,)),
     *_refuse("prompt_logprobs", "use echo with logprobs in /v1/completions", BOTH, (False,)),
-    *_refuse("truncate_prompt_tokens", "prompts are not cut: shorten the prompt", BOTH),
+    *_refuse("truncate_prompt_tokens", "the server does not truncate prompts: shorten the prompt", BOTH),
     *_refuse("add_special_tokens skip_special_tokens", "this cannot be changed", BOTH, (True,)),
     *_refuse("spaces_between_special_tokens", "this cannot be changed", BOTH, (True,)),
-    *_refuse("include_stop_str_in_output", "texts always end before stop strings", BOTH, (False,)),
+    *_refuse("include_stop_str_in_output", "texts always end before the stop string", BOTH, (False,)),
     *_refuse("allowed_token_ids", "use structured_outputs or logit_bias", BOTH),
-    *_refuse("priority", "requests run in the order in which they arrive", BOTH, (0,)),
-    *_refuse("store", "nothing is stored", (*BOTH, RESPONSES), (False,)),
-    *_refuse("service_tier", "there is one tier", (*BOTH, RESPONSES), ("auto", "default")),
+    *_refuse("priority", "requests run in order of arrival", BOTH, (0,)),
+    *_refuse("store", "the server stores nothing", (*BOTH, RESPONSES), (False,)),
+    *_refuse("service_tier", "there is only one tier", (*BOTH, RESPONSES), ("auto", "default")),
     *_refuse("functions", "use tools", (CHAT,), ([],)),
     *_refuse("function_call", "use tool_choice", (CHAT,), ("none", "auto")),
-    *_refuse("add_generation_prompt", "the assistant speaks next", (CHAT,), (True,)),
-    *_refuse("continue_final_message", "the assistant speaks next", (CHAT,), (False,)),
-    *_refuse("chat_template", "the template is that of the model", (CHAT,)),
-    *_refuse("modalities", "the model reads and writes text", (CHAT,), (["text"],)),
-    *_refuse("audio web_search_options", "the model reads and writes text", (CHAT,)),
-    *_refuse("previous_response_id conversation prompt", "nothing is stored: send the whole input", (RESPONSES,)),
-    *_refuse("background", "nothing is stored", (RESPONSES,), (False,)),
+    *_refuse("add_generation_prompt", "the server always adds the generation prompt", (CHAT,), (True,)),
+    *_refuse("continue_final_message", "the answer is always a new message", (CHAT,), (False,)),
+    *_refuse("chat_template", "the model's own template is used", (CHAT,)),
+    *_refuse("modalities", "the model reads and writes only text", (CHAT,), (["text"],)),
+    *_refuse("audio web_search_options", "the model reads and writes only text", (CHAT,)),
+    *_refuse("previous_response_id conversation prompt", "the server stores nothing: send all input", (RESPONSES,)),
+    *_refuse("background", "the server stores nothing", (RESPONSES,), (False,)),
     *_refuse("top_logprobs", "only chats have log-probabilities", (RESPONSES,), (0,)),
-    *_refuse("truncation", "prompts are not cut: shorten the input", (RESPONSES,), ("disabled",)),
-    *_refuse("max_tool_calls", "tools are not run here", (RESPONSES,)),
-    *_refuse("service_tier", "there is one tier", (MESSAGES,), ("auto", "standard_only")),
-    *_refuse("container mcp_servers", "tools are not run here", (MESSAGES,), ([],)),
-    *_refuse("speed inference_geo", "there is one engine", (MESSAGES,), ("standard",)),
+    *_refuse("truncation", "the server does not truncate prompts: shorten the input", (RESPONSES,), ("disabled",)),
+    *_refuse("max_tool_calls", "the server does not run tools", (RESPONSES,)),
+    *_refuse("service_tier", "there is only one tier", (MESSAGES,), ("auto", "standard_only")),
+    *_refuse("container mcp_servers", "the server does not run tools", (MESSAGES,), ([],)),
+    *_refuse("speed inference_geo", "there is only one engine", (MESSAGES,), ("standard",)),
 )  # fmt: skip
 
 
@@ -216,12 +216,12 @@ def check_fields(body: Mapping[str, object], known: Mapping[str, Field]) -> Json
 def _check_size(field: Field, value: object) -> None:
     def refuse_more(size: int, most: int, what: str) -> None:
         if most and size > most:
-            raise ApiError(400, f"{field.name} has {size:,} {what}, at most {most:,} are allowed", field.name)
+            raise ApiError(400, f"{field.name} has {size:,} {what}, but at most {most:,} are allowed", field.name)
 
     entries = value if isinstance(value, list) else [value]
     refuse_more(len(entries), field.most, "entries")
     longest = max((len(each) for each in entries if isinstance(each, (str, list))), default=0) if field.longest else 0
-    refuse_more(longest, field.longest, "characters or ids in one of them")
+    refuse_more(longest, field.longest, "characters or ids in one entry")
 
 
 def _equals(value: object, other: object) -> bool:
@@ -256,7 +256,7 @@ def read_object(value: object, where: str, known: Iterable[str] | None = None) -
         raise ApiError(400, f"{where} is {value!r}, must be an object", where)
     for member in value:
         if known is not None and member not in known:
-            raise ApiError(400, f"{where} has {member!r}; {did_you_mean(member, known)}", f"{where}.{member}")
+            raise ApiError(400, f"{where} has no member {member!r}; {did_you_mean(member, known)}", f"{where}.{member}")
     return {member: each for member, each in value.items() if each is not None}
 
 
@@ -311,8 +311,8 @@ def _convert_json(name: str, value: object) -> object:
             return {int(key): bias for key, bias in value.items()}
         except ValueError as fault:
             raise ParameterError(f"logit_bias has the key {fault.args[0]!r}", fix="write token ids") from fault
-    if isinstance(value, dict):  # the checks take anything that can be iterated over
-        raise ParameterError(f"{name} is an object", fix="write the value itself, or a list")
+    if isinstance(value, dict):  # the checks would read its keys as a list
+        raise ParameterError(f"{name} is a JSON object", fix="give the value itself, or a list")
     if name == "max_tokens":
         check_integer(name, value, 1)
     return value
@@ -323,7 +323,7 @@ def _read_logprobs(given: Mapping[str, object], where: str) -> int | None:
         asked = given.get("logprobs")
         return None if asked is None or asked is False else read_count(given, "logprobs", 0, MOST_TOP_LOGPROBS, 0)
     if "top_logprobs" in given and not read_flag(given, "logprobs"):
-        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+        raise ApiError(400, "top_logprobs was given without logprobs: true", "top_logprobs")
     return read_count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if read_flag(given, "logprobs") else None
 
 
@@ -331,10 +331,10 @@ def read_text(content: object, where: str, param: str | None = None, kinds: tupl
     """Return text, or join parts of text of these `kinds`. Raises ApiError 400 about `param` (default: `where`)."""
     parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
-        raise ApiError(400, f"{where} is {content!r}, must be text or a list of parts", param or where)
+        raise ApiError(400, f"{where} is {content!r}, must be text or a list of text parts", param or where)
     for part in parts:
         if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where} has a part that is not text ({', '.join(kinds)})", param or where)
+            raise ApiError(400, f"{where} has a part of another type than {', '.join(kinds)}", param or where)
     return "".join(part["text"] for part in parts)
 
 
@@ -347,7 +347,7 @@ def _read_structured(given: Mapping[str, object]) -> Structured | None:
     given_as = {_STRUCTURES[member]: value for member, value in asked.items()}
     if "response_format" in given:
         if given_as:
-            raise ApiError(400, f"response_format and {name} both give the form of the text", name)
+            raise ApiError(400, f"response_format and {name} both request structured output", name)
         name, given_as = "response_format", _read_response_format(given)
     if not given_as:
         return None

@@ -34,7 +34,7 @@ class Choice:
     text       text that may be sent so far; pieces: the part of `text` that each token added.
     proposers  drafter of each token, as in `Sequence`.
     reply      the parts of the text in a chat: reasoning, content, tool calls.
-    concurrent  largest number of other choices that waited or ran at one time while this choice ran.
+    concurrent  largest number of other choices that waited or ran at the same time as this choice.
     decode_tokens, decode_seconds  number of tokens after the first step, and wall time from the end of the first step
                to the end of the last step, measured by the engine.
     """
@@ -80,7 +80,7 @@ class Part:
 def make_generation(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, object], **more: Any
 ) -> Generation:
-    """Make a request's generation. given: fields, with rule and prediction; more: of `Generation`. Raises ApiError."""
+    """Make a request's generation. given: fields of the request; more: arguments of `Generation`. Raises ApiError."""
     try:
         text = read_prediction(given.get("prediction"))
     except PromptError as fault:
@@ -94,7 +94,7 @@ class Generation:
     """The choices of a request: n for each prompt, in the order of the prompts. With a seed, choice j of a prompt has
     the seed plus j.
 
-    reply    makes an empty `Reply`; None: the whole text is content.
+    reply    function that makes an empty `Reply`; None: all text is content.
     scored   True to compute the log-probabilities of the prompts, with `params.logprobs` alternatives.
     """
 
@@ -161,7 +161,7 @@ class Generation:
             return
         self.service.metrics.params_n.observe(self.n)
         self.service.metrics.params_max.observe(self.params.max_tokens)
-        merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # unread parts stay in bounded queues
+        merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # further parts wait in bounded queues
         with self.service.admit(len(self.choices), self.key):
             tasks = [asyncio.create_task(self._run(choice, merged)) for choice in self.choices]
             try:

@@ -28,7 +28,7 @@ _COUNTED = (
     "context_management", "cache_control",
 )  # fmt: skip
 COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
-"""Name -> field of the requests of `/v1/messages/count_tokens`."""
+"""Name -> field, for requests to `/v1/messages/count_tokens`."""
 
 
 def prepare_message(service: Service, given: JsonObject) -> ResponseWriter:
@@ -92,12 +92,10 @@ def _read_tool(tool: object, where: str) -> JsonObject:
 
 def _read_messages(given: object) -> list[JsonObject]:
     if not isinstance(given, list) or not given:
-        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
+        raise ApiError(400, "messages is missing or empty, but must be a list of messages", "messages")
     messages = [each for i, message in enumerate(given) for each in _read_message(message, f"messages[{i}]")]
     if messages[-1]["role"] == "assistant":
-        raise ApiError(
-            400, "the last message is the assistant's: continuing an answer (prefill) is not supported", "messages"
-        )
+        raise ApiError(400, "the last message is an answer: continuing it (prefill) is not supported", "messages")
     return messages
 
 
@@ -127,7 +125,7 @@ def _read_message(message: object, where: str) -> list[JsonObject]:
             text = read_text(part.get("content", ""), f"{here}.content")
             results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text})
         else:
-            raise ApiError(400, f"{here}.type is {kind!r}, which a message of the {role} cannot have here", here)
+            raise ApiError(400, f"{here}.type is {kind!r}, which is not supported for the role {role}", here)
     return results if results and not converted["content"] else [*results, converted]
 
 

@@ -78,14 +78,14 @@ class Reply:
         self._back: deque[str] = deque()  # characters to read again
         self.raw: list[str] = []  # characters read since `begin`
         self._ended = False
-        self.started = 0  # calls
+        self.started = 0  # number of calls
         self._reading = self._all(read or plain, reasoning, inside) if read or reasoning else None
         if self._reading is not None:
             next(self._reading)
 
     def add(self, text: str, last: bool) -> list[Delta]:
         """Add text, and return the new deltas; neighbouring deltas of one kind are joined. last: the text ends here."""
-        if self._reading is None:  # all of it is content
+        if self._reading is None:  # the text has only content
             self.emit(CONTENT, text)
         else:
             for character in text:

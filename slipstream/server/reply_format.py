@@ -42,7 +42,7 @@ class ReplyFormat:
     reasoning  (begin, end) markers of the reasoning; None if the model writes no reasoning.
     certain    True if every answer begins with reasoning, unless the prompt ends with the end marker.
     joins_arguments  True if the chat template reads the arguments of calls as JSON text.
-    alternates  True if the chat template refuses or loses late system messages, or two user messages in a row.
+    alternates  True if the chat template refuses or drops late system messages, or two user messages in a row.
     """
 
     calls: ToolFormat | None = None
@@ -64,7 +64,8 @@ class ReplyFormat:
         known = {each.name: each for each in FORMATS}
         if calls not in (AUTO, NONE, *known):
             raise ParameterError(
-                f"the format of tool calls is {calls!r}", fix=did_you_mean(calls, (AUTO, NONE, *known))
+                f"--tool-format is {calls!r}, which is not a known format of tool calls",
+                fix=did_you_mean(calls, (AUTO, NONE, *known)),
             )
         template = None if tokenizer is None else tokenizer.chat_template
         texts = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
@@ -80,7 +81,8 @@ class ReplyFormat:
         markers = tuple(reasoning.split())
         if len(markers) != 2:
             raise ParameterError(
-                f"the markers of reasoning are {reasoning!r}", fix="write two with a space between, or none, or auto"
+                f"--reasoning is {reasoning!r}, which is not two markers",
+                fix="give two markers with a space between them, as in '<think> </think>', or none, or auto",
             )
         return replace(found, reasoning=(markers[0], markers[1]), certain=True)
 

@@ -1,5 +1,5 @@
 """`ResponseWriter` writes the answer to one request, as one body or as events; each endpoint has a subclass.
-`add_endpoint` adds the route of an endpoint, which reads the request and stops when the client has gone.
+`add_endpoint` adds the route of an endpoint, which reads the request and stops when the client disconnects.
 
 Time limits use anyio, not `asyncio.wait_for`: in Python 3.10 and 3.11 `wait_for` loses a cancellation that comes just
 when the awaited task has ended, and an aborted request would run to its end.
@@ -61,7 +61,7 @@ class ResponseWriter(ABC):
         """Write the events of an error within a stream."""
 
     def take(self, part: Part) -> None:
-        """Take a part of an answer that is not streamed."""
+        """Use a part of an answer that is not streamed."""
         for _ in self.write_part(part):
             pass
 
@@ -140,7 +140,7 @@ def add_endpoint(
     async def create(request: Request) -> Response:
         given = await read_fields(request, service, known)
         streamed = read_flag(given, "stream")
-        writer = await asyncio.to_thread(prepare, service, given)  # a long text takes a while
+        writer = await asyncio.to_thread(prepare, service, given)  # tokenizing a long text takes time
         generation = writer.generation
         if service.keys:
             generation.key = read_key(request.scope)
@@ -149,7 +149,7 @@ def add_endpoint(
             return await asyncio.to_thread(lambda: JSONResponse(writer.write_whole()))
         parts = generation.run()
         first = await run_while_connected(request.receive, _wait_for_first(parts))
-        # EventStream also closes `parts` itself: a generator around them that was never started would not close them.
+        # EventStream also closes `parts` itself, because the generator around them may never have been started.
         return EventStream(_stream_events(writer, first, parts), parts, service.limits.send_seconds)
 
 
@@ -206,7 +206,7 @@ def encode_event(value: object, name: str = "") -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. It always
+    """Sends events as they come. Ends early if the client disconnects, or reads nothing for `send_seconds`. It always
     closes the events and `pieces`, the iterator that they come from."""
 
     media_type = "text/event-stream"
@@ -235,7 +235,7 @@ class EventStream(Response):
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[object, None, T]) -> T:
-    """Return the result of `work`. If the client goes first, cancel `work` and raise ClientGone."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientGone."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_until_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -256,7 +256,7 @@ async def _wait_until_gone(receive: Receive) -> None:
 MOST_DEPTH = 64
 """Largest depth of nested lists and objects."""
 FEW_BYTES = 1 << 12
-"""A larger body is read in a thread."""
+"""A larger body is parsed in a thread."""
 
 
 async def read_fields(request: Request, service: Service, known: Mapping[str, Field]) -> JsonObject:
@@ -275,7 +275,7 @@ async def read_body(request: Request, most: int) -> bytearray:
     """Read the body of a request. Raises ApiError 413 for more than `most` bytes, 400 for a content type but JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(400, f"the content type is {kind or 'missing'}, must be application/json")
+        raise ApiError(400, f"the content type is {kind or 'missing'}, but must be application/json")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > most:
         raise _too_large(most)
@@ -293,7 +293,7 @@ def _parse_object(read: bytearray) -> JsonObject:
     except (ValueError, RecursionError) as fault:
         raise ApiError(400, f"the body is not JSON in UTF-8: {fault}", code="invalid_json") from fault
     if not isinstance(body, dict):
-        raise ApiError(400, f"the body is a {type(body).__name__}, must be an object", code="invalid_json")
+        raise ApiError(400, f"the body is a JSON {type(body).__name__}, but must be an object", code="invalid_json")
     for name, value in body.items():
         _check(name, name)
         _check(name, value)
@@ -306,7 +306,7 @@ def _too_large(most: int) -> ApiError:
 
 def _check(field: str, value: object, depth: int = 0) -> None:
     if depth > MOST_DEPTH:
-        raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} deep", field, "invalid_json")
+        raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} levels deep", field, "invalid_json")
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list):
@@ -315,11 +315,11 @@ def _check(field: str, value: object, depth: int = 0) -> None:
                 _check(field, each, depth + 1)
     elif isinstance(value, str):
         if "\0" in value:
-            raise ApiError(400, f"{field} holds the character NUL", field, "invalid_text")
+            raise ApiError(400, f"{field} contains the character NUL", field, "invalid_text")
         try:
             value.encode()
         except UnicodeEncodeError as fault:
-            raise ApiError(400, f"{field} holds half of a surrogate pair", field, "invalid_text") from fault
+            raise ApiError(400, f"{field} contains half of a surrogate pair", field, "invalid_text") from fault
 
 
 def read_key(scope: Scope) -> bytes:

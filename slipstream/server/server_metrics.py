@@ -25,7 +25,7 @@ NOT_OF_VLLM = frozenset({"engine_steps", "requests_refused", "corrupted_requests
 
 @dataclass
 class Work:
-    """Tokens since the last call of `describe_work`. Counted here, too: reading a Prometheus counter collects all."""
+    """Tokens since the last call of `describe_work`. Reading Prometheus counters instead would collect all metrics."""
 
     output: int = 0
     drafted: int = 0
@@ -33,11 +33,14 @@ class Work:
 
 
 _COUNTED = {
-    "num_preemptions": ("preemptions", "Preemptions: requests that lost their KV cache to others and were read again."),
+    "num_preemptions": (
+        "preemptions",
+        "Preemptions: times a request lost its KV cache to other requests and was prefilled again.",
+    ),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "engine_steps": ("steps", "Steps of the engine."),
-    "corrupted_requests": ("errors", "Requests that failed while they ran, for example by logits that are NaN."),
+    "corrupted_requests": ("errors", "Requests that failed while they ran, for example because of NaN logits."),
 }
 """Metric -> (field of `EngineStats`, help)."""
 
@@ -47,7 +50,7 @@ class ServerMetrics:
 
     def __init__(self, model: str, prefix: str = PREFIX, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()
-        self._labels = model, "0"  # one engine
+        self._labels = model, "0"  # names of the model and of the only engine
         self._work = Work()
 
         def add_metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: object) -> T:

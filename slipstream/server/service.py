@@ -108,8 +108,8 @@ class Service:
         if name is not None and name != self.name:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist: this server has {self.name!r}. "
-                "An adapter is merged when it starts (--lora)",
+                f"the model {name!r} does not exist: this server has only {self.name!r}. "
+                "A LoRA adapter is merged when the server starts (--lora)",
                 param="model",
                 code="model_not_found",
             )
@@ -129,12 +129,12 @@ class Service:
         room, most = self.facts.max_batch + self.limits.waiting, self.limits.per_key
         full = code = ""
         if self.admitted + choices > room:
-            full, code = f"the queue is full: {self.admitted} of {room} places are taken", "queue_full"
+            full, code = (f"the queue is full: {self.admitted} of at most {room} choices", "queue_full")
         elif most and self.admitted_of[key] + choices > most:
-            full, code = f"this API key has {self.admitted_of[key]} of {most} places", "key_limit"
+            full, code = (f"this API key has {self.admitted_of[key]} of at most {most} choices", "key_limit")
         if full:
             self.metrics.refused.inc()
-            raise ApiError(429, f"{full}, the request needs {choices}", code=code)
+            raise ApiError(429, f"{full}, and this request needs {choices}; retry later", code=code)
         self.admitted += choices
         self.admitted_of[key] += choices
         try:

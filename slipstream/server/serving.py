@@ -24,18 +24,18 @@ SENT = 1.0
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open a socket that listens. Raises ParameterError if the address is in use or is no address of this machine."""
+    """Open a socket that listens. Raises ParameterError if the address is in use, or not on this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio needs it for TCP_NODELAY
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by it
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(1)  # SO_REUSEADDR: several sockets may bind, one may listen
+        listener.listen(1)  # with SO_REUSEADDR several sockets can bind, but only one can listen
     except OSError as fault:
         listener.close()
         raise ParameterError(
             f"the server cannot listen at {host}:{port} ({fault.strerror})",
-            fix="choose another --port (0: any that is free) or --host, or end the program that has it",
+            fix="give another --port (0: any free port) or --host, or end the program that uses the port",
         ) from fault
     return listener
 
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
             return
         self.should_exit = self._service.draining = True
         loop = asyncio.get_event_loop()
-        late = EngineError(f"the server stops, and the request did not end within {self._grace:g} seconds")
+        late = EngineError(f"the server is stopping, and the request did not finish within {self._grace:g} seconds")
         loop.call_soon_threadsafe(loop.call_later, self._grace, self._service.streams.end_all, late)
 
     def end(self) -> None:

@@ -136,7 +136,7 @@ def read_tool_use(given: Mapping[str, object]) -> ToolUse:
         return ToolUse(tuple(checked.values()), choice, parallel, frozenset(strict))
     name = _read_named(choice)
     if name not in checked:
-        raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+        raise ApiError(400, f"tool_choice requests {name!r}, which is not among the tools", "tool_choice")
     return ToolUse((checked[name],), "named", parallel)
 
 
@@ -149,13 +149,15 @@ def _read_named(choice: object) -> object:
 def _read_function(tool: object, where: str) -> JsonObject:
     """Read the declaration of a function, without `strict`, which chat templates do not read."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
+        raise ApiError(400, f"{where}.type must be 'function': other tools are not supported", f"{where}.type")
     asked = read_object(tool, where, ("type", "function"))
     function = read_members(asked, "function", ("name", "description", "parameters", "strict"))
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ApiError(
-            400, f"{where}.function.name is {name!r}, must be 1 to 64 of A-Z a-z 0-9 _ . -", f"{where}.function.name"
+            400,
+            f"{where}.function.name is {name!r}, must be 1 to 64 of A-Z a-z 0-9 _ . -",
+            f"{where}.function.name",
         )
     if not isinstance(function.get("description", ""), str):
         raise ApiError(400, f"{where}.function.description must be text", f"{where}.function.description")
@@ -164,6 +166,6 @@ def _read_function(tool: object, where: str) -> JsonObject:
     kind = function.get("parameters", {}).get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         where = f"{where}.function.parameters"
-        raise ApiError(400, f"{where}.type is {kind!r}, must be object: calls have named arguments", where)
+        raise ApiError(400, f"{where}.type is {kind!r}, but must be object, because calls have named arguments", where)
     read_flag(function, "strict")
     return {key: function[key] for key in ("name", "description", "parameters") if key in function}

@@ -57,7 +57,7 @@ class Decoder:
         head_host: HeadHost | None = None,
     ):
         if chunk < 1:
-            raise ParameterError(f"chunk is {chunk}, but must be at least 1", fix="choose chunk >= 1")
+            raise ParameterError(f"chunk is {chunk}, but must be at least 1", fix="give chunk >= 1")
         self.executor, self.config, self.chunk = executor, executor.config, chunk
         self.weights, self.checkpoint = weights, checkpoint
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
@@ -197,8 +197,8 @@ class Decoder:
     def _check_positions(self, positions: Seq[int]) -> None:
         if max(positions) >= self.context:
             raise TargetError(
-                f"position {max(positions)} is too large: the model has {self.context} learned positions",
-                why="later positions have no embedding",
+                f"position {max(positions)} is too large: the model has only {self.context} learned positions",
+                why="there are no embeddings for later positions",
                 fix="shorten the prompt or max_tokens",
             )
 
@@ -244,10 +244,10 @@ class DescribedDecoder(Described):
         if stored_as(checkpoint) is not None:
             settings.refuse(
                 ("quantize",),
-                "asked of a GGUF file" if checkpoint.is_gguf else "asked of a quantised checkpoint",
-                "its weights are quantised, and rounding them again would change them much more",
+                "given for a GGUF file" if checkpoint.is_gguf else "given for a quantised checkpoint",
+                "its weights are quantised already, and quantising them again would lose accuracy",
                 ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
-                + ", or give the folder of the checkpoint that it was made of",
+                + ", or give the folder of the unquantised checkpoint",
             )
         config, resolved = DecoderConfig.load(checkpoint), resolve(settings)
         chosen, refusals = choose(config, resolved)
@@ -322,8 +322,8 @@ def check_is_chain(draft: Draft) -> None:
     """Raise TargetError for a draft with siblings, in targets that run chains only."""
     if not draft.is_chain:
         raise TargetError(
-            "this model runs chains only, but the draft has siblings",
-            fix="use a drafter through LLM or Engine, which cut trees to chains",
+            "the draft is a tree, but this model verifies only chains",
+            fix="draft chains, or use LLM or Engine, which cut trees to chains",
         )
 
 
@@ -333,6 +333,6 @@ def check_fork(parent_id: int, child_id: int, length: int, computed: int | None,
     if computed is None or length > computed or begun:
         raise TargetError(
             f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
-            why=f"the parent holds {computed or 0}, and a sequence begins only once",
-            fix="fork between two runs, with another id",
+            why=f"the parent has {computed or 0} tokens, and the id of the new sequence must be unused",
+            fix="fork between two steps, with another id",
         )

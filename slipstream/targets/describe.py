@@ -40,7 +40,7 @@ def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> D
     LoadError, and ParameterError for a draft head and for a setting that is not supported."""
     opened = Checkpoint.open(checkpoint, settings.role)
     if kind := recognise(opened):
-        fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {opened}"
+        fix = f"give it as the draft of its target: slipstream bench -m TARGET --draft {opened}"
         model = "a draft model" if settings.role == "draft" else "a model"
         raise ParameterError(f"{str(opened)!r} is a draft head ({kind}), not {model}", fix=fix)
     if opened.is_gguf:
@@ -49,8 +49,8 @@ def describe(checkpoint: CheckpointName, settings: LoadSettings = DEFAULTS) -> D
         settings.refuse(
             ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
             "given with a GGUF file",
-            "only a checkpoint can be merged with an adapter, or run by transformers",
-            "leave it out, or give the folder of the checkpoint that the file was made of",
+            "an adapter cannot be merged into a GGUF file, and transformers cannot run it",
+            "leave it out, or give the folder of the checkpoint that the file was made from",
         )
         return DescribedDecoder.of(opened, settings)
     settings.check_device_map()
@@ -87,8 +87,8 @@ def adopt(model: object, settings: LoadSettings, progress: Progress | None = Non
         settings.refuse(
             tuple(settings.given),
             "given with a loaded target",
-            "the target is loaded already, and would ignore the setting",
-            "give the path of the checkpoint, or load the target with it: Decoder.load(path, ...)",
+            "a loaded target would ignore the setting",
+            "give the path of the checkpoint instead, or load the target with the setting: Decoder.load(path, ...)",
         )
         return model
     if isinstance(model, CheckpointName):
@@ -120,19 +120,20 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
         ("lora", "device_map"),
         "given with a loaded model",
         "a loaded model keeps its weights and its device",
-        "give its folder, or merge by peft (merge_and_unload), or load it by from_pretrained(..., device_map=...)",
+        "give the model's folder, or merge with peft (merge_and_unload), or use from_pretrained(..., device_map=...)",
     )
     places = {str(weight.device) for weight in module.parameters()}
     if len(places) > 1 or "meta" in places:  # "meta": offloaded weights
         if settings.device is not None:
             raise ParameterError(
-                f"device is {str(settings.device)!r}, but the loaded model is spread over several", fix="leave it out"
+                f"device is {str(settings.device)!r}, but the model is spread over several devices",
+                fix="leave it out",
             )
         if settings.executor not in (AUTO, TRANSFORMERS):
             raise ParameterError(
                 f"executor is {settings.executor!r}, but the loaded model is spread over several devices",
                 why="our own decoder runs on one device",
-                fix="leave it out: transformers runs it",
+                fix="leave executor out: transformers runs the model",
             )
         why = "the model is spread over several devices"
     else:
@@ -140,7 +141,8 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
         wanted = here if settings.device is None else torch.device(settings.device)
         if wanted.type != here.type or wanted.index not in (None, here.index):
             raise ParameterError(
-                f"device is {str(wanted)!r}, but the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
+                f"device is {str(wanted)!r}, but the loaded model is on {str(here)!r}",
+                fix=f"move the model first: model.to({str(wanted)!r})",
             )
         if settings.executor == TRANSFORMERS:
             return around(cast("PreTrainedModel", module), settings)

@@ -171,13 +171,13 @@ class MemoryPlan:
         if self.headroom < 0:
             most, cache = self.most_tokens, f"a KV cache for {self.kv_tokens} tokens"
             many = "a sequence" if self.sequences == 1 else f"{self.sequences} sequences"
-            states = f"the states of {many} ({size(self.per_sequence)} each)"
+            states = f"the recurrent states of {many} ({size(self.per_sequence)} each)"
             parts = {"weights": self.weights, "the draft's weights": self.draft, cache: self.kv, states: self.states,
                      "states of earlier texts": self.snapshots}  # fmt: skip
             needed = ", ".join(f"{size(count)} for {what}" for what, count in parts.items() if count)
             raise LoadError(
-                f"{size(self.available)} of memory are free, and {needed} are needed",
-                fix=f"choose at most kv_tokens={most}" if most else "choose a smaller model, or quantize it",
+                f"{size(self.available)} of memory are free, but {needed} are needed",
+                fix=f"give kv_tokens={most} or less" if most else "use a smaller model, or quantize",
             )
 
 

@@ -80,14 +80,14 @@ class PairReport:
         if self.ordinary:
             return _other_tokens(
                 f"{names} do not share a vocabulary: {len(self.ordinary)} of {self.common} common ids map to different "
-                f"tokens, the first (id: target / draft): {'; '.join(map(str, self.differences))}"
+                f"tokens; the first are (id: target / draft) {'; '.join(map(str, self.differences))}"
             )
         for whole, other in ((target, draft), (draft, target)):  # a token may have no row in the other head
             width = other.config.vocab_size
             if whole.token_map and not other.token_map and max(whole.token_map.tokens, default=0) >= width:
                 return _other_tokens(
                     f"{names} do not share a vocabulary: {str(whole.checkpoint)!r} has {len(whole.token_map.tokens)} "
-                    f"tokens, {str(other.checkpoint)!r} has an output of {width} ids and no tokenizer to compare"
+                    f"tokens, but {str(other.checkpoint)!r} has only {width} logits, and no tokenizer to compare"
                 )
         neither = target.token_map is draft.token_map is None
         return width_fault(target.config.vocab_size, draft.config.vocab_size) if neither else None
@@ -113,8 +113,8 @@ class PairReport:
             )
         if draft.context < target.context:
             notes.append(
-                f"the draft's context is {draft.context} tokens, the target's {target.context}: drafting stops at "
-                f"{draft.context}, plain decoding continues"
+                f"the draft model's context is {draft.context} tokens, the target's {target.context}: after "
+                f"{draft.context} tokens, decoding continues without drafts"
             )
         return tuple(notes)
 
@@ -161,8 +161,8 @@ def _describe(model: CheckpointName | Described, role: str) -> Described:
     if isinstance(model, Described):
         return model
     raise ParameterError(
-        f"the {role} is a {type(model).__name__}",
-        why="tokens are compared, and a model in memory has no tokenizer",
+        f"the {role} is a model in memory, of the class {type(model).__name__}",
+        why="the check compares tokenizers, and a model in memory has none",
         fix="give the folder, hub id or GGUF file that the model was loaded from, or 'embedded'",
     )
 
@@ -176,7 +176,7 @@ def kind_fault(target: bool, draft: bool) -> PairError | None:
         return None
     return PairError(
         f"the target is {_KIND[target]}, but the draft model is {_KIND[draft]}",
-        why="a decoder continues a prompt, an encoder-decoder answers a source: they read different inputs",
+        why="a decoder continues a prompt, and an encoder-decoder answers a source text",
         fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs no draft model",
     )
 
@@ -186,16 +186,16 @@ def width_fault(target: int, draft: int) -> PairError | None:
     if not differ(target, draft):
         return None
     return _other_tokens(
-        f"the target has an output of {target} ids, the draft model one of {draft}, and there are no two tokenizers to "
-        "compare: the difference is too large to be padding"
+        f"the target has {target} logits, the draft model {draft}: a difference too large to be padding, and there are "
+        "no tokenizers to compare"
     )
 
 
 def _other_tokens(problem: str) -> PairError:
     return PairError(
         problem,
-        why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
+        why="draft tokens are token ids, so nearly all would be rejected, and decoding would be slower",
         fix="use a draft model of the target's family (see `slipstream info TARGET DRAFT`), the drafter 'ngram', which "
-        "needs no second model, or draft_tokenizer='string' (--draft-tokenizer), with which the draft model keeps its "
-        "tokenizer",
+        "needs no draft model, or draft_tokenizer='string' (--draft-tokenizer string), which translates draft tokens "
+        "from one tokenizer to the other",
     )

@@ -85,7 +85,7 @@ def measure_costs(
     plain  True: one row costs as much as a step of plain decoding, of which several may run in one call (see
            `core.plain`). False: one row costs as much as a single step without a draft."""
     if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
-        raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
+        raise ParameterError(f"rows is {tuple(rows)}", fix="give increasing numbers that begin with 1")
     check_integer("past", past, 1)
     check_integer("repeats", repeats, 1)
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]

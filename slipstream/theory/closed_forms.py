@@ -97,14 +97,14 @@ def geometric_rates(alpha: float, gamma: int) -> list[float]:
 def check_rates(rates: Seq[float]) -> None:
     """Raise ParameterError unless these can be rates by position: one or more in [0, 1] that never rise."""
     if not rates:
-        raise ParameterError("no rates by position are given", fix="give one for each position, e.g. 0.73, 0.52, 0.35")
+        raise ParameterError("no acceptance rate was given", fix="give one for each position: 0.73, 0.52, 0.35")
     for j, rate in enumerate(rates, start=1):
         check_number(f"the rate at position {j}", rate, 0.0, 1.0)
         if j > 1 and rate > rates[j - 2]:
             raise ParameterError(
                 f"the rate at position {j} is {rate:g}, above {rates[j - 2]:g} at position {j - 1}",
-                why="a draft token is accepted only if all before it are, so rates fall with the position",
-                fix="give shares of all steps, not of the steps that accepted the draft token before",
+                why="a draft token is accepted only if all tokens before it are accepted, so rates cannot rise",
+                fix="give each rate as a share of all steps, not of the steps that accepted the token before",
             )
 
 
@@ -174,7 +174,8 @@ def predict(
         check_rates(drafted)
         if len(drafted) != len(position_rates):
             raise ParameterError(
-                f"{len(position_rates)} rates by position but {len(drafted)} shares of steps are given"
+                f"{len(position_rates)} rates by position were given, but {len(drafted)} shares of steps",
+                fix="give one share for each rate",
             )
     if tokens is not None:
         check_integer("tokens", tokens, 1)

@@ -27,11 +27,12 @@ class CostCurve(Strict):
         if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
             raise ParameterError(
                 f"the rows of a cost curve must begin with 1 and increase, but are {self.rows}",
-                fix="give increasing numbers from 1 on",
+                fix="give increasing numbers that begin with 1",
             )
         if len(self.seconds) != len(self.rows) or not all(0 < s < float("inf") for s in self.seconds):
             raise ParameterError(
-                f"seconds of a cost curve are {self.seconds} for {len(self.rows)} row counts", fix="give one each, > 0"
+                f"the seconds of a cost curve are {self.seconds}, for {len(self.rows)} row counts",
+                fix="give a number > 0 for each row count",
             )
 
     @staticmethod

@@ -20,7 +20,7 @@ ASSUMED_ACCEPTANCE = 0.7
 LONGEST_DRAFT = 16
 """Longest draft that is considered, unless another limit is given."""
 
-WEIGHTS_READ = "memory-bound: costs by the bytes of weights read"
+WEIGHTS_READ = "memory-bound: cost proportional to the size of the weights"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def forecast(rates: Rates, costs: ForecastCosts, draft_tokens: int | None = None
     if draft_tokens > len(rates.by_position):
         raise ParameterError(
             f"draft_tokens is {draft_tokens}, but {len(rates.by_position)} rates were given",
-            why="acceptance at deeper positions is unknown",
-            fix=f"choose at most {len(rates.by_position)} draft tokens",
+            why="the acceptance rate at later positions is unknown",
+            fix=f"give at most {len(rates.by_position)} draft tokens, or more rates",
         )
     return Forecast(rates, costs, draft_tokens)

@@ -54,10 +54,10 @@ class TreeShape:
             raise ParameterError(f"a tree has {len(self.parents)} parents but {len(self.ranks)} ranks")
         for i, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
             if not -1 <= parent < i or rank < 0:
-                raise ParameterError(f"node {i} of a tree has parent {parent} and rank {rank}")
+                raise ParameterError(f"node {i} of a tree has the invalid parent {parent} or rank {rank}")
         if len(set(self.paths)) < len(self):
             twice = next(path for path in self.paths if self.paths.count(path) > 1)
-            raise ParameterError(f"path {twice} is twice in a tree", why="two equal siblings cannot both be accepted")
+            raise ParameterError(f"path {twice} is twice in a tree", why="siblings must differ", fix="remove one")
 
     @staticmethod
     def of_paths(paths: Seq[Seq[int]]) -> TreeShape:
@@ -67,7 +67,7 @@ class TreeShape:
         for path in sorted((tuple(p) for p in paths), key=lambda path: (len(path), path)):
             if not path or path[:-1] not in places:
                 raise ParameterError(
-                    f"path {list(path)} of a tree has no parent", fix="list every beginning of each path too"
+                    f"path {list(path)} of a tree has no parent", fix="list the path of each parent, too"
                 )
             places.setdefault(path, len(parents))
             parents.append(places[path[:-1]])
@@ -138,8 +138,8 @@ def by_depth(acceptance: Acceptance) -> Callable[[int], Seq[Number]]:
     for row in rows:
         if any(not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
             raise ParameterError(
-                f"{tuple(row)} cannot be the acceptance probabilities of siblings",
-                why="each is in [0, 1], and since only one can be accepted they sum to at most 1",
+                f"{tuple(row)} was given as acceptance probabilities of siblings",
+                why="each must be in [0, 1] and their sum at most 1, because only one sibling can be accepted",
                 fix="give each rank its own probability, not the sum up to this rank",
             )
 
@@ -156,7 +156,7 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
     if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks."""
     at = by_depth(acceptance)
     if nodes < 0:
-        raise ParameterError(f"a tree cannot have {nodes} nodes", fix="choose at least 0")
+        raise ParameterError(f"a tree with {nodes} nodes was requested", fix="give a number of nodes >= 0")
     parents, ranks, order = list[int](), list[int](), count()
     waiting: list[tuple[Number, int, int, int, int]] = []  # (-chance, depth, arrival, parent, rank), likeliest first
 

@@ -84,10 +84,10 @@ def gguf_tokenizer(header: GgufHeader) -> FolderTokenizer | None:
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre") or "default"
     if WHOLE not in metadata and kind not in ("llama", "gemma4") and not (kind == "gpt2" and split in SAME_SPLIT):
         raise LoadError(
-            f"the tokenizer of {header.path.name} ({kind}, {split}) is of an unknown kind",
-            why=f"its texts would be split wrongly; known kinds are llama, gemma4, and gpt2 with {', '.join(SPLITS)}",
-            fix="pass the checkpoint's tokenizer: LLM(file, tokenizer=AutoTokenizer.from_pretrained(...)); or let "
-            "llama-server run the file, measured with --base-url",
+            f"{header.path.name} has a tokenizer of an unknown kind ({kind}, {split})",
+            why=f"texts would be tokenized wrongly; known kinds are llama, gemma4, and gpt2 with {', '.join(SPLITS)}",
+            fix="give the checkpoint's tokenizer: LLM(file, tokenizer=AutoTokenizer.from_pretrained(...)); or let "
+            "llama-server run the file, and measure that server with --base-url",
         )
     try:
         if WHOLE in metadata:
@@ -182,7 +182,7 @@ def _add_special(header: GgufHeader, backend: Tokenizer, defaults: Mapping[str, 
     used = [role for role, given in around.items() if metadata.get(f"tokenizer.ggml.add_{role}_token", given)]
     ids_of = {role: i if (i := header.token_id(role)) in texts else defaults.get(role, -1) for role in used}
     if nameless := [role for role, i in ids_of.items() if i not in texts]:
-        raise ValueError(f"it puts {nameless[0].upper()} around a text, but names no such token")
+        raise ValueError(f"it adds {nameless[0].upper()} to texts, but does not define this token")
     if used:
         single = [*used[: "bos" in used], "$A", *used["bos" in used :]]
         backend.post_processor = processors.TemplateProcessing(

@@ -11,7 +11,7 @@ from slipstream.tokens.folder_tokenizer import FolderTokenizer, open_folder, tra
 from slipstream.tokens.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
-_FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts"
+_FIX = "put tokenizer.json and tokenizer_config.json next to the weights, or give token ids as prompts"
 
 
 @read_once
@@ -34,7 +34,7 @@ def load_tokenizer(checkpoint: CheckpointName) -> Tokenizer:
     opened = Checkpoint.open(checkpoint)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:
-        fix = "convert the model with its tokenizer, or pass token ids as prompts" if opened.is_gguf else _FIX
+        fix = "convert the model with its tokenizer, or give token ids as prompts" if opened.is_gguf else _FIX
         raise LoadError(f"{opened} has no tokenizer", fix=fix)
     return tokenizer
 

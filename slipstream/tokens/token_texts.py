@@ -164,16 +164,16 @@ class TokenTexts:
             ids = self.ids(probe)
             if self.unknown not in ids and (text := self.bytes_of(ids).decode("utf-8", "replace")) != probe:
                 raise PairError(
-                    f"the tokenizer of {self.of} changes text: {probe!r} becomes {text!r}",
+                    f"the tokenizer of {self.of} does not preserve text: {probe!r} becomes {text!r}",
                     why="the draft model would read and write a different text from the target's",
-                    fix="use a draft model with a tokenizer that keeps text, or a drafter without a model, as 'suffix'",
+                    fix="use a draft model whose tokenizer preserves text, or a drafter without a model: 'suffix'",
                 )
 
 
 def _unreadable(of: str, what: str) -> PairError:
     return PairError(
-        f"the tokenizer of {of} cannot be compared: {what}",
-        why="tokens of different tokenizers are compared by the bytes that they write",
+        f"the tokenizer of {of} cannot be compared with the other one: {what}",
+        why="tokenizers are compared by the bytes of their tokens",
         fix="put a tokenizer.json next to the weights, or use a draft model with the target's tokenizer",
     )
 

@@ -70,8 +70,8 @@ class DocumentEncoder:
         if not chats:
             raise DataError(
                 f"{document.key} is a conversation, but the target has no chat template",
-                why="the prompt format of the target is unknown",
-                fix='give {"prompt", "response"} or {"text"} instead',
+                why="without a template, the prompt format of the target is unknown",
+                fix='write it as {"prompt": ..., "response": ...} or {"text": ...}',
             )
         answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
         cuts = [(count, opening) for i in answers for count, opening in ((i, True), (i + 1, False))]
@@ -83,8 +83,8 @@ class DocumentEncoder:
             text = self._render(document.key, turns[:count], opening)
             if not text.startswith(shown):
                 raise DataError(
-                    f"{document.key}: the chat template rewrites earlier turns",
-                    why="then it is unknown which tokens are answers",
+                    f"{document.key}: the chat template changes earlier turns of a conversation when a turn follows",
+                    why="it is unknown which tokens belong to the answers",
                     fix="split the conversation into single exchanges",
                 )
             pieces.append((text[len(shown) :], count - 1 in answers and not opening))
@@ -95,14 +95,14 @@ class DocumentEncoder:
         try:
             text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opening)
         except Exception as fault:  # a template can raise any exception
-            raise DataError(f"{key}: the chat template fails ({fault})", fix="correct the messages") from fault
+            raise DataError(f"{key}: the chat template refuses it ({fault})", fix="correct the messages") from fault
         return text  # type: ignore[no-any-return]
 
 
 def check_data(data: Iterable[str], tokenizer: Tokenizer | None) -> None:
     """Refuse sources that do not exist, are empty, or are not text, before any work is done. Raises DataError."""
     if not (names := list(data)):
-        raise DataError("no training data was named", fix="give --data, e.g. a folder of text files")
+        raise DataError("no training data was given", fix="give --data, such as a folder of text files")
     for name in names:
         check_documents(name)
     for name in names:
@@ -111,11 +111,11 @@ def check_data(data: Iterable[str], tokenizer: Tokenizer | None) -> None:
         if tokenizer is None:
             raise DataError(
                 f"training data {name!r} is text, but the target has no tokenizer",
-                fix="put tokenizer.json into the folder of its weights, or give a .bin stream of ids",
+                fix="put tokenizer.json into the folder of its weights, or give a .bin file of token ids",
             )
         # Reads all documents, to check that they are text.
         if not sum(bool(d.text or d.turns) for d in read_documents(name)):
-            raise DataError(f"training data {name!r} holds no text", fix="give a file that does")
+            raise DataError(f"training data {name!r} contains no text", fix="give a file with text")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def prepare_data(
             if len(stream.tokens) <= length:
                 raise DataError(
                     f"training data {name!r} is too short: {len(stream.tokens)} tokens in its {split} split, "
-                    f"a window takes {length + 1}",
+                    f"but a window needs {length + 1}",
                     fix="give more text, or a smaller --length",
                 )
             streams.append(stream)
@@ -216,9 +216,9 @@ def _read_documents(name: str, encoder: DocumentEncoder, vocab_size: int) -> Ite
     stream = TokenStream.open(Path(name), whole=False)
     if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
         raise DataError(
-            f"the stream {name!r} holds id {int(stream.tokens.max())}; the target's vocabulary is 0..{vocab_size - 1}",
+            f"{name!r} contains id {int(stream.tokens.max())}, but the target's vocabulary is 0..{vocab_size - 1}",
             why="the stream was made with another tokenizer",
-            fix="give the text itself",
+            fix="give the text instead of the token stream",
         )
     for i, (ids, mask) in enumerate(stream.documents()):
         yield place_of_text(f"{i}:{ids[:256]}"), (ids, mask)
@@ -235,8 +235,8 @@ def _split(documents: Iterable[tuple[float, Marked]], share: float, length: int)
     heldout, train = (sum(len(ids) for ids, _ in splits[split]) for split in ("heldout", "train"))
     if heldout + train <= 2 * length + 2:
         raise DataError(
-            f"the training data is too short: {heldout + train} tokens",
-            why=f"a window of {length + 1} is needed for training and one for the held-out text",
+            f"the training data has only {heldout + train} tokens",
+            why=f"training needs at least one window of {length + 1} tokens, and evaluation another",
             fix="give more text, or a smaller --length",
         )
     need = 0 if heldout > length else max(length + 1 - heldout, int(share * (heldout + train)))

@@ -61,7 +61,8 @@ class DFlashObjective(Objective):
         mask = c.vocab_size - 1 if options.mask_token is None else options.mask_token
         if mask >= c.vocab_size:
             raise ParameterError(
-                f"mask_token is {mask}, but the target's ids end at {c.vocab_size - 1}", fix="choose a rare one"
+                f"mask_token is {mask}, but the target's vocabulary is 0..{c.vocab_size - 1}",
+                fix="give a rare token",
             )
         reads = choose_taps(c.layers, options.taps, 1)
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))

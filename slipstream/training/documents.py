@@ -73,16 +73,16 @@ def check_documents(name: str) -> None:
     if path.suffix == ".bin" and not path.with_suffix(".starts.npy").is_file():
         raise DataError(
             f"training data {name!r} has no {path.with_suffix('.starts.npy').name} next to it",
-            why="a .bin file is a stream of token ids, and its .starts.npy says where documents begin",
-            fix="give the text itself, or a stream that a training run wrote",
+            why="a .bin file contains token ids, and its .starts.npy says where documents begin",
+            fix="give the text itself, or a .bin file that a training run wrote",
         )
     if path.is_file() and not path.stat().st_size:
-        raise DataError(f"training data {name!r} is empty", fix="give a file that holds text")
+        raise DataError(f"training data {name!r} is empty", fix="give a file with text")
     if not any(files_of(path)):
         raise DataError(
-            f"the folder {name!r} holds no text files",
-            why=f"looked for .txt, .md, .py, .jsonl and {len(TEXT) - 3} other extensions",
-            fix="name the files themselves if they have other extensions",
+            f"the folder {name!r} contains no text files",
+            why=f"Slipstream looks for .txt, .md, .py, .jsonl and {len(TEXT) - 3} other extensions",
+            fix="give the names of files that have other extensions",
         )
 
 
@@ -118,7 +118,7 @@ def _decode(path: Path) -> str:
     if b"\0" in raw:
         raise DataError(
             f"{path} is not text: byte {raw.index(0)} is zero",
-            why="supported are text files, folders of them, JSON lines and .bin streams",
+            why="supported are text files, folders of text files, JSON lines and .bin files of token ids",
             fix='convert it to JSON lines with one {"text": ...} per line',
         )
     try:
@@ -126,7 +126,7 @@ def _decode(path: Path) -> str:
     except UnicodeDecodeError as fault:
         raise DataError(
             f"{path} is not UTF-8 text: byte {fault.start} is {raw[fault.start]:#04x}",
-            fix="convert it to UTF-8, or leave it out",
+            fix="convert the file to UTF-8, or leave it out",
         ) from fault
 
 
@@ -135,7 +135,10 @@ def _read_records(path: Path, key: str) -> Iterator[Document]:
     if path.suffix.lower() == ".json":
         whole = _parse(text, path, 1, "correct the file")
         if not isinstance(whole, list):
-            raise DataError(f"{path} holds one JSON {type(whole).__name__}, not a list of records", fix="see --help")
+            raise DataError(
+                f"{path} contains a JSON {type(whole).__name__}, but must contain a list of records",
+                fix="write [...] around them, or one per line in a .jsonl file",
+            )
         for i, record in enumerate(whole, 1):
             yield _read_document(record, f"{path}, record {i}", f"{key}:{i}")
         return
@@ -149,12 +152,12 @@ def _parse(text: str, path: Path, first_line: int, fix: str) -> object:
     try:
         return parse_json(text)
     except json.JSONDecodeError as fault:
-        raise DataError(f"{path}, line {first_line + fault.lineno - 1}: not JSON ({fault.msg})", fix=fix) from fault
+        raise DataError(f"{path}, line {first_line + fault.lineno - 1} is not JSON ({fault.msg})", fix=fix) from fault
 
 
 def _read_document(record: object, where: str, key: str) -> Document:
     if not isinstance(record, dict):
-        raise DataError(f"{where}: a {type(record).__name__}, not an object", fix='write {"text": ...}')
+        raise DataError(f"{where} is a JSON {type(record).__name__}, but must be an object", fix='write {"text": ...}')
     talk = next((record[name] for name in _TALKS if name in record), None)
     if talk is not None:
         return Document(key, turns=_read_turns(talk, where))
@@ -166,26 +169,29 @@ def _read_document(record: object, where: str, key: str) -> Document:
     if "text" in record:
         return Document(key, _check_text(record["text"], f"{where}: text"))
     raise DataError(
-        f"{where}: no known field, only " + ", ".join(map(repr, sorted(record)[:8])),
-        why='known fields are {"text"}, {"prompt", "response"} and {"messages"}',
-        fix="rename the fields",
+        f"{where} has none of the known fields, only " + ", ".join(map(repr, sorted(record)[:8])),
+        why="known fields are text, prompt with response, and messages",
+        fix="rename the fields of the records",
     )
 
 
 def _read_turns(talk: object, where: str) -> tuple[Turn, ...]:
     if not isinstance(talk, list) or not talk:
-        raise DataError(f"{where}: the conversation is {'empty' if talk == [] else type(talk).__name__}, not a list")
+        raise DataError(
+            f"{where}: the conversation is {'empty' if talk == [] else type(talk).__name__}, not a list",
+            fix='write [{"role": ..., "content": ...}, ...]',
+        )
     turns = []
     for i, turn in enumerate(talk):
         said = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
         role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
         if role not in _ROLES:
-            raise DataError(f"{where}, turn {i + 1}: the role is {role!r}", fix="use " + ", ".join(sorted(_ROLES)))
+            raise DataError(f"{where}, turn {i + 1}: unknown role {role!r}", fix="use " + ", ".join(sorted(_ROLES)))
         turns.append({"role": _ROLES[role], "content": _check_text(said, f"{where}, turn {i + 1}: content")})
     return tuple(turns)
 
 
 def _check_text(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise DataError(f"{where} is {type(value).__name__}, not a string", fix="write text there")
+        raise DataError(f"{where} is {type(value).__name__}, but must be a string", fix="write text there")
     return value

@@ -62,9 +62,9 @@ class DraftObjective(ModelObjective):
             self.module = load_trainable(Checkpoint.open(options.start, "draft"))
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
-                    f"the draft {options.start!r} has {len(self.module.table)} ids, but the target has {c.vocab_size}",
+                    f"the draft model {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
                     why="the draft model is trained on the target's probability of each id",
-                    fix="start from a draft of the target's vocabulary, or from scratch",
+                    fix="give --start a draft model with the target's vocabulary, or leave --start out",
                 )
         self.module.to(teacher.device, teacher.dtype)
         self.mask: int | None = getattr(self.module.lm.config, "pard_token", None)

@@ -126,16 +126,16 @@ def load_start(options: EagleOptions, teacher: Teacher) -> EagleHead:
     if asked:
         raise ParameterError(
             f"--start does not work with {', '.join('--' + name.replace('_', '-') for name in asked)}",
-            why="a head that is continued keeps its shape and its draft vocabulary",
-            fix="leave these options out, or --start",
+            why="a head that is trained further keeps its shape and its draft vocabulary",
+            fix="leave out these options, or --start",
         )
     head, c = load_eagle(options.start, teacher.config.layers), teacher.config
     of_head, of_target = (head.config.target_hidden, head.config.decoder.vocab_size), (c.hidden_size, c.vocab_size)
     if head.config.version != 3 or head.config.mask_token is not None or of_head != of_target:
         raise ParameterError(
             f"training for this target cannot start from the head {options.start!r}",
-            why=f"it must be an EAGLE-3 head that drafts chains, for {of_target[1]} ids and a width of {of_target[0]}",
-            fix="choose a head that was trained for this target, or train from scratch",
+            why=f"it must be an EAGLE-3 head, not parallel, for {of_target[1]} ids and a width of {of_target[0]}",
+            fix="give a head that was trained for this target, or leave --start out",
         )
     return head.train().requires_grad_(True)
 

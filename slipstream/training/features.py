@@ -127,7 +127,7 @@ class HiddenCache:
         free = shutil.disk_usage(next(each for each in folder.absolute().parents if each.exists())).free
         if need * 1.1 > free:
             raise TrainingError(
-                f"the hidden states take {size(need)}, but the disk of {folder} has {size(free)} free",
+                f"the hidden states take {size(need)}, but the disk of {folder} has only {size(free)} free",
                 why="the run would stop when the disk is full",
                 fix="free some space, choose another --out, or remove --cache-hidden",
             )
@@ -141,8 +141,8 @@ class HiddenCache:
                     whole = torch.stack([states[tap] for tap in self.taps], 1).cpu()  # [rows, taps, T, d]
                     if (most := float(whole.abs().max())) > torch.finfo(torch.float16).max:
                         raise TrainingError(
-                            f"the hidden states reach {most:.0f}, but float16 ends at 65504",
-                            fix="remove --cache-hidden: the states are then computed when needed",
+                            f"the hidden states reach {most:.0f}, but the maximum of float16 is 65504",
+                            fix="remove --cache-hidden; the states are then computed when they are needed",
                         )
                     file.write(whole.half().numpy().tobytes())
                     say(windows.stop * self.length, self.count * self.length)

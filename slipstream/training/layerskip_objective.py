@@ -61,13 +61,13 @@ class LayerSkipObjective(ModelObjective):
     def __init__(self, teacher: Teacher, options: LayerSkipOptions, seed: int = 0):
         super().__init__(teacher, options, options.depth)
         if teacher.decoder.checkpoint is None:
-            raise TrainingError("the target has no folder to train it from", fix="give a folder or hub id")
+            raise TrainingError("the target is a model in memory, not a checkpoint", fix="give a folder or hub id")
         self.seed, self.module = seed, load_trainable(teacher.decoder.checkpoint)
         self.module.to(teacher.device, teacher.dtype)
         layers = self.module.depth
         self.exit = max(1, layers // 2) if options.exit is None else options.exit
         if not 0 < self.exit < layers:
-            raise ParameterError(f"exit is {self.exit}; the target has {layers} layers", fix=f"choose 1..{layers - 1}")
+            raise ParameterError(f"exit is {self.exit}, the target has {layers} layers", fix=f"give 1 to {layers - 1}")
         self.begin_step(0)
 
     def begin_step(self, step: int) -> None:

@@ -73,7 +73,7 @@ class Loop:
         names = {str(i): s for i, s in enumerate(streams)}
         if config.shares is not None and len(config.shares) != len(streams):
             raise ParameterError(
-                f"{len(config.shares)} shares for {len(streams)} sources of data",
+                f"{len(config.shares)} shares were given for {len(streams)} sources of data",
                 fix="give one --share for each --data",
             )
         by_size = [float(len(s.windows(config.length))) for s in streams]
@@ -167,7 +167,7 @@ class Loop:
                 whole = False
             if not whole:
                 file.truncate(end)
-                print(f"a line of {path} could not be written: is the disk full? The run continues.")
+                print(f"a line of {path} could not be written. Is the disk full? The run continues.")
 
     def run(self) -> dict[str, float]:
         """Train until the budget is spent, a signal arrives, or `max_steps` steps are done. Returns the last

@@ -19,8 +19,8 @@ COUNT, TWO, FROM_ZERO, POSITIVE = integer(1), integer(2), integer(0), number(0.0
 SHARE = number(0.0, 1.0)
 OPTIMISERS = ("adamw", "muon")
 DECAYS = number(0.0, 1.0, open_low=True)
-DEPTH = option(4, "Draft length for which acceptance is simulated.", check=COUNT)
-TAPS = option(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
+DEPTH = option(4, "Draft length (number of draft tokens) of the simulated acceptance length.", check=COUNT)
+TAPS = option(None, "Layer of the target whose states the head reads; repeatable.", "--tap", shown="low, middle, high")
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class MedusaOptions(Strict):
     """Settings of Medusa heads. own_head: each head has its own lm_head, initialised with the target's; otherwise all
     heads use the target's lm_head."""
 
-    heads: int = option(4, "Number of heads; each predicts one position further.", check=COUNT)
+    heads: int = option(4, "Number of heads; head k predicts the token k positions ahead.", check=COUNT)
     layers: int = option(1, "Residual blocks per head.", check=COUNT)
-    own_head: bool = option(True, "Train a separate lm_head for each head.")
+    own_head: bool = option(True, "Train a separate lm_head for each head, instead of using the target's.")
     decay: float = option(0.8, "Weight of head k in the loss is decay^k.", check=DECAYS)
 
 
@@ -40,13 +40,16 @@ class EagleOptions(Strict):
     and draft vocabulary. In `speculators` and SpecForge, parallel heads have four layers."""
 
     start: str | None = option(None, "EAGLE-3 head to continue from: folder or hub id.", shown="from scratch")
-    steps: int = option(4, "Number of training-time test steps.", check=COUNT)
+    steps: int = option(4, "Number of draft steps that training simulates (training-time test).", check=COUNT)
     parallel: bool = option(
         False, "Train a head that drafts in one pass (P-EAGLE, arXiv 2602.01469).", "--parallel/--no-parallel"
     )
     layers: int = option(1, "Number of layers of the head.", check=COUNT)
     draft_vocab: int | None = option(
-        None, "Number of token ids that the head can draft.", shown="8192 to 32768, by the target's size", check=COUNT
+        None,
+        "Size of the draft vocabulary: number of tokens that the head can draft.",
+        shown="8192 to 32768, by the target's size",
+        check=COUNT,
     )
     taps: Seq[int] | None = TAPS
     intermediate: int | None = option(None, "Width of the MLP of the head.", shown="the target's", check=COUNT)
@@ -57,12 +60,12 @@ class EagleOptions(Strict):
 class DFlashOptions(Strict):
     """Settings of DFlash heads. A block has a row for the last token, and one for each draft token."""
 
-    block: int = option(8, "Rows of a block: one more than the number of draft tokens.", check=TWO)
+    block: int = option(8, "Size of a block: the number of draft tokens plus one.", check=TWO)
     layers: int = option(2, "Number of layers of the head.", check=COUNT)
     intermediate: int | None = option(None, "Width of the MLPs of the head.", shown="the target's", check=COUNT)
-    anchors: int = option(16, "Blocks that are trained in each window.", check=COUNT)
+    anchors: int = option(16, "Number of blocks that are trained in each window of text.", check=COUNT)
     mask_token: int | None = option(
-        None, "Token id of the masks of a block, best a rare one.", shown="the last", check=FROM_ZERO
+        None, "Token id of the mask token, which should be a rare token.", shown="the last", check=FROM_ZERO
     )
     taps: Seq[int] | None = TAPS
     markov_rank: int = option(0, "Width of a Markov head (DSpark, arXiv 2607.05147); 0: none.", check=FROM_ZERO)
@@ -91,17 +94,20 @@ class DraftOptions(Strict):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parallel and self.depth < 2:
-            raise ParameterError("a parallel draft model cannot draft one token only", fix="give --depth 2 or more")
+            raise ParameterError(
+                "--parallel was given with --depth 1, but a parallel draft model drafts several tokens",
+                fix="give --depth 2 or more",
+            )
         if self.heads % self.kv_heads:
             raise ParameterError(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",
-                why="each key head serves a whole group of query heads",
+                why="each KV head is shared by the same number of query heads",
                 fix="change one of them",
             )
         if self.hidden_size % (2 * self.heads):
             raise ParameterError(
                 f"hidden_size={self.hidden_size} is not a multiple of twice heads={self.heads}",
-                why="the dimensions of a head are rotated in pairs",
+                why="rotary embeddings rotate pairs of dimensions of a head",
                 fix="change one of them",
             )
 
@@ -117,9 +123,9 @@ class LayerSkipOptions(Strict):
     """
 
     exit: int | None = option(
-        None, "Exit layer for which acceptance is simulated.", shown="half of the layers", check=COUNT
+        None, "Exit layer of the simulated acceptance length.", shown="half of the layers", check=COUNT
     )
-    p_max: float = option(0.1, "Layer dropout rate of the last layer.", check=number(0.0, 0.99))
+    p_max: float = option(0.1, "Maximum layer dropout rate, which the last layer has.", check=number(0.0, 0.99))
     exit_scale: float = option(0.3, "Weight of the early exits in the loss.")
     rotation: int = option(7, "Each exit contributes to the loss once in this many steps.", check=FROM_ZERO)
     depth: int = DEPTH
@@ -190,7 +196,7 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
     if (tokens is None) == (minutes is None):
         raise ParameterError(
             "no training budget is given" if tokens is None else "two training budgets are given",
-            why="the learning rate is a function of the spent share of exactly one budget",
+            why="the learning rate depends on how much of the budget is used, so exactly one budget is needed",
             fix="give budget_minutes or budget_tokens, e.g. --budget-minutes 60",
         )
 
@@ -206,34 +212,32 @@ class LoopConfig(Strict):
     """
 
     PANEL: ClassVar[str] = "Training"
-    budget_minutes: float | None = option(None, "Training time of the whole run, in minutes.", check=POSITIVE)
+    budget_minutes: float | None = option(None, "Training time of the complete run, in minutes.", check=POSITIVE)
     budget_tokens: int | None = option(
-        None, "Training tokens, instead of minutes; the result is then reproducible by seed.", check=COUNT
+        None, "Number of training tokens, instead of minutes; the seed then makes the result reproducible.", check=COUNT
     )
     length: int = option(512, "Tokens per window.", check=integer(8))
-    rows: int = option(8, "Windows per optimiser step.", check=COUNT)
-    micro_rows: int | None = option(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
+    rows: int = option(8, "Number of windows of text per optimiser step.", check=COUNT)
+    micro_rows: int | None = option(None, "Number of windows per forward pass; fewer need less memory.", check=COUNT)
     lr: float = option(None, "Peak learning rate.", shown="by method", check=POSITIVE)
     optimiser: str = option(
         None, "Optimiser: adamw or muon.", shown="by method", check=partial(one_of, known=OPTIMISERS)
     )
     weight_decay: float = option(0.01, check=SHARE)
     clip: float = option(1.0, check=POSITIVE)
-    decay_share: float = option(
-        0.35, "Share of the budget, at its end, in which the learning rate decays.", check=SHARE
-    )
+    decay_share: float = option(0.35, "Last share of the budget, during which the learning rate decays.", check=SHARE)
     warmup_steps: int = option(50, "Number of warm-up steps.", check=FROM_ZERO)
-    seed: int = option(0, "Seed for weights, data order and texts.")
-    resume: bool = option(False, "Continue exactly from the checkpoint in --out.")
+    seed: int = option(0, "Seed of the initial weights, the order of the data and the sampled texts.")
+    resume: bool = option(False, "Continue the run from the checkpoint in --out.")
     device: str = option("cpu", "Device: cpu, cuda or cuda:1.")
     threads: int | None = option(None, "Number of CPU threads.", check=COUNT)
     bf16: bool | None = option(
-        None, "Matrix products in bfloat16, else in float32.", shown="where the hardware has them"
+        None, "Compute matrix products in bfloat16 instead of float32.", shown="if the hardware supports it"
     )
     save_minutes: float = option(4.0, "Minutes between checkpoints.", check=POSITIVE)
     eval_steps: int = option(200, "Steps between evaluations.", check=FROM_ZERO)
     eval_rows: int = option(16, check=COUNT)
-    max_steps: int | None = option(None, "Stop this call after this many steps; --resume continues.", check=COUNT)
+    max_steps: int | None = option(None, "Stop after this many steps; --resume continues the run.", check=COUNT)
 
     def __post_init__(self) -> None:
         check_budget(self.budget_tokens, self.budget_minutes)
@@ -265,29 +269,29 @@ class RunConfig(LoopConfig):
     options: Any
     target: str = option("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
     out: Path = option(None, "Output folder.", shown="runs/METHOD")
-    data: Seq[str] = option(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
+    data: Seq[str] = option(None, "Training data: text file, folder, .jsonl, or .bin file of token ids; repeatable.")
     shares: Seq[float] | None = option(
-        None, "Sampling weight of a --data; repeatable, one per --data.", "--share", shown="by size"
+        None, "Sampling weight of a source of data; repeatable, one for each --data.", "--share", shown="by size"
     )
     answers_only: bool = option(False, "Compute the loss on answers only.")
     self_tokens: int = option(
         0,
-        "Train on conversations of about this many tokens that the target, a chat model, writes by itself.",
+        "Train on conversations that the target, a chat model, writes itself: about this number of tokens.",
         "--self",
         check=FROM_ZERO,
     )
     heldout_share: float = option(0.03, "Share of the documents held out for evaluation.", check=number(0.0, 0.5))
     regenerate: int = option(
         0,
-        "First let the target generate this many tokens after prefixes of the data, and train on them, too.",
+        "First let the target continue prefixes of the data for this number of tokens, and train on them, too.",
         check=FROM_ZERO,
     )
-    regenerate_share: float = option(0.5, "Share of the target's own text in a batch.", check=SHARE)
+    regenerate_share: float = option(0.5, "Share of each batch that is the target's own text.", check=SHARE)
     regenerate_tokens: int = option(160, check=COUNT)
     cache_hidden: bool = option(False, "Compute the target's hidden states once and store them.")
     texts: int = option(32, "Number of held-out texts that the target writes.", check=COUNT)
     text_prompt: int = option(96, check=TWO)
-    text_tokens: int = option(96, "New tokens per held-out text.", check=TWO)
+    text_tokens: int = option(96, "Number of new tokens in each held-out text.", check=TWO)
     temperatures: Seq[float] = option(
         None, "Temperature of held-out texts in addition to 0; repeatable.", "--temperature", shown="0.8"
     )
@@ -296,7 +300,7 @@ class RunConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         if self.kind not in METHODS:
-            raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
+            raise ParameterError(f"there is no training method {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
         method = METHODS[self.kind]
         for name, value in {
             "out": self.out or Path("runs") / self.kind,

@@ -73,9 +73,9 @@ class TokenStream:
         size, count = path.stat().st_size, int(starts[-1])
         if size < 2 * count:  # more bytes are allowed: the stream is still being written
             raise ParameterError(
-                f"{path} has {size} bytes, but {path.with_suffix('.starts.npy').name} says {count} ids of 2 or 4 bytes",
+                f"{path} has {size} bytes, but {path.with_suffix('.starts.npy').name} has {count} ids of 2 or 4 bytes",
                 why="the two files do not belong together",
-                fix="write the stream again",
+                fix="write both files again",
             )
         wide = size == 4 * count
         tokens = np.memmap(path, np.uint32 if wide else np.uint16, "r")[:count] if size else np.zeros(0, np.uint16)
@@ -104,8 +104,8 @@ class TokenStream:
                 self._windows[length] = np.arange(0, last + 1, length, dtype=np.int64)
             if not len(self._windows[length]):
                 raise ParameterError(
-                    f"A stream of {len(self.tokens)} tokens is too short for a window of {length + 1}",
-                    fix="use a shorter sequence length or a larger corpus",
+                    f"a token stream has only {len(self.tokens)} tokens, but a window needs {length + 1}",
+                    fix="give a smaller --length, or more text",
                 )
         return self._windows[length]
 

@@ -77,7 +77,9 @@ def draw_prompts(
             break
     if not prompts:
         raise ParameterError(
-            "no prefix of the data can be continued", why="its documents are too short", fix="give more data"
+            "--regenerate found no prefix to continue",
+            why="documents are too short",
+            fix="give longer texts",
         )
     return prompts
 
@@ -97,9 +99,9 @@ def make_self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
     tokenizer = llm.tokenizer
     if tokenizer is None or not tokenizer.chat_template:
         raise ParameterError(
-            "the target has no chat template",
-            why="it is unknown where a user's message begins",
-            fix="give --data, and --regenerate for text of the target",
+            "--self was given, but the target has no chat template",
+            why="without a template, it is unknown where a user's message begins",
+            fix="give --data, and --regenerate for text that the target writes",
         )
     start, end = split_template(tokenizer)
 
@@ -191,11 +193,11 @@ def regenerate(
             ]
             if not texts:
                 raise ParameterError(
-                    f"each of {len(asked)} answers of the target ends in a loop"
+                    f"each of {len(asked)} answers of the target ends in a repetitive loop"
                     if asked
-                    else "the target wrote no message of a user that ends, is new and does not loop",
-                    why="a head would learn nothing but the loops",
-                    fix="give other --data, or a target that writes better",
+                    else "the target wrote no usable user message: each is unfinished, a repetition or a loop",
+                    why="a head would learn only such text",
+                    fix="give other --data, or another target",
                 )
             write_masked(part, texts, None, vocab_size)
         mask = TokenStream.open(part, whole=True).mask

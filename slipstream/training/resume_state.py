@@ -104,7 +104,7 @@ def read_state(path: Path) -> JsonObject:
     if not path.is_file():
         raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
     with (
-        reading(f"{path} is not a checkpoint of a training run", "choose another --out", TrainingError),
+        reading(f"{path} is not a checkpoint of a training run", "give another --out", TrainingError),
         safe_open(path, framework="pt") as file,
     ):
         state: JsonObject = json.loads(file.metadata()["state"])
@@ -118,7 +118,7 @@ def check_progress(path: Path, recorded: JsonObject) -> None:
     if recorded.keys() != {each.name for each in fields(Progress)}:
         raise TrainingError(
             f"{path} was written by another version of Slipstream, and this version cannot resume it",
-            fix="begin again with another --out, or resume it with that version",
+            fix="start again with another --out, or resume with that version",
         )
 
 
@@ -133,7 +133,7 @@ def check_same(path: Path, recorded: JsonObject, now: JsonObject) -> None:
             was, wanted = ({key: each.get(key) for key in changed} for each in (was, wanted))
         if was != wanted:
             raise TrainingError(
-                f"{path} belongs to another run: {name} was {was!r}, now it is {wanted!r}",
+                f"{path} was written with other settings: {name} was {was!r}, and is now {wanted!r}",
                 fix="resume with the same settings, or choose another --out",
             )
 

@@ -64,12 +64,12 @@ def prepare(config: RunConfig, say: Say = LOG) -> TrainingRun:
         check_trainable(Checkpoint.open(config.options.start, "draft"), "draft")
     if config.length > shape.context:
         raise ParameterError(
-            f"length is {config.length}, but the target's context holds {shape.context} tokens",
+            f"--length is {config.length}, but the target's context holds only {shape.context} tokens",
             fix="give a smaller --length",
         )
     least = 2 * config.length + 3
     if 0 < config.self_tokens < least:
-        fix = f"give --self {least} or more, for a training window and a held-out window; or a smaller --length"
+        fix = f"give --self {least} or more, enough for training and evaluation; or a smaller --length"
         raise ParameterError(f"--self {config.self_tokens} is less than two windows of {config.length} tokens", fix=fix)
     text = config.self_tokens or any(not name.endswith(".bin") for name in config.data)
     tokenizer = tokenizer_of(checkpoint) if text else None
@@ -180,7 +180,7 @@ def check_out(config: RunConfig) -> None:
         check_same(config.checkpoint, recorded, identify(config))
     elif config.checkpoint.exists():
         raise TrainingError(
-            f"{config.out} contains a run already",
+            f"the folder {config.out} contains a training run already",
             why="that run would be overwritten",
             fix="continue it with --resume, or choose another --out",
         )
@@ -195,6 +195,6 @@ def _read_shape(checkpoint: Checkpoint, kind: str) -> DecoderConfig:
     except UnsupportedModelError as fault:
         raise ParameterError(
             f"{fault.what}, so nothing can be trained for it",
-            why="training needs a target that Slipstream's own decoder runs (docs/model-families.md)",
+            why="training needs a target that our own decoder can run (docs/model-families.md)",
             fix="choose another target",
         ) from fault

@@ -30,7 +30,7 @@ class TrainableModel(nn.Module):
             getattr(base, "norm", getattr(base, "ln_f", None)),
         )
         if layers is None or norm is None:
-            raise UnsupportedModelError(f"{type(lm).__name__} has no known layer list or final norm")
+            raise UnsupportedModelError(f"the layers or the final norm of a {type(lm).__name__} cannot be found")
         self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple: modules in it are not registered twice
         self.lm.eval()  # the checkpoint's dropout would make a step depend on more than (seed, step)
 
@@ -88,7 +88,7 @@ def load_trainable(checkpoint: CheckpointName) -> TrainableModel:
     from transformers import AutoModelForCausalLM
 
     folder = Checkpoint.open(checkpoint).download()
-    with reading(f"transformers cannot load {folder} for training", "see whether transformers alone loads it"):
+    with reading(f"transformers cannot load {folder} for training", "check that transformers can load it"):
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     return TrainableModel(lm)
 
@@ -98,7 +98,7 @@ def check_trainable(checkpoint: Checkpoint, role: str) -> None:
     if checkpoint.is_gguf:
         raise ParameterError(
             f"the {role} {str(checkpoint)!r} is a GGUF file",
-            why="training would change the file's weights, but they are quantised",
+            why="the weights in a GGUF file are quantised, so they cannot be trained",
             fix="give the folder or hub id that the file was converted from",
         )
 
@@ -123,7 +123,7 @@ def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None)
     if broken:
         raise TrainingError(
             f"{broken[0]} has values above 65504, the maximum of float16",
-            why="the run has diverged",
+            why="the training run has diverged",
             fix="train with a smaller --lr",
         )
     model.lm.config.dtype = torch.float16

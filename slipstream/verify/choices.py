@@ -1,10 +1,10 @@
-"""How often tokens are the most frequent one after the token before them, the second, ...: the test of all prompts
-together in `served`, and the size of the faults that it finds.
+"""Statistics for the test of all prompts together in `served`: how often a token is the most frequent follower of the
+token before it, the second most frequent, and so on. Also computes the smallest fault that this test finds.
 
-The size is simulated, because it depends on the texts: where every token has many followers, the samples do not say
-which one is the most likely, and a fault that favours it stays hidden. So followers are drawn anew from what the
-samples say of them, and a fault is planted into one half of the draws. On Markov chains of up to 7.5 bits a token such
-faults are found as often as stated; at 10 bits, two of three.
+This size is simulated, because it depends on the texts: if every token has many followers, samples do not show which
+follower is the most likely, and a fault that favours it stays hidden. The simulation draws new followers from the
+frequencies in the samples, and plants a fault in half of the draws. On Markov chains of up to 7.5 bits per token, such
+faults are found as often as stated; at 10 bits, two of three are found.
 """
 
 import math
@@ -20,13 +20,13 @@ from slipstream.verify.verification import POWER
 
 Texts = Seq[Seq[str]]
 PLACES = 6
-"""Places of a token among those that follow the token before it; the last one is of all that are less frequent."""
+"""Number of ranks of a token among the followers of the token before it. Rarer followers share the last rank."""
 RUNS, ROUNDS = 16, 4
-"""Simulated runs of the test, and steps towards the size of the fault."""
+"""Number of simulated runs of the test, and of steps in the search for the size of the fault."""
 
 
 def count_followers(one: Texts, other: Texts) -> dict[str, Counter[str]]:
-    """Count the followers of each token in both samples; "" is the token before a text."""
+    """Count the followers of each token in both samples; "" stands for the token before a text."""
     after: dict[str, Counter[str]] = defaultdict(Counter)
     for text in (*one, *other):
         for before, token in pairwise(("", *text)):
@@ -37,8 +37,8 @@ def count_followers(one: Texts, other: Texts) -> dict[str, Counter[str]]:
 def count_choices(one: Texts, other: Texts) -> tuple[np.ndarray, np.ndarray]:
     """Count, for each text of two samples, its tokens at each of the `PLACES`, float32 [texts, places].
 
-    A token's place is its rank by frequency after the token before it, or at the beginning of the text, in both samples
-    together. So it does not depend on which sample the text is from. A token without alternatives has no place.
+    A token's place is its rank by frequency among the followers of the token before it (or among the first tokens), in
+    both samples together, so it does not depend on the sample of the text. A token without alternatives has no place.
     """
     place = {
         (before, token): min(at, PLACES - 1)
@@ -57,13 +57,13 @@ def count_choices(one: Texts, other: Texts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smallest_shift(samples: Seq[tuple[Texts, Texts]], level: float) -> float | None:
-    """Return the total variation of the smallest fault of one kind that the test finds with probability `POWER`: one
-    that now and then takes the most likely token in place of a sample. It is averaged over all tokens. None: the test
-    finds no such fault, however large. samples: of each prompt, from both servers."""
+    """Return the size of the smallest fault that the test finds with probability `POWER`. The assumed fault sometimes
+    emits the most likely token instead of a sample; its size is the total variation, averaged over all tokens. None:
+    the test finds no such fault, however large. samples: for each prompt, the texts of both servers."""
     followers = _Followers.of(samples)
     if followers is None:
         return None
-    usual = followers.play(0.0).spread  # 1, if tokens were independent
+    usual = followers.play(0.0).spread  # would be 1 if tokens were independent
     due = usual * shift_seen(PLACES - 1, decisive_level(level, len(samples) + 1), math.sqrt(POWER))
     rate = 0.25
     for _ in range(ROUNDS):
@@ -76,8 +76,10 @@ def smallest_shift(samples: Seq[tuple[Texts, Texts]], level: float) -> float | N
 
 @dataclass(frozen=True)
 class _Played:
-    """noncentrality  of the test's statistic.
-    spread         its mean over what it would be for independent tokens without a fault."""
+    """Result of a simulated test.
+
+    noncentrality  noncentrality of the test's statistic.
+    spread         mean of the statistic, divided by its mean for independent tokens without a fault."""
 
     noncentrality: float
     spread: float
@@ -85,14 +87,14 @@ class _Played:
 
 @dataclass(frozen=True)
 class _Followers:
-    """What the samples say of the followers of each token, in each prompt ("context").
+    """Estimated probabilities of the followers of each token in each prompt. A pair of token and prompt is a "context".
 
-    ends      where the probability of each follower ends, summed over all contexts, each of which has mass 1. The last
-              follower of a context stands for all that were not seen.
-    unseen    whether a follower is such a one.
-    hidden    where the followers of a context that were not seen begin, numbered over all contexts. They are as
-              probable as one that was seen once.
-    tokens    context of each token of both samples.
+    ends      cumulative probabilities of the followers, over all contexts in turn; each context has mass 1. The last
+              follower of a context stands for all followers that the samples do not contain.
+    unseen    True for this last follower of each context.
+    hidden    number of the first unseen follower of each context; unseen followers are numbered over all contexts. Each
+              is assumed to be as probable as a follower that occurs once.
+    tokens    for each token of both samples, its context.
     unlikely  mean probability that a token is not the most likely one.
     """
 
@@ -104,8 +106,8 @@ class _Followers:
 
     @staticmethod
     def of(samples: Seq[tuple[Texts, Texts]]) -> "_Followers | None":
-        """None if no token has a place. How much of a follower's frequency is luck, and belongs to followers that were
-        not seen, depends on how many are seen once, twice, ... (modified Kneser-Ney: Chen & Goodman 1999, 3)."""
+        """Estimate from samples; None if no token has a place. Modified Kneser-Ney smoothing (Chen & Goodman 1999,
+        section 3) moves probability to unseen followers, depending on how many followers occur once, twice, ..."""
         contexts = [[*counts.values()] for pair in samples for counts in count_followers(*pair).values()]
         if all(len(counts) == 1 for counts in contexts):
             return None
@@ -127,13 +129,13 @@ class _Followers:
         )
 
     def play(self, rate: float) -> _Played:
-        """Run the test on texts drawn anew. In one half, the most likely token is taken with this probability. Which
-        one that is, the samples do not always say, so it is the most frequent one of other draws."""
+        """Run the test on newly drawn texts. One half has the fault: with probability `rate`, a token is replaced by
+        the most likely one. The samples do not always show which token this is, so other draws decide."""
         rng = np.random.default_rng(0)
         apart, total, statistic = np.zeros(PLACES), np.zeros(PLACES), 0.0
         for _ in range(RUNS):
             kinds, _, place = self._rank(self._draw(rng), rng)
-            best = kinds[place == 0]  # of each context
+            best = kinds[place == 0]  # the most likely follower of each context
             drawn = self._draw(rng)
             faulty = rng.permutation(len(drawn)) % 2 == 1
             drawn = np.where(faulty & (rng.random(len(drawn)) < rate), best[self.tokens], drawn)
@@ -151,14 +153,14 @@ class _Followers:
         return _Played(signal, statistic / RUNS / (PLACES - 1))
 
     def _draw(self, rng: np.random.Generator) -> np.ndarray:
-        """A follower for each token of the samples."""
+        """Draw a follower for the context of each token of the samples."""
         drawn = np.searchsorted(self.ends[:-1], self.tokens + rng.random(len(self.tokens)), "right")
         hidden = self.hidden[self.tokens] + rng.random(len(drawn)) * np.diff(self.hidden)[self.tokens]
         return np.where(self.unseen[drawn], len(self.ends) + hidden.astype(np.int64), drawn)
 
     def _rank(self, drawn: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the kinds of followers, the kind of each token, and the rank of each kind by frequency in its context,
-        as in `count_choices`; equals have a random order. Kinds are in the order of their contexts."""
+        as in `count_choices`; ties are in random order. Kinds are in the order of their contexts."""
         kinds, first, kind, counts = np.unique(drawn, return_index=True, return_inverse=True, return_counts=True)
         order = np.lexsort((rng.random(len(kinds)), -counts, self.tokens[first]))
         context = self.tokens[first][order]

@@ -1,25 +1,25 @@
 """Tests of single tokens against the target's distribution at their positions.
 
-With any draft, an exact rule emits token x_t with the target's probability p_t(x_t | x_<t). So each of these sums over
-positions has a distribution that is known before the tokens are drawn:
+With any draft, an exact rule emits token x_t with the target's probability p_t(x_t | x_<t). So the distribution of
+each of these sums over positions is known before the tokens are drawn:
 
     ranks     u_t, the mass of all tokens that are more likely than x_t, plus a uniform share of the mass of x_t itself,
               is uniform on [0, 1) and independent from position to position (Rosenblatt 1952, with a random share
               because tokens are discrete: Smith 1985). A chi-squared test over equal bins.
-    outcomes  how often x_t is in a set of tokens, against the sum of the set's mass: an exact test, or a normal one
-              where there are many. Faults change the probability of these sets: tokens that the draft favours, rare
+    outcomes  how often x_t is in a set of tokens, compared with the sum of the set's mass: an exact test, or a normal
+              one for many positions. Faults change the probability of these sets: tokens that the draft favours, rare
               tokens, the end of a text, the edge of a filter, tokens with a penalty (see `OUTCOMES`).
-    ids       v_t, as u_t with the tokens in the order of their ids, in which they are sampled: uniform and independent,
-              too. A random number that is used twice shows here.
-    pairs     v_t and v_{t-1}, and v_t of two requests: around the middle, their products have mean 0.
+    ids       v_t, computed like u_t but with the tokens in the order of their ids, as in sampling, is uniform and
+              independent, too. It shows if a random number is used twice.
+    pairs     products of v_t - 1/2 and v_{t-1} - 1/2, and of such values of two requests, have mean 0.
     joint     (u_{t-1}, u_t) of every other t is uniform in the unit square under any rule: a chi-squared test over a
               grid of bins. This tests the joint distribution of neighbouring tokens.
 
-The sums are pooled over texts, prompts, settings and draft lengths, and kept apart by the place in the step: a fault of
-the bonus token must not drown in correct draft tokens. That is valid if a token has the target's distribution *given
-that its position was reached*, which holds for `rejection` and `coupled` but not for `block`, whose verdict on the
-beginning of a chain depends on its end. For such a rule all positions are one place, over which every sum above is
-valid because whole texts have the target's joint distribution. What the draft favours is not tested then.
+The sums are pooled over texts, prompts, settings and draft lengths, but separate for each place in the step, so that
+correct draft tokens do not hide a fault of the bonus token. This is valid if a token has the target's distribution
+*given that its position was reached*, which holds for `rejection` and `coupled` but not for `block`, whose verdict on
+the beginning of a chain depends on its end. For such a rule all positions form one place. All sums are valid there,
+because complete texts have the target's joint distribution; only what the draft favours is not tested.
 """
 
 import math
@@ -52,11 +52,11 @@ OUTCOMES = (IDS, FAVOURED, BEST, *RARE, END, *EDGES.values(), PENALISED, PAIR, J
 LATE_FROM = 256
 """First position in the context that counts as late."""
 SCREEN = 0.0005
-"""Level of the first look of a test. A test that fails it is repeated on new samples."""
+"""Significance level of the first run of a test. A test that fails at this level is repeated on new samples."""
 GRID = 4
 BINS = GRID * GRID
 FEWEST = 5 * BINS
-"""Fewest positions of a place for the test of ranks, so that the expected count in each bin is at least five."""
+"""Fewest positions for the test of ranks at a place, so that the expected count of each bin is at least five."""
 SMALLEST_VARIANCE, NORMAL_VARIANCE = 1.0, 100.0
 """Smallest variance of the number of tokens in a set for a test at all, and for the normal approximation."""
 
@@ -81,7 +81,7 @@ def sets(p: np.ndarray, favoured: np.ndarray | None, context: Context, edge: boo
 
 
 def ranks(p: np.ndarray, token: int, share: float) -> tuple[float, float]:
-    """Compute u_t and v_t of a token that p [V] allows. share: the uniform share of the token's own mass."""
+    """Compute u_t and v_t of a token. p: float64 [V]; share: uniform random share of the token's own mass."""
     mass = p[token]
     return float(p[p > mass].sum() + share * p[p == mass].sum()), float(p[:token].sum() + share * mass)
 
@@ -94,7 +94,7 @@ def uniform(counts: np.ndarray) -> float | None:
 
 @dataclass
 class Sum:
-    """Sums over positions: number of tokens that were in the set (`count`), and the set's mass at each (`masses`)."""
+    """Sums over positions: number of tokens that were in the set (`count`), and mass of the set at each (`masses`)."""
 
     count: int = 0
     masses: list[float] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Evidence:
 
     ranks      counts of u_t in equal bins; ids: counts of v_t; joint: counts of pairs of u_t.
     sums       outcome -> `Sum`.
-    products   products of the v_t of two tokens around the middle, in standard deviations.
+    products   products of v_t - 1/2 of two tokens, in standard deviations.
     forbidden  number of tokens that the target cannot emit.
     """
 
@@ -185,8 +185,8 @@ def judge(place: str, row: Evidence) -> PlaceTest:
 
 
 def decisive_level(level: float, tests: int) -> float:
-    """Return the level of the second look, so that all tests together call a correct run a bug with a probability of at
-    most `level`. A first p-value below `SCREEN` times this level is as rare as two failed looks: it decides alone."""
+    """Return the level of the repeated tests. All tests together then call a correct run a bug with a probability of at
+    most `level`. A first p-value below `SCREEN` times this level is as rare as two failures, so it decides alone."""
     return min(SCREEN, level / SCREEN / tests / 2)
 
 

@@ -27,14 +27,14 @@ from slipstream.verify.reference import logits_of
 END_CHANCE = 0.2
 """Mean probability of EOS in texts of the setting "EOS"."""
 SHORT = 28
-"""Largest number of tokens of a text with a setting."""
+"""Largest number of tokens of a text with one of the `settings`."""
 BATCH = 16
 """Number of requests in a batch whose requests all have the user's parameters."""
 TOGETHER = 5
 """Number of requests in a batch of different requests."""
 HISTORY, ENDS = ("penalties", "repeats"), ("EOS", "stop ids", "stop strings")
-"""Settings in which a token depends on the draft tokens before it, and settings that end a text early. One such text
-shows little, so there are more texts with these settings."""
+"""Settings in which a token depends on the draft tokens before it, and settings that end a text early. One text
+of these settings shows little, so more texts are made with them."""
 PREEMPTED_EVERY = 5
 """Number of steps after which a request is preempted."""
 
@@ -58,7 +58,7 @@ def mix_lengths(draft_tokens: int) -> list[int]:
 
 
 def across_kinds(prompts: PromptSet) -> list[Prompt]:
-    """Return the prompts, one of each category in turn, so that the first prompts are of different kinds."""
+    """Return the prompts in the order of one prompt from each category in turn, so that the first are of all kinds."""
     seen: Counter[str] = Counter()
     places = []
     for prompt in prompts.prompts:
@@ -71,7 +71,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
     """Return name -> parameters, derived from `base`. texts: the target's own texts after the prompts, from which
     frequent tokens, a stop string and a bias for EOS are taken."""
     short = replace(base, max_tokens=min(base.max_tokens, SHORT), logprobs=None, stop=())
-    # Some encoder-decoders force the first token and the last: if both are forbidden, no token is left.
+    # Some encoder-decoders force the first or the last token. If that token is forbidden, no token is possible.
     forced = [{text[place] for text in texts if text} for place in (0, -1)]
     ends = llm.target.capabilities.eos_ids.union(*(tokens for tokens in forced if len(tokens) == 1))
     counts = Counter(token for text in texts for token in text if token not in ends)
@@ -104,7 +104,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
 
 
 def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
-    """Return True if these parameters leave a token possible, together with the tokens that the user forbids."""
+    """Return True if some token remains possible under these parameters, which include what the user forbids."""
     try:
         llm.sequence(list(prompt), params)
     except ParameterError:
@@ -113,7 +113,7 @@ def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
 
 
 def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float | None:
-    """Find the bias that makes EOS as likely as `END_CHANCE` in the mean over some texts; None without EOS."""
+    """Find the bias that gives EOS the mean probability `END_CHANCE` over some texts; None without EOS."""
     ends = list(llm.target.capabilities.eos_ids)
     if not ends:
         return None
@@ -159,7 +159,7 @@ def panel(
 
 
 def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, SamplingParams]:
-    """Return the settings with these names, as far as they exist."""
+    """Return the settings with these names; names that do not exist are left out."""
     return {name: params for name, params in each.items() if name in names}
 
 
@@ -175,11 +175,11 @@ def continue_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], longe
 
 
 def cross_requests(requests: Seq[PanelRequest], outputs: Seq[Seq[int]], block: int) -> list[PanelRequest]:
-    """Make requests that begin like one earlier text and go on like another, as prompts made of common parts do. The
-    prefix cache holds blocks (of `block` tokens) of both texts, and must not join them."""
+    """Make requests whose prompt begins like one earlier text and continues like another, as in prompts made of common
+    parts. The prefix cache has blocks (of `block` tokens) of both texts, and must not join them."""
     texts = [[*one.ids, *output] for one, output in zip(requests, outputs, strict=True)]
     crossed = []
-    for one, own, other in zip(requests, texts, [*texts[-2:], *texts], strict=False):  # two after each other are alike
+    for one, own, other in zip(requests, texts, [*texts[-2:], *texts], strict=False):  # neighbouring texts are alike
         if len(own) >= 2 * block and len(other) > block and own[:block] != other[:block]:
             crossed.append(replace(one, name=f"{one.name}, crossed", ids=[*other[:block], *own[block:]]))
     return crossed

@@ -25,7 +25,7 @@ from slipstream.verify.report_verify import Control
 Ranks = tuple[float, float]
 """u_t and v_t of a token (see `outcomes`)."""
 KEPT = 256
-"""Number of tokens of q that are kept for each position, the most likely ones."""
+"""Number of most likely tokens of q that are stored for each position."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Positions:
     control   how much rounding changes logits.
     seed      seed of the random shares of the ranks.
     proposed  the proposal at each output position of each sequence.
-    faults    errors in single texts that no random number explains.
-    further   additional places of all positions that are added from now on.
+    faults    errors in single texts that chance cannot explain.
+    further   additional places to which all later positions are added.
 
-    Places in the step are kept apart if the rule decides token by token (see `outcomes`).
+    Places in the step are separate if the rule decides token by token (see `outcomes`).
     """
 
     llm: LLM
@@ -145,7 +145,7 @@ class Positions:
         return [seq.output for seq in seqs]
 
     def decode_at_ends(self, requests: Seq[PanelRequest], seeds: Iterator[int], batch: int) -> None:
-        """Decode with extreme random numbers (see `EndStream`), and replay each step. The tokens are no samples."""
+        """Decode with extreme random numbers (see `EndStream`), and replay each step. These tokens are not samples."""
         with self._note_proposals():
             together(self.llm, self.drafter, requests, map(EndStream, seeds), batch)
         self.proposed.clear()
@@ -175,7 +175,7 @@ class Positions:
         if p[token] == 0 or params.top_k or params.top_p < 1 or params.min_p:
             never = impossible(p, logits, context, self.control.noise)
         if p[token] == 0:
-            # Where rounding decides at the border of a filter, a token may be kept that is dropped here.
+            # By rounding, a filter may keep a token that this reference drops. Such a token is not in `never`.
             self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
             return []
         edge = never is not None and bool((never == (p == 0)).all())

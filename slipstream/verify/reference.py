@@ -1,7 +1,7 @@
 """The target's distribution, and where texts end, computed without the code that decoding uses.
 
-A fault in `core.warp` would change the texts with and without a drafter alike, and a reference that calls `warp` could
-not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, the
+A fault in `core.warp` would change texts with and without a drafter in the same way, and a reference that calls `warp`
+could not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, the
 distribution that the documentation of `SamplingParams` promises. It is slow and short.
 """
 
@@ -25,7 +25,7 @@ def logits_of(
 ) -> Iterator[np.ndarray]:
     """Yield the target's logits, float64 [V], before each token of `text`, from passes over this text alone.
 
-    params  parameters of the request, because some encoder-decoders end a text at its limit by force.
+    params  parameters of the request, because some encoder-decoders force an end of text at the length limit.
     rows    number of tokens that a pass scores; the first pass reads the prompt and scores one token.
     """
     with release_after(
@@ -95,7 +95,7 @@ def impossible(p: np.ndarray, logits: np.ndarray, context: Context, noise: float
 
 
 def wrong_end(seq: Sequence) -> str | None:
-    """Say what is wrong with the end of a text or its finish reason; None if they are right."""
+    """Return what is wrong with the end of a text or its finish reason; None if both are right."""
     output, params = seq.output, seq.params
     room = min(params.max_tokens, seq.context - seq.prompt)
     for n, token in enumerate(output, 1):
@@ -118,11 +118,11 @@ def _is_stopped(seq: Sequence, output: Seq[int]) -> bool:
 
 
 def wrong_logprob(logits: np.ndarray, token: int, said: TokenLogprob, noise: float) -> str | None:
-    """Say what is wrong with the log-probabilities of a token and its alternatives under these logits [V]; None if they
-    are right. noise: largest change of a logit by rounding."""
+    """Return what is wrong with the log-probabilities of a token and its alternatives under these logits [V]; None if
+    they are right. noise: largest change of a logit by rounding."""
     right = logits - logits.max()
     right -= np.log(np.exp(right).sum())
-    best = np.sort(right)[::-1]  # the alternatives have these, in this order
+    best = np.sort(right)[::-1]  # log-probabilities of the alternatives, in this order
     for (given, logprob), due in zip([(token, said.logprob), *said.top], [right[token], *best], strict=False):
         if max(abs(logprob - right[given]), abs(logprob - due)) > 2 * noise + 1e-6:
             return f"log-probability {logprob:.6g} of id {given}, it is {right[given]:.6g}"

@@ -9,7 +9,7 @@ each step. It compares
     tokens    the emitted tokens with the tokens computed from the step's logits, draft and random numbers,
     logits    some logits of the step with logits from a pass over the text alone (see `Probe`).
 
-A decision with a margin below `SLACK` is not judged, because this module adds in another order.
+A decision with a margin below `SLACK` is not judged, because this module adds numbers in another order.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ def at_ends(uniforms: np.ndarray) -> np.ndarray:
 
 
 class EndStream(Stream):
-    """Verifies with the smallest and the largest random number only, which a usual run never draws: a number of 0 must
-    not accept a token that the target cannot emit."""
+    """Random numbers that are all the smallest or the largest possible number, which normal runs practically never
+    draw. For example, a number of 0 must not accept a token that the target cannot emit."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class EndStream(Stream):
 def wrong_step(
     seq: Sequence, draft: Draft, b: int, verdict: Verdict, row_of: Callable[[int], np.ndarray], replayed: bool
 ) -> str | None:
-    """Say what is wrong with the last step of sequence b of a batch; None if it is right.
+    """Return what is wrong with the last step of sequence b of a batch; None if it is right.
 
     row_of    function: node (-1: the last pending token) -> the target's logits [V] after this node.
     replayed  True if the rule was `rejection`. For other rules, only the random numbers are compared.
@@ -74,7 +74,7 @@ def wrong_step(
     for t, token in enumerate(run):
         p = distribution(row_of(node), (seq.params, prompt, [*before, *run[:t]], seq.stop_ids))
         if not np.isfinite(p).all():
-            return None  # a dead end: the request fails at its next step
+            return None  # no token is possible: the request fails in its next step
         if p[token] == 0:
             return f"token {position + t} is id {token}, which the target cannot emit there"
         for child in children.get(node, ()):
@@ -108,12 +108,12 @@ class Probe:
 
     @staticmethod
     def of(row: np.ndarray, token: int) -> "Probe":
-        """Take from a row [V] the logits of `token`, which followed, and of tokens spread over the vocabulary."""
+        """Store from a row [V] the logits of the chosen `token` and of tokens spread over the vocabulary."""
         ids = np.unique([token, *range(0, len(row), -(-len(row) // PROBED))])
         return Probe(ids, row[ids])
 
     def measure_move(self, row: np.ndarray) -> float:
-        """Return the largest difference from these tokens' logits in another row [V]; infinite logits count as 0."""
+        """Return the largest difference of the stored logits from those of `row` [V]; infinite logits count as 0."""
         with np.errstate(invalid="ignore"):
             differences = np.abs(row[self.ids] - self.logits)
         return float(differences[np.isfinite(differences)].max(initial=0.0))

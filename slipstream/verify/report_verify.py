@@ -35,8 +35,8 @@ class Control:
     scale      mean standard deviation of the logits of a row.
     limit      largest noise that rounding explains.
     flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
-    behind     largest distance of a token of the plain greedy text behind the target's best token, in logits after
-               penalties. If decoding without a drafter is right, this is 0 or small enough for rounding to explain it.
+    behind     largest difference between the target's best logit and the logit of a token of the plain greedy text,
+               after penalties. If decoding without a drafter is right, rounding explains this difference.
     """
 
     rows: int
@@ -83,8 +83,8 @@ class Coverage:
 
 @dataclass(frozen=True)
 class TestedPlace(PlaceTest):
-    """A place and its second look. second_p: p-value of new samples, if the first p-value was small. smallest_bias:
-    smallest bias of a token's probability that would be called a bug."""
+    """The tests of a place, and their repetition. second_p: p-value of new samples, if the first p-value was small.
+    smallest_bias: smallest bias of a token's probability that would be called a bug."""
 
     second_p: float | None
     verdict: str

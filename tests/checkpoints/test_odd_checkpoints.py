@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[str, Change, type[LoadError], str]] = {
         "rotary parameters differ for 'full_attention'"
     ),
     "windows without a size": (
-        "qwen2", keys(layer_types=3 * ["sliding_attention"]), ConfigError, "layer_types must name full_attention"
+        "qwen2", keys(layer_types=3 * ["sliding_attention"]), ConfigError, "all layers have full_attention"
     ),
     "integers": ("llama", tensors(lambda held: float8(held, torch.int8)), CheckpointError, "stored as torch.int8"),
     "the same tensor twice": (
@@ -229,10 +229,10 @@ REFUSED: dict[str, tuple[str, Change, type[LoadError], str]] = {
         r"norm\.weight"
     ),
     "scales without a configuration": ("llama", tensors(scaled), CheckpointError, "down_proj.weight_scale"),
-    "more layers than any model": ("llama", keys(num_hidden_layers=10**9), ConfigError, "at most 10000 is possible"),
+    "more layers than any model": ("llama", keys(num_hidden_layers=10**9), ConfigError, "at most 10000 is allowed"),
     "more experts than any model": ("mixtral", keys(num_local_experts=10**9), ConfigError, "at most 100000 is"),
     "more labels than memory": ("llama", keys(num_labels=10**9), ConfigError, "num_labels is 1000000000, but at most"),
-    "both": ("mixtral", keys(num_hidden_layers=9999, num_local_experts=99999), ConfigError, "more than any model"),
+    "both": ("mixtral", keys(num_hidden_layers=9999, num_local_experts=99999), ConfigError, "more than any known"),
     "a size beyond 32 bits": ("llama", keys(vocab_size=2**40), ConfigError, "vocab_size is 1099511627776"),
 }  # fmt: skip
 
@@ -249,14 +249,14 @@ def test_what_cannot_be_run_is_refused_by_name(name: str, copy: Callable[..., Pa
 BY_TRANSFORMERS: dict[str, tuple[Change, str]] = {
     "an unknown quantisation": (
         tensors(scaled, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}),
-        "is quantised by 'modelopt'"
+        "is quantised with the method 'modelopt'"
     ),
-    "scales without a configuration": (tensors(scaled), r"21 tensors beside weights .*down_proj\.weight_scale"),
+    "scales without a configuration": (tensors(scaled), r"has 21 tensors that the model .*down_proj\.weight_scale"),
     "a bias that config.json denies": (
         tensors(lambda held: held.update({"model.layers.0.mlp.up_proj.bias": torch.ones(96)})), r"mlp\.up_proj\.bias"
     ),
-    "more layers than any model": (keys(num_hidden_layers=10**9), "at most 10000 is possible"),
-    "more weights than the file": (keys(vocab_size=10**8), r"describes 12,8\d\d,\d+,\d+ weights; the files hold "),
+    "more layers than any model": (keys(num_hidden_layers=10**9), "at most 10000 is allowed"),
+    "more weights than the file": (keys(vocab_size=10**8), r"has 12,8\d\d,\d+,\d+ weights, but the files only "),
 }  # fmt: skip
 
 

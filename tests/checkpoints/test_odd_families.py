@@ -30,7 +30,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown activation": ("gemma4-moe", {"hidden_activation": "mish"}, "hidden_activation is 'mish'"),
     "rope of one kind of layer that is no object": (
         "gemma3", {"rope_parameters": {"sliding_attention": [1], "full_attention": {}}},
-        r"sliding_attention is \[1\], expected an object",
+        r"sliding_attention is \[1\], but must be a JSON object",
     ),
     "a layer list that is too short": ("gpt-oss", {"layer_types": ["full_attention"]}, "layer_types must name .* 4"),
     "a share that is no number": (
@@ -53,12 +53,12 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "deepseek-v3", {"rope_interleave": False}, "rope_interleave is False"
     ),
     "odd rotated dimensions": ("deepseek-v3", {"qk_rope_head_dim": 15}, "qk_rope_head_dim 15 is odd"),
-    "biases of queries that have none": ("deepseek-v2", {"q_lora_rank": None}, "not run without q_lora_rank"),
+    "biases of queries that have none": ("deepseek-v2", {"q_lora_rank": None}, "does not run without q_lora_rank"),
     "an unknown choice of experts": ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
     "weights that are not normalised there": ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob is True"),
     "scores of another kind": ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
     "fewer experts in the groups than are chosen": (
-        "deepseek-v2-lite", {"num_experts_per_tok": 5}, "more than the chosen groups have"
+        "deepseek-v2-lite", {"num_experts_per_tok": 5}, "more than the experts of the chosen groups"
     ),
     "kinds of MLP that are too few": ("glm4-moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must name"),
     "more experts chosen than there are": ("gemma4-moe", {"top_k_experts": 5}, "num_experts_per_tok is 5 of 4"),
@@ -74,16 +74,18 @@ def test_a_wrong_key_is_named(name: str, checkpoint: Callable[[str], Path]) -> N
 
 @pytest.mark.parametrize("kind", ["deepseek_v32", "minicpm3"])
 def test_a_family_that_is_not_run_is_refused_by_name_with_what_runs_it(kind: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"architecture {kind!r}.* 'auto': transformers runs this model"):
+    with pytest.raises(
+        UnsupportedModelError, match=f"architecture {kind!r}.* 'auto', with which transformers runs this model"
+    ):
         DecoderConfig.from_dict({"model_type": kind, "hidden_size": 64})
 
 
 @pytest.mark.parametrize(
     ("family", "parts", "says"),
     [
-        ("cohere", {"scaled": True}, "side by side are not run with"),
-        ("cohere", {"norm_after": True}, "side by side are not run with"),
-        ("stablelm-parallel", {"sparse": True}, "side by side are not run with"),
+        ("cohere", {"scaled": True}, "parallel attention and MLP only without"),
+        ("cohere", {"norm_after": True}, "parallel attention and MLP only without"),
+        ("stablelm-parallel", {"sparse": True}, "parallel attention and MLP only without"),
     ],
 )
 def test_parts_in_a_combination_that_no_kernel_computes_are_refused(
@@ -97,10 +99,10 @@ def test_parts_in_a_combination_that_no_kernel_computes_are_refused(
 def test_experts_and_embeddings_with_norms_of_their_own_need_their_surroundings(
     checkpoint: Callable[[str], Path],
 ) -> None:
-    with pytest.raises(UnsupportedModelError, match="not run with an embedding for each layer"):
+    with pytest.raises(UnsupportedModelError, match="runs an embedding for each layer only without"):
         replace(DecoderConfig.load(checkpoint("gemma4-shared")), embed_norm=True).check()
     experts = Experts(4, 2, 32, True, (True,) * 4, apart=True)
-    with pytest.raises(UnsupportedModelError, match="not run with LayerNorm"):
+    with pytest.raises(UnsupportedModelError, match="only without LayerNorm"):
         replace(DecoderConfig.load(checkpoint("nemotron")), experts=experts).check()
 
 
@@ -114,7 +116,7 @@ DAMAGED: dict[str, tuple[str, Edit, str]] = {
     ),
     "keys and values of too few heads": (
         "deepseek-v3", change("model.layers.1.self_attn.kv_b_proj.weight", lambda t: t[:288]),
-        r"layers\.1\.self_attn\.kv_b_proj\.weight in .* gives layers\.1\.self_attn\.v_up_proj.* \(160, 64\)",
+        r"layers\.1\.self_attn\.kv_b_proj\.weight in .* makes layers\.1\.self_attn\.v_up_proj.* shape \(160, 64\)",
     ),
     "keys and values that do not divide": (
         "deepseek-v3", change("model.layers.1.self_attn.kv_b_proj.weight", lambda t: t[:-1]), r"\(383, 64\)"
@@ -143,7 +145,7 @@ DAMAGED: dict[str, tuple[str, Edit, str]] = {
     ),
     "a bias of which a part is used": (
         "gpt2", change("transformer.h.1.attn.c_attn.bias", lambda t: torch.cat([t, t])),
-        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), but config\.json describes only 192"
+        r"h\.1\.attn\.c_attn\.bias in .* has the shape \(384,\), but config\.json uses only 192"
     ),
 }  # fmt: skip
 

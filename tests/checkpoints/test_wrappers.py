@@ -98,7 +98,7 @@ def test_parts_for_pictures_are_unknown_tensors_of_a_model_for_texts(tmp_path: P
     [
         ({"text_config": {"model_type": "mamba9"}}, UnsupportedModelError, "architecture 'mamba9'"),
         ({"text_config": {}}, ConfigError, "has no hidden_size"),
-        ({"text_config": 7}, ConfigError, "text_config is 7, expected an object"),
+        ({"text_config": 7}, ConfigError, "text_config is 7, but must be a JSON object"),
         ({"text_config": {"model_type": None}}, ConfigError, "has no model_type"),
         ({"model_type": "llava9", "text_config": {}}, UnsupportedModelError, "architecture 'llava9'"),
     ],

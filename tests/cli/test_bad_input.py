@@ -41,8 +41,8 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --temprature 1", "--temperature"),
     ("generate x -n many", "--max-new-tokens"),
     ("generate x --rule rejction", "did you mean 'rejection'"),
-    ("generate x --device meta", "device is 'meta', which computes nothing"),
-    ("generate x --draft-tokens 300", "at most 256 are verified in one step"),
+    ("generate x --device meta", "device is 'meta', on which tensors have shapes but no values"),
+    ("generate x --draft-tokens 300", "at most 256 draft tokens can be verified in one step"),
     ("generate x --draft-tokenizer strin", "did you mean 'string'"),
     ("generate x --drafter ngram --draft-tokenizer string", "loads no draft model"),
     ("generate x --drafter none -o max_ngram=3", "were given without a drafter"),
@@ -57,37 +57,37 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --quantize int3", "int8"),
     ("generate x {pair} --executor auto --quantize int4", "layers.0.self_attn.q_proj.weight has rows of 48 numbers"),
     ("generate x {pair} --drafter dflash -o shape=tree", "Fix: leave it out, there are no parameters"),
-    ("generate x --threads 0", "threads is 0, must be an integer from 1 to 256"),
-    ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
+    ("generate x --threads 0", "threads is 0, but must be an integer from 1 to 256"),
+    ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', but must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
     ("generate x -m mine --drafter model", "needs a draft model"),
     (
         "generate x -m /nonexistent --kv-dtype float61",
         "must be one of float32, float16, q8_0. Fix: did you mean 'float16'?",
     ),
-    ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
-    ("generate x {pair} --kv-dtype q8_0", "Fix: drop kv_dtype"),
+    ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was given, but the torch executor"),
+    ("generate x {pair} --kv-dtype q8_0", "Fix: leave kv_dtype out"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
     *(
         (
             f"serve -m /nonexistent --api-key '{key}'",
-            "an API key is empty, or holds a space, a line break or what is not",
+            "an API key is empty, or contains a space, a line break or a character outside",
         )
         for key in ("", "key\n", "a key", "clé")
     ),
     ("serve -m /nonexistent", "'/nonexistent' is not a folder and not a hub id"),
     ("train draft -m /nonexistent --data x.txt --budget-tokens 9", "'/nonexistent' is not a folder and not a hub id"),
     # generate: parameters, refused before anything is loaded
-    ("generate x -m /nonexistent --temperature=nan", "temperature is nan, must be a finite number in [0, 100]"),
-    ("generate x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was given a distribution"),
-    ("bench prompts.jsonl --rule greedy --temperature 0,0.8 -m mine", "rule 'greedy' was given a distribution"),
-    ("trace x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was given a distribution"),
-    ("verify prompts.jsonl -m mine --rule greedy --check distribution", "rule 'greedy' was given a distribution"),
+    ("generate x -m /nonexistent --temperature=nan", "temperature is nan, but must be a finite number in [0, 100]"),
+    ("generate x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was used with a distribution"),
+    ("bench prompts.jsonl --rule greedy --temperature 0,0.8 -m mine", "rule 'greedy' was used with a distribution"),
+    ("trace x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was used with a distribution"),
+    ("verify prompts.jsonl -m mine --rule greedy --check distribution", "rule 'greedy' was used with a distribution"),
     ("generate x -m /nonexistent --regex '(a'", "structured.regex cannot be compiled: at '(a': unclosed group."),
     ("generate x --executor native --kv-dtype float16 --logprobs 99999", "logprobs is 99999"),
     # generate: forms
-    ("generate x {pair} --regex a --choice b", "names regex and choice"),
-    ("generate x {pair} --after '</think>'", "names no form"),
+    ("generate x {pair} --regex a --choice b", "sets regex and choice"),
+    ("generate x {pair} --after '</think>'", "sets no form"),
     ("""generate x {pair} --json-schema '{{"type": }}'""", "not JSON: Expecting value: line 1 column 10"),
     ("generate x {pair} --json-schema missing.json", "--json-schema missing.json cannot be read"),
     ("generate x {pair} --grammar missing.lark", "--grammar missing.lark cannot be read"),
@@ -106,15 +106,15 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --config cut.json", "is not JSON"),
     ("generate x --config deep.json", "is not JSON"),
     ("generate x --config number.json", "is not JSON"),
-    ("generate x --config half.json", "the target is no UTF-8 text"),
+    ("generate x --config half.json", "the target is not UTF-8 text"),
     ("generate x --config nowhere.json", "cannot be read"),
     ("generate x --config map.json", "map.json: device_map is a JSON object"),
     # convert
     ("convert embedded --to eagle", "--to is 'eagle', must be one of eagle3, speculators, specforge, medusa"),
     ("convert embedded --to gguf", "convert_hf_to_gguf.py"),
-    ("convert embedded --to eagle3 --out .", "'.' is there already"),
+    ("convert embedded --to eagle3 --out .", "folder '.' exists already"),
     (f"convert {zoo.target_dir()} --to eagle3", "holds no EAGLE head"),
-    (f"convert {zoo.target_dir()} --to medusa", "holds tensors that Medusa heads do not have"),
+    (f"convert {zoo.target_dir()} --to medusa", "contains tensors that Medusa heads do not have"),
     (f"convert {HEAD} --to medusa", "holds an EAGLE-3 head"),
     (f"convert {HEAD} --to speculators", "add --target"),
     # info, drafters, lists of simulate
@@ -131,12 +131,12 @@ TABLE: list[tuple[str, str]] = [
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
     ("bench deep.jsonl {pair}", "deep.jsonl, line 1, is not JSON"),
-    ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "named twice"),
+    ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "names the same drafter twice"),
     (
         "bench prompts.jsonl {pair} --drafter ngram --drafter model -o max_ngram=3",
         "write options after the name of their drafter",
     ),
-    ("bench prompts.jsonl {pair} --drafter none", "there is no drafter to measure"),
+    ("bench prompts.jsonl {pair} --drafter none", "no drafter was given"),
     ("bench prompts.jsonl {pair} --temperature hot", "--temperature is 'hot'"),
     ("bench prompts.jsonl {pair} --batch 0", "batch is 0"),
     ("bench prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
@@ -144,11 +144,11 @@ TABLE: list[tuple[str, str]] = [
     # bench with axes
     ("bench code {pair} --draft-tokens 8:2", "--draft-tokens is '8:2'"),
     # trace
-    ("trace {pair} --drafter ngram --drafter model", "2 drafters were named, only one can be traced"),
-    ("trace {pair} --drafter none", "0 drafters were named"),
+    ("trace {pair} --drafter ngram --drafter model", "2 drafters were given, only one can be traced"),
+    ("trace {pair} --drafter none", "0 drafters were given"),
     ("trace {pair} --out /nonexistent/t.json", "does not exist"),
     # tune
-    ("tune prompts.jsonl {pair} --drafter none", "there is no drafter to choose from"),
+    ("tune prompts.jsonl {pair} --drafter none", "no drafter was given"),
     ("tune prompts.jsonl {pair} --drafter ngram --drafter sufix", "did you mean 'suffix'"),
     ("tune prompts.jsonl {pair} --write /nonexistent/c.json", "the folder /nonexistent does not exist"),
     ("tune prompts.jsonl {pair} --write /nonexistent/c.json", "or choose another --write"),
@@ -156,22 +156,22 @@ TABLE: list[tuple[str, str]] = [
     ("tune prompts.jsonl {pair} --confirm 0", "Invalid value for '--confirm'"),
     # verify
     ("verify prompts.jsonl {pair} --check gredy", "did you mean 'greedy'"),
-    ("verify prompts.jsonl {pair} --drafter none", "there is no drafter to check"),
+    ("verify prompts.jsonl {pair} --drafter none", "no drafter was given"),
     ("verify prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
     ("verify prompts.jsonl {pair} --level 2", "level is 2.0"),
     # report
     ("report nowhere.json", "cannot be read"),
     ("report deep.json", "is not JSON"),
     ("report number.json", "is not JSON"),
-    ("report old_result.json", "has format version 0, this Slipstream reads version 2"),
-    ("report forecast.json", "there is no report for a result of kind 'forecast'"),
+    ("report old_result.json", "has the format version 0, but this version of Slipstream reads only 2"),
+    ("report forecast.json", "there is no report for results of the kind 'forecast'"),
     ("report result.json --out nowhere/x.html", "does not exist"),
     # simulate
     ("simulate --alpha 1.2", "alpha is 1.2"),
     ("simulate --alpha nan", "alpha is nan"),
     ("simulate -k 0", "draft_tokens is 0"),
     ("simulate --hardware h10", "did you mean 'h100'"),
-    ("simulate --hardware h100", "without both models"),
+    ("simulate --hardware h100", "without --target and --draft"),
     ("simulate --hardware h100 -m Llama-3.1-70 -md 8B", "did you mean 'Llama-3.1-70B'"),
     ("simulate --hardware h100 -m 0B -md 8B", "parameters of 0B"),
     ("simulate --hardware rtx4090 -m 5000B -md 8B", "do not fit into 64"),
@@ -181,19 +181,19 @@ TABLE: list[tuple[str, str]] = [
     (f"{PLAN} --users 0", "users is 0"),
     ("simulate --hardware h100 -m Qwen2.5-72 -md 8B", "did you mean 'Qwen2.5-72B'"),
     ("simulate --bandwidth 100", "lacks --tflops, --memory"),
-    ("simulate --rates .5,.6", "rates fall with the position"),
+    ("simulate --rates .5,.6", "rates cannot rise"),
     ("simulate --rates .5,x", "--rates is '.5,x'"),
     ("simulate --rates ,", "--rates is ','"),
     ("simulate --rates nan", "rate at position 1 is nan"),
     ("simulate --rates .5,.3 -k 5", "2 rates were given"),
-    ("simulate --alpha .5 --rates .5", "both --alpha and --rates"),
-    ("simulate --batch 0", "batch is 0, must be an integer >= 1"),
+    ("simulate --alpha .5 --rates .5", "--alpha and --rates both give the acceptance rate"),
+    ("simulate --batch 0", "batch is 0, but must be an integer >= 1"),
     ("simulate --batch 1,8", "2 batch sizes were given"),
     ("simulate --c -1", "c is -1"),
     ("simulate --row-cost -1", "row_cost is -1"),
     ("simulate -m smolm2 -md 1B", "did you mean 'smollm2'?"),
-    ("simulate -m embedded", "--target and --draft give the cost of a draft token together"),
-    ("simulate -m embedded -md embedded --c 0.1", "in place of --c"),
+    ("simulate -m embedded", "only one of --target and --draft was given"),
+    ("simulate -m embedded -md embedded --c 0.1", "or --c as well"),
     # train
     ("train medusa --budget-tokens 9", "no training data was given"),
     ("train medusa --data x.txt --budget-tokens 9", "'x.txt' does not exist"),
@@ -233,7 +233,7 @@ def test_a_broken_checkpoint_is_named(refused, tiny, tmp_path):
     broken = clone(tiny.target, tmp_path / "broken")
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    unreadable = re.escape(f"{broken}/model.safetensors is not a readable safetensors file")
+    unreadable = re.escape(f"{broken}/model.safetensors is truncated, corrupt, or not a safetensors file")
     command = ["generate", "for", "-n", "4", "--executor", "torch"]
     for models in (["-m", broken], ["-m", tiny.target, "-md", broken]):
         assert re.match(f"error: .*{unreadable}.*Fix:", refused(*command, *models))

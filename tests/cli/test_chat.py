@@ -41,7 +41,7 @@ def test_raw_completes_prompts_without_a_template(session, plain, capsys):
     for _ in range(2):
         raw.handle("def add(")
         assert capsys.readouterr().out == plain.generate("def add(", SamplingParams(max_tokens=12))[0].text
-    with pytest.raises(ParameterError, match="no system message"):
+    with pytest.raises(ParameterError, match="--system was given, but there is no chat template"):
         Session(session.llm, session.params, raw=True, system="x")
 
 

@@ -24,7 +24,7 @@ def test_shows_the_draft_lengths_that_are_in_force(cli):
     rows = json.loads(cli("drafters", "--json").out)
     assert (rows["suffix"]["length"], rows["suffix"]["longest"]) == (10, limit_chosen("suffix")) == (10, 16)
     assert re.search(r"\n suffix +nothing +up to 16 ", cli("drafters").out)
-    assert "up to 16; 10 where a number is needed" in cli("drafters", "suffix").out
+    assert "up to 16; 10 if a command needs a number" in cli("drafters", "suffix").out
     assert "up to 0" not in cli("drafters").out + cli("drafters", "none").out
 
 

@@ -54,7 +54,7 @@ def test_info_says_why_a_model_is_not_native(cli, tmp_path):
     make_tokenizer(tmp_path)
     output = json.loads(cli("info", tmp_path, "--json").out)
     assert (output["executor"], output["native"]) == ("torch", None)
-    assert "torch on cpu; not native: heads of 12 values are not a multiple of 16" in cli("info", tmp_path).shown
+    assert "torch on cpu; not native: the size of its heads is 12, not a multiple of 16" in cli("info", tmp_path).shown
 
 
 def test_info_shows_what_mtp_layers_take(cli, tmp_path):

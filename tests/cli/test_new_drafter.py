@@ -60,4 +60,4 @@ def test_the_lab_measures_it() -> None:
     assert (contender.drafter, contender.draft_tokens, contender.options) == ("bigram", 7, {"reach": 2})
     assert is_recreated("bigram")
     assert "bigram" in TuneModels().specs()
-    assert "no counterpart" in vllm(DrafterChoice("bigram", 4)).note
+    assert "has no drafter that corresponds to" in vllm(DrafterChoice("bigram", 4)).note

@@ -35,7 +35,7 @@ def test_sampling_options_keep_their_names_and_defaults(command):
     assert all(not p.default for p in sampling), "who gave none is known: the checkpoint may say it"
     shown = {name: (names, str(default)) for name, (names, default) in SAMPLING.items()}
     if command == "chat":
-        shown["max_tokens"] = (["--max-new-tokens", "-n"], "as many as the context holds")
+        shown["max_tokens"] = (["--max-new-tokens", "-n"], "as many as fit into the context")
     defaults = (p.show_default if isinstance(p.show_default, str) else str(p.default) for p in sampling)
     declared_options = {p.name: (p.opts, shown) for p, shown in zip(sampling, defaults, strict=True)}
     assert declared_options == shown
@@ -62,7 +62,7 @@ def test_the_draft_length_is_chosen_in_each_step_unless_a_number_is_given():
     assert ModelOptions().length == "auto"
     assert (ModelOptions().fixed_length, ModelOptions(drafter="ngram").fixed_length) == (4, 10)
     assert (ModelOptions(draft_tokens="3").length, ModelOptions(draft_tokens="3").fixed_length) == (3, 3)
-    with pytest.raises(ParameterError, match="measures fixed draft lengths"):
+    with pytest.raises(ParameterError, match="needs a fixed draft length"):
         ModelOptions(draft_tokens="auto").fixed_length  # noqa: B018
     for wrong in ("-1", "many", "2.5", "257"):
         with pytest.raises(ParameterError, match="draft_tokens is"):

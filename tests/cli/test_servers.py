@@ -74,11 +74,11 @@ def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, t
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--serve", "URL", "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
+        (["--serve", "URL", "--drafter", "ngram"], "drafter would be ignored: a running server has its own settings"),
         (["--serve", "URL", "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
-        (["--serve", "URL", "--temperature", "0,1"], "a load has one temperature"),
+        (["--serve", "URL", "--temperature", "0,1"], "servers are measured at one temperature"),
         (["--serve", "URL", "--concurrency", "0"], "concurrency is 0"),
-        (["--concurrency", "4"], "concurrency is given without a server"),
+        (["--concurrency", "4"], "concurrency was given, but it has an effect only for servers"),
         (["--serve", "localhost:8000"], "must begin with http:// or https://"),
         (["--serve", "http://127.0.0.1:9/v1"], "cannot be reached"),
         (["--serve", "URL", "--served-model", "other"], "lists no model named other"),

@@ -34,21 +34,21 @@ def test_without_standard_input_a_chat_ends_at_once(cli, pair, given) -> None:
 @pytest.mark.parametrize("given", [(), ("-",)])
 def test_standard_input_that_is_not_utf8_is_refused_with_its_first_byte(refused, given) -> None:
     said = refused("generate", *given, "-m", "/nonexistent", stdin=CAFE)
-    assert said.startswith("error: the prompt is no UTF-8 text: it has byte 0xe9 at character 3.")
+    assert said.startswith("error: the prompt is not UTF-8 text: it has byte 0xe9 at character 3.")
 
 
 def test_chats_go_on_after_lines_that_are_not_utf8_and_such_arguments_are_refused(cli, pair) -> None:
     result = cli("chat", *pair, "-n", 2, stdin=CAFE + b"\nfor\n", code=0)
-    assert result.said.count("error: the conversation is no UTF-8 text") == 1
+    assert result.said.count("error: the conversation is not UTF-8 text") == 1
     assert "2 tokens" in result.said
     broken = os.fsdecode(CAFE)
-    assert "the prompt is no UTF-8 text" in cli("generate", broken, "-m", "/nonexistent").said
+    assert "the prompt is not UTF-8 text" in cli("generate", broken, "-m", "/nonexistent").said
     for option in ("stop", "regex", "choice"):
         said = cli("generate", "x", "-m", "/nonexistent", f"--{option}", broken).said
-        assert f"{option} is no UTF-8 text: it has byte 0xe9 at character 3" in said
+        assert f"{option} is not UTF-8 text: it has byte 0xe9 at character 3" in said
     for arguments in ("serve --host", "serve --api-key", "serve --served-model-name", "trace", "chat --system"):
         said = cli(*arguments.split(), broken, "-m", "/nonexistent", code=2).said
-        assert re.search(r"error: the \w+ is no UTF-8 text: it has byte 0xe9 at character 3", said)
+        assert re.search(r"error: the \w+ is not UTF-8 text: it has byte 0xe9 at character 3", said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

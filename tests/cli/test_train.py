@@ -81,7 +81,7 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
     (tmp_path / "gptj" / "config.json").write_text('{"model_type": "gptj"}')
     for trained, data, more, said in (
         (target, "nowhere", (), "does not exist"),
-        (tiny.target, "short.txt", (), "the training data is too short"),
+        (tiny.target, "short.txt", (), "the training data has only"),
         (target, "short.txt", (), "is text, but the target has no tokenizer"),
         (tmp_path / "model.gguf", "short.txt", (), "has version 0 of GGUF"),
         (tmp_path / "gptj", "short.txt", (), "nothing can be trained for it"),
@@ -96,7 +96,7 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
 def test_a_run_is_not_resumed_for_another_target(train, tmp_path):
     train("--max-steps", 1)
     other = train_target(tmp_path / "other", steps=1)
-    assert "belongs to another run: target was" in train("--resume", "-m", other, code=2).said
+    assert "was written with other settings: target was" in train("--resume", "-m", other, code=2).said
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, call: int) -> None:
@@ -127,7 +127,7 @@ def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_agai
 ):
     said = stopped(number, (owner, name, 1))
     assert "no step was saved" in said
-    assert "The same command begins again" in said
+    assert "Begin again by the same command" in said
     assert not (tmp_path / "out" / "final").exists()
     assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
     assert not list(tmp_path.rglob("*.tmp"))

@@ -174,16 +174,16 @@ NOBODY = ["--base-url", "http://127.0.0.1:9/v1"]
     [
         ([*NOBODY, "--watch", "1"], "http://127.0.0.1:9/v1 cannot be reached"),
         (["--base-url", "localhost:8000"], "must begin with http:// or https://"),
-        ([*NOBODY, "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
+        ([*NOBODY, "--drafter", "ngram"], "drafter would be ignored: a running server has its own settings"),
         ([*NOBODY, "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
         ([*NOBODY, "--concurrency", "1"], "concurrency would be ignored"),
         ([*NOBODY, "--temperature", "1"], "temperature would be ignored"),
         (["code", *NOBODY], "prompts would be ignored"),
         ([*NOBODY, "--rounds", "2"], "--rounds would be ignored"),
-        ([*NOBODY, "--for", "3"], "--for is given without --follow"),
-        ([*NOBODY, "--follow", "--watch", "0"], "--watch 0 is given with --follow"),
+        ([*NOBODY, "--for", "3"], "--for was given without --follow"),
+        ([*NOBODY, "--follow", "--watch", "0"], "--watch 0 cannot be used with --follow"),
         ([*NOBODY, "--follow"], "reports no counters of Slipstream, vLLM"),
-        (["--watch", "3"], "watch is given without a server. Fix: name one: --base-url URL"),
+        (["--watch", "3"], "watch was given, but it has an effect only for servers. Fix: add --base-url URL"),
         ([*NOBODY, "--write", "x.json", "--confirm", "2"], "--confirm, --write would be ignored"),
     ],
 )
@@ -199,4 +199,4 @@ def test_a_server_that_stops_answering_while_it_is_watched_is_an_error(refused, 
 
     scripted(Leaving())
     said = refused("tune", "--base-url", PLACE, "--watch", "0")
-    assert "http://server/v1 reports no counters any more" in said
+    assert "http://server/v1 no longer reports metrics" in said

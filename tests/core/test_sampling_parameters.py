@@ -192,7 +192,7 @@ def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line
     how = '0.0, number(0, 1), Effect.FILTERS_PROBABILITIES, "Top-a filter.", "--top-a", "-a"'
     line = f"top_a: float = parameter({how})"
     more = with_a_field(line, tmp_path, monkeypatch).SamplingParams
-    with pytest.raises(ParameterError, match=r"top_a is 2, must be a finite number in \[0, 1\]"):
+    with pytest.raises(ParameterError, match=r"top_a is 2, but must be a finite number in \[0, 1\]"):
         more(top_a=2)
     assert more(temperature=0.8).temperature_only
     assert not more(temperature=0.8, top_a=0.2).temperature_only

@@ -36,8 +36,8 @@ def test_a_schema_is_stored_as_text_and_its_properties_keep_their_order() -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "names no form"), ({"regex": "a", "choice": ["b"]}, "names regex and choice"),
-        ({"json_schema": False, "regex": "a"}, "names json_schema and regex"), ({"after": "</think>"}, "names no form"),
+        ({}, "sets no form"), ({"regex": "a", "choice": ["b"]}, "sets regex and choice"),
+        ({"json_schema": False, "regex": "a"}, "sets json_schema and regex"), ({"after": "</think>"}, "sets no form"),
         ({"rgex": "a"}, "did you mean 'regex'"), ({"regex": ""}, "structured.regex"),
         ({"regex": 5}, "structured.regex"), ({"grammar": b"a"}, "structured.grammar"),
         ({"regex": "a", "after": ""}, "structured.after"), ({"json_object": 1}, "structured.json_object is 1"),
@@ -59,5 +59,5 @@ def test_what_is_no_form_is_refused_by_name(given: dict[str, Any], said: str) ->
 
 def test_the_parameter_takes_a_form_and_nothing_else() -> None:
     for wrong in ({"regex": "a"}, "a", True):
-        with pytest.raises(ParameterError, match=r"structured is .*, must be a Structured or None"):
+        with pytest.raises(ParameterError, match=r"structured is .*, but must be a Structured or None"):
             SamplingParams(structured=wrong)  # type: ignore[arg-type]

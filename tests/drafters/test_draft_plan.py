@@ -84,7 +84,7 @@ class TestOnTheCommandLine:
 
     def test_embedded_heads_belong_to_the_embedded_target_alone(self, tiny: Tiny) -> None:
         models = ModelOptions(target=str(tiny.target), drafter="eagle3", draft="embedded", executor="torch")
-        with pytest.raises(ParameterError, match="no eagle3 head ships for"):
+        with pytest.raises(ParameterError, match="brings no eagle3 head for"):
             load(models, quiet=True)
 
     @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ class TestInPython:
         other = ToyTarget(2 * V)
         drafts = {"itself": (other, {}), "option": ("model", {"model": other}), "member": (["suffix", other], {})}
         draft, options = drafts[given]
-        with pytest.raises(PairError, match=f"the target has an output of {V} ids, the draft model one of {2 * V}"):
+        with pytest.raises(PairError, match=f"the target has {V} logits, the draft model {2 * V}"):
             llm.use(draft, **options)
 
     def test_a_loaded_transformers_model_with_another_number_of_ids_is_refused(self, tiny: Tiny) -> None:
-        with pytest.raises(PairError, match="output of 320 ids, the draft model one of 64"):
+        with pytest.raises(PairError, match="the target has 320 logits, the draft model 64"):
             LLM(tiny.target, random_llama(vocab_size=64), executor="torch", device="cpu")
 
     def test_loaded_targets_are_compared_by_the_tokens_of_their_checkpoints(self, tiny: Tiny, tmp_path: Path) -> None:

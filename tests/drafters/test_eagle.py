@@ -149,7 +149,7 @@ class TestDraftTokens:
             assert len(drafter.propose([seq], [Budget(9)])) == 6
             assert calls == [1]
             assert drafter.traits.longest == 6
-        with pytest.raises(ParameterError, match=r"shape is 'tree', but the head is parallel"):
+        with pytest.raises(ParameterError, match=r"shape is 'tree', but the head is a parallel head"):
             eagle_drafter(V, 3, PARALLEL, shape="tree")
 
     def test_a_topk_tree_holds_the_most_probable_of_all_paths(self) -> None:

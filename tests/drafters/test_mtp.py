@@ -273,8 +273,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("drop", "mtp", "said"),
         [
-            (f"layers.{LAYERS}.", 1, "holds 0 MTP layers and promises 1"),
-            (f"layers.{LAYERS + 1}.", 2, "holds 1 MTP layers and promises 2"),
+            (f"layers.{LAYERS}.", 1, "has 0 MTP layers, 1 in config"),
+            (f"layers.{LAYERS + 1}.", 2, "has 1 MTP layers, 2 in config"),
             (f"layers.{LAYERS}.hnorm", 1, r"missing.*hnorm"),
         ],
     )
@@ -288,7 +288,7 @@ class TestRefusals:
     def test_a_family_that_is_not_known_to_bring_them(self) -> None:
         ours = as_target(random_llama(), executor="torch")
         for of, family in ((as_target(random_model("gpt-neox", torch.float32)), "gpt_neox"), (ours, "llama")):
-            with pytest.raises(PairError, match=f"{family!r} model, and no MTP layers are known for") as refused:
+            with pytest.raises(PairError, match=f"{family!r} model: Slipstream knows no MTP layers of") as refused:
                 make_drafter("mtp", of)
             assert "deepseek_v3" in str(refused.value)
             assert "checkpoint" not in str(refused.value)
@@ -344,7 +344,7 @@ class TestTheDefault:
         command = ModelOptions(target=folder)
         assert command.names == command.names == ("suffix",)
         (said,) = caplog.messages
-        assert "holds 1 of the 2 MTP layers that it promises" in said
+        assert "has only 1 of the 2 MTP layers" in said
 
     def test_of_layers_that_an_older_transformers_does_not_build_it_says_so(self, monkeypatch, caplog) -> None:
         folder = str(checkpoint("mellum", 1))

@@ -124,7 +124,7 @@ IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     "medusa": [
         ({"nodes": -1}, "nodes"), ({"nodes": 1000}, "at most 256"), ({"nodez": 4}, "did you mean 'nodes'"),
         ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "5 deep"),
-        ({"tree": "8"}, "ranks up to 7"), ({"tree": "6,6,6"}, "258 nodes"), ({"tree": []}, "0 nodes"),
+        ({"tree": "8"}, "and 7 tokens of one head"), ({"tree": "6,6,6"}, "258 nodes"), ({"tree": []}, "0 nodes"),
         ({"tree": [[0, 1]]}, "no parent"), ({"tree": "2", "nodes": 4}, "give only one"),
         ({"row_cost": -0.1}, "row_cost"),
     ],

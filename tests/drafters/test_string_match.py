@@ -289,7 +289,7 @@ def test_what_cannot_work_is_refused_by_name() -> None:
         LLM(toy(ours), draft_tokenizer="strin")
     with pytest.raises(ParameterError, match="draft_tokenizer is 'string', but the drafter 'ngram' loads no draft"):
         LLM(toy(ours), "ngram", draft_tokenizer="string")
-    with pytest.raises(PairError, match="'string', but the tokenizer of the target is unknown"):
+    with pytest.raises(PairError, match="'string', but the target has no tokenizer"):
         LLM(toy(ours), toy(ours), draft_tokenizer="string")
 
 

@@ -82,7 +82,7 @@ def test_a_schema_that_cannot_be_compiled_is_refused_with_a_pointer_to_the_fault
         ({"regex": "a\n/[z-a]"}, "cannot be compiled: at 'z-a]': invalid character class range"),
         ({"regex": "a(?=b)"}, "at '(?=b)': look-around"),
         ({"grammar": "start: /a(/"}, "at 1(8): at '(': unclosed group."),
-        ({"regex": "()"}, "it allows no text except the empty one"),
+        ({"regex": "()"}, "it allows only the empty text"),
         ({"grammar": 'start: "a" | foo'}, 'at 1(8): unknown name: "foo"'),
         ({"grammar": 'start: "a" (\n | "b"'}, "2(7): Expected token"),
         ({"grammar": 'root ::= "a" ('}, "Expected ')' at line 1"),
@@ -171,7 +171,7 @@ def test_without_a_tokenizer_of_transformers_a_form_is_refused() -> None:
     params = SamplingParams(structured=Structured(regex="a"))
     with pytest.raises(ParameterError, match="the target has no tokenizer"):
         LLM(ToyTarget(5), draft_tokens=4).generate([1], params)
-    with pytest.raises(ParameterError, match="the tokenizer is a Own"):
+    with pytest.raises(ParameterError, match="the class of its tokenizer is Own"):
         LLM(ToyTarget(5), tokenizer=Own(), draft_tokens=4).generate([1], params)
 
 

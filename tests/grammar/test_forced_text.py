@@ -129,7 +129,7 @@ def test_a_forced_text_that_cannot_be_followed_is_told_once(caplog: pytest.LogCa
         for _ in range(2):
             llm.generate([[1]], SamplingParams(structured=Structured(**ENDLESS), max_tokens=20))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "is not drafted any more" in told
+    assert "is no longer drafted" in told
     assert "\n" not in told
 
 
@@ -144,7 +144,9 @@ def test_forced_text_that_the_tokens_cannot_write_is_drafted_up_to_there() -> No
 
 def test_a_form_that_the_tokens_cannot_write_is_refused_in_one_line_that_says_so() -> None:
     llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
-    with pytest.raises(ParameterError, match="no token writes what must come next, after 2 tokens") as refused:
+    with pytest.raises(
+        ParameterError, match="no token can write the text that must come next, after 2 tokens"
+    ) as refused:
         llm.generate([[1]], SamplingParams(structured=Structured(grammar='start: "abé"')))
     assert "\n" not in str(refused.value)
 

@@ -176,9 +176,9 @@ def test_bits_follow_those_of_the_target_and_unsupported_heads_run_on_torch(capl
     narrow = made(decoder={"head_dim": 4}).float()
     backend, settings = backend_for_head(narrow.config.decoder, host)
     assert backend.dflash(narrow, host, settings).name == "torch"
-    assert "heads of 4 values are not a multiple of 16" in caplog.text
+    assert "size of its heads is 4, not a multiple of 16" in caplog.text
     backend, settings = backend_for_head(narrow.config.decoder, host, "int8")
-    with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
+    with pytest.raises(ParameterError, match="quantize='int8' was given, but a head that torch runs"):
         backend.dflash(narrow, host, settings)
 
 

@@ -284,8 +284,8 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quant
 def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> None:
     narrow = head(variant(3, decoder={"head_dim": 4})).float()
     assert runtime_for(narrow, lender()).name == "torch"
-    assert "heads of 4 values are not a multiple of 16" in caplog.text
-    with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
+    assert "size of its heads is 4, not a multiple of 16" in caplog.text
+    with pytest.raises(ParameterError, match="quantize='int8' was given, but a head that torch runs"):
         runtime_for(narrow, lender(), quantize="int8")
     fine = head(variant(3)).float()
     for host, quantize, name in (

@@ -39,7 +39,7 @@ KINDS: dict[str, EagleConfig] = {
     "3.1": variant(3, **OWN_WIDTH, **TAPPED, fc_norm=True, norm_output=True),
     "own embedding": variant(3, **OWN_WIDTH, **TAPPED, own_embedding=True),
     "rope": variant(3, target=8, **TAPPED, decoder={"rope_parameters": LLAMA3}),
-    "whole vocabulary": config(3, 40, target=8, **TAPPED),
+    "complete vocabulary": config(3, 40, target=8, **TAPPED),
 }
 NOT_SPECFORGE: dict[str, EagleConfig] = {
     "norm before residual": variant(3, **OWN_WIDTH, **TAPPED, norm_before_residual=True),
@@ -134,12 +134,12 @@ def test_sglang_reads_ids_as_they_are_if_the_first_is_not_1(tmp_path: Path) -> N
 
 
 def test_specforge_has_the_maps_always_and_no_key_that_would_drop_a_norm(tmp_path: Path) -> None:
-    config, tensors = converted(tmp_path, KINDS["whole vocabulary"], "specforge")
+    config, tensors = converted(tmp_path, KINDS["complete vocabulary"], "specforge")
     assert not {"norm_output", "fc_norm"} & config.keys()  # norm_output false: its logits would lack the norm
     assert config["eagle_config"][TAPS] == [1, 3, 4]
     assert tensors["d2t"].tolist() == [0] * 40
     assert tensors["t2d"].all()
-    others = converted(tmp_path / "eagle3", KINDS["whole vocabulary"], "eagle3")[1]
+    others = converted(tmp_path / "eagle3", KINDS["complete vocabulary"], "eagle3")[1]
     assert not {"d2t", "t2d"} & others.keys()  # vLLM has no parameter for them
 
 
@@ -227,7 +227,7 @@ def test_a_head_of_another_kind_is_refused_with_the_formats_that_hold_it(source:
         ("eagle3", variant(3, decoder={"qkv_bias": True}), "attention_bias"),
         ("speculators", variant(3, 8, decoder={"o_bias": True}), "attention_bias"),
         ("speculators", variant(3, 6), "width 6.*own width, 8"),
-        ("speculators", variant(3, 8, fc_norm=True, norm_before_fc=True), "one or the other"),
+        ("speculators", variant(3, 8, fc_norm=True, norm_before_fc=True), "only one of the two"),
         *(("specforge", made, "SpecForge") for made in NOT_SPECFORGE.values()),
     ],
 )

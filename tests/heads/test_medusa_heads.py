@@ -168,7 +168,7 @@ def test_more_heads_than_the_config_names_are_used_and_reported(tmp_path, caplog
     save_medusa(tiny_heads(heads=5), tmp_path)
     rewrite(tmp_path, medusa_num_heads=2)
     assert load_medusa(tmp_path).config.heads == 5
-    assert "names 2 heads, the file holds 5" in caplog.text
+    assert "says 2 heads, the weights have 5" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
@@ -199,13 +199,13 @@ def test_a_full_lm_head_with_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> N
         (put("model.layers.0.up", torch.zeros(2)), CheckpointError, r"do not have: model\.layers\.0\.up"),
         (put("1.0.linear.weight", torch.zeros(8, 7)), CheckpointError, r"\(8, 7\), expected \(8, 8\)"),
         (put("1.0.linear.weight", torch.full((8, 8), torch.nan)), CheckpointError, "NaN"),
-        (put("0.1.weight", torch.zeros(10, 8)), ConfigError, "10 rows, the vocabulary has 11"),
+        (put("0.1.weight", torch.zeros(10, 8)), ConfigError, "10 rows, but the vocabulary has 11"),
         (put("token_map", torch.tensor([0, 1, 1, 2])), ConfigError, "4"),
-        ({"hidden_size": 16}, ConfigError, "says hidden_size 16, the tensors say 8"),
-        ({"medusa_num_layers": 2}, ConfigError, "says medusa_num_layers 2, the tensors say 1"),
+        ({"hidden_size": 16}, ConfigError, "says hidden_size 16, but the tensors have 8"),
+        ({"medusa_num_layers": 2}, ConfigError, "says medusa_num_layers 2, but the tensors have 1"),
         ({"medusa_num_heads": 4}, CheckpointError, r"lacks 3\.0\.linear\.bias"),
         ({"medusa_num_heads": "many"}, ConfigError, "'many'"),
-        ({"truncated_vocab_size": 5}, ConfigError, "says truncated_vocab_size 5, the tensors say 11"),
+        ({"truncated_vocab_size": 5}, ConfigError, "says truncated_vocab_size 5, but the tensors have 11"),
         ({"medusa_head_accuracies": [[0.5]]}, ConfigError, "1 heads for 3"),
         ({"medusa_head_accuracies": [[0.5, 0.7]] * 3}, ConfigError, "sums to 1.2"),
         ({"medusa_head_accuracies": [["x"]] * 3}, ConfigError, "not a table of numbers"),

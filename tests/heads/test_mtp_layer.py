@@ -167,20 +167,20 @@ class TestRefusals:
 
     def test_of_another_number_of_layers(self, tmp_path: Path) -> None:
         two = write("glm4_moe", tmp_path / "two", 2, head_dim=16)
-        with pytest.raises(UnsupportedModelError, match="holds 2 MTP layers") as refused:
+        with pytest.raises(UnsupportedModelError, match="has 2 MTP layers") as refused:
             LLM(two, "mtp")
         assert "executor='transformers'" in refused.value.fix
-        with pytest.raises(ConfigError, match="holds 1 MTP layers and promises 2"):
+        with pytest.raises(ConfigError, match="has 1 MTP layers, 2 in config"):
             LLM(rewrite(write("glm4_moe", tmp_path / "one", head_dim=16), num_nextn_predict_layers=2), "mtp")
         none = rewrite(make_checkpoint(tmp_path / "none", "qwen35"), _without_mtp, mtp_num_hidden_layers=0)
-        with pytest.raises(ConfigError, match="holds 0 MTP layers and promises 0"):
+        with pytest.raises(ConfigError, match="has 0 MTP layers, 0 in config"):
             LLM(none, "mtp")
 
     def test_of_a_model_from_memory_and_of_other_families(self, folder: Callable[[str], Path]) -> None:
         module = transformers.AutoModelForCausalLM.from_pretrained(folder("qwen35"), dtype="float32").eval()
         with pytest.raises(PairError, match="'qwen3_5_text' model from memory"):
             LLM(module, "mtp")
-        with pytest.raises(PairError, match="no MTP layers are known for this family"):
+        with pytest.raises(PairError, match="knows no MTP layers of this family"):
             LLM(FILES / "lfm2.gguf", "mtp")
 
 
@@ -206,10 +206,10 @@ class TestTheDefault:
         assert ModelOptions(target=two, executor="transformers").names == ("suffix", "mtp")
         assert not caplog.messages
         assert ModelOptions(target=two).names == ("suffix",)
-        assert "brings 2 MTP layers, and our own decoder runs one" in caplog.text
+        assert "has 2 MTP layers, but our own decoder supports only one" in caplog.text
         none = rewrite(make_checkpoint(tmp_path / "none", "qwen35"), _without_mtp, mtp_num_hidden_layers=1)
         assert ModelOptions(target=str(none)).names == ("suffix",)
-        assert "holds 0 of the 1 MTP layers that it promises" in caplog.text
+        assert "has only 0 of the 1 MTP layers" in caplog.text
 
     def test_its_configuration_is_read_once(
         self, folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

@@ -71,18 +71,18 @@ def test_ids_lengths_and_slots_out_of_bounds_are_refused_by_number_and_change_no
     world.write(1, 0, 6)  # two blocks: 8 slots
     pool, before = world.pool, world.state()
     refused: list[tuple[str, Callable[[], object]]] = [
-        ("sequence 1 holds 8 KV slots, so it cannot write slots 9 to 9", lambda: pool.reserve(1, 9, 10)),
-        ("sequence 1 holds 8 KV slots, so it cannot write slots -1 to 2", lambda: pool.reserve(1, -1, 3)),
-        ("sequence 2 holds 0 KV slots, so it cannot write slots 1 to 1", lambda: pool.reserve(2, 1, 2)),
+        ("sequence 1 has 8 KV slots, so it cannot write slots 9 to 9", lambda: pool.reserve(1, 9, 10)),
+        ("sequence 1 has 8 KV slots, so it cannot write slots -1 to 2", lambda: pool.reserve(1, -1, 3)),
+        ("sequence 2 has 0 KV slots, so it cannot write slots 1 to 1", lambda: pool.reserve(2, 1, 2)),
         ("sequence 1 needs 3 more to hold 20 slots, and 2 of 4 are free", lambda: pool.reserve(1, 6, 20)),
         ("sequence 2 needs 5 more to hold 17 slots, and 2 of 4 are free", lambda: pool.reserve(2, 0, 17)),
-        ("the first 9 KV slots of sequence 1 do not exist, it holds 8", lambda: pool.fork(1, 2, 9)),
-        ("the first -1 KV slots", lambda: pool.fork(1, 2, -1)), ("sequence 5 holds no KV", lambda: pool.fork(5, 2, 0)),
-        ("sequence 1 already holds 8 KV slots", lambda: pool.fork(1, 1, 3)),
-        ("sequence 1 already holds 8 KV slots", lambda: pool.adopt(1, [])),
-        ("not slot 8", lambda: pool.places(1, [0, 8])), ("not slot -2", lambda: pool.places(1, [0, -2])),
-        ("sequence 5 holds no KV", lambda: pool.places(5, [])), ("not slot 11", lambda: pool.moves(1, [11], [3])),
-        ("not slot -1", lambda: pool.moves(1, [3], [-1])), ("sequence 5 holds no KV", lambda: pool.moves(5, [3], [1])),
+        ("9 KV slots of sequence 1 were requested, but it has only 8", lambda: pool.fork(1, 2, 9)),
+        ("-1 KV slots of sequence 1", lambda: pool.fork(1, 2, -1)), ("sequence 5 has no", lambda: pool.fork(5, 2, 0)),
+        ("sequence 1 already has 8 KV slots", lambda: pool.fork(1, 1, 3)),
+        ("sequence 1 already has 8 KV slots", lambda: pool.adopt(1, [])),
+        ("but slot 8", lambda: pool.places(1, [0, 8])), ("but slot -2", lambda: pool.places(1, [0, -2])),
+        ("sequence 5 has no KV", lambda: pool.places(5, [])), ("but slot 11", lambda: pool.moves(1, [11], [3])),
+        ("but slot -1", lambda: pool.moves(1, [3], [-1])), ("sequence 5 has no KV", lambda: pool.moves(5, [3], [1])),
     ]  # fmt: skip
     for message, call in refused:
         with pytest.raises(TargetError, match=message):

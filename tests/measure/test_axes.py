@@ -23,7 +23,7 @@ def test_axes_are_what_has_several_values_and_the_numeric_one_with_most_is_the_x
 
 
 def test_too_many_arms_are_refused(tiny_llm, contenders, prompt_set):
-    with pytest.raises(ParameterError, match="120 settings were requested"):
+    with pytest.raises(ParameterError, match="the options give 120 combinations"):
         bench(tiny_llm, contenders[:1], prompt_set, BenchConfig(batches=tuple(range(1, 61))))
 
 

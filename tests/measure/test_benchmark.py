@@ -131,5 +131,5 @@ def test_looping_texts_are_counted_apart(tiny_llm, contenders, prompt_set, monke
     result = bench(tiny_llm, contenders[1:], prompt_set, BenchConfig(tokens=4, rounds=2))
     arm = result.data.arms[1]
     assert arm.loops == {"share": 40 / 110, "prompts": [0]}
-    said = "36% of the output tokens repeat in a loop (1 of 3 texts)"
+    said = "36% of the output tokens are in repetitive loops (1 of 3 texts)"
     assert any(warning.startswith(said) for warning in result.warnings)

@@ -53,7 +53,7 @@ def test_settings_without_an_equivalent_are_reported():
     for drafter in ("lookahead", "medusa", "ngram,model"):
         settings = vllm(DrafterChoice(drafter, 4, draft="d"))
         assert (settings.values, settings.text) == (None, "")
-        assert f"no counterpart of {drafter!r}" in settings.note
+        assert f"has no drafter that corresponds to {drafter!r}" in settings.note
     assert "0.32" in vllm(DrafterChoice("medusa", 4, draft="d")).note
 
 
@@ -68,7 +68,7 @@ def test_plain_decoding_has_settings_too():
 
 
 def test_our_own_names_are_options_of_generate_and_a_model_without_a_name_is_refused():
-    with pytest.raises(ParameterError, match="none is named"):
+    with pytest.raises(ParameterError, match="none was given"):
         vllm(DrafterChoice("model", 4))
     settings = slipstream(DrafterChoice("suffix,model", 6, "t", "d", options={"min_match": 3}))
     assert settings == {

@@ -125,7 +125,9 @@ def test_what_a_server_does_not_report_is_not_judged(name: str) -> None:
 @pytest.mark.parametrize("running", [1.0, 128.0])
 def test_a_server_that_drafts_nothing_is_told_how_to_find_out_whether_it_should_under_its_load(running: float) -> None:
     off = counters([], running=running) | {"drafts": None, "accepted_at": None}
-    assert said(off).startswith("Cause: nothing is drafted: whether speculation would pay under this load, about")
+    assert said(off).startswith(
+        "Cause: nothing is drafted: counters cannot show whether speculation would pay at about"
+    )
     assert f"--concurrency {running:.0f}" in said(off)
     assert "switch speculation on" not in said(off)
 

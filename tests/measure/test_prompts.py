@@ -54,10 +54,10 @@ def test_the_embedded_prompts(tiny_llm):
     [
         (["{"], r"bad\.jsonl, line 1, is not JSON"),
         ([{"prompt": "fine"}, '{"prompt": "broken'], r"line 2, is not JSON"),
-        ([{"question": "?"}], r"line 1, holds no prompt; it has 'question'"),
-        ([{"prompt": "  "}], r"line 1, holds no prompt"), ([{"turns": []}], r"line 1, holds no prompt"),
-        ([{"turns": ["a", 3]}], r"line 1, holds a turn that is not text"), (["3"], r"line 1, is a int"),
-        ([""], "holds no prompt"),
+        ([{"question": "?"}], r"line 1, contains no prompt; it has 'question'"),
+        ([{"prompt": "  "}], r"line 1, contains no prompt"), ([{"turns": []}], r"line 1, contains no prompt"),
+        ([{"turns": ["a", 3]}], r"line 1, contains a turn that is not text"), (["3"], r"line 1, is a int"),
+        ([""], "contains no prompt"),
     ],
 )  # fmt: skip
 def test_malformed_files(tmp_path, rows, said):
@@ -89,7 +89,7 @@ def test_repeated_prompts_are_left_out_and_reported(tmp_path, tiny_llm):
     path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
     prompt_set = choose_prompts(tiny_llm, path)
     assert len(prompt_set.prompts) == 2
-    assert any("1 of 3 prompts left out as repetitions" in warning for warning in prompt_set.warnings)
+    assert any("1 of 3 prompts left out as duplicates" in warning for warning in prompt_set.warnings)
 
 
 def test_prompts_longer_than_the_context_are_left_out(tmp_path, tiny_llm):

@@ -101,7 +101,7 @@ def test_errors_are_counted_apart_no_answer_at_all_ends_the_test_and_pieces_coun
         figures(ScriptedServer(lambda i: Script(status=503)), Traffic(concurrency=2, requests=4))
     result = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Traffic(concurrency=1, requests=4))
     assert (result.output_tokens, result.counted) == (3 * 4 * 5, False)
-    assert any("pieces of text were counted instead of tokens" in said for said in collect_warnings([result]))
+    assert any("chunks of the stream were counted, not tokens" in said for said in collect_warnings([result]))
 
 
 @pytest.mark.parametrize("prefix", ["vllm", "slipstream"])

@@ -86,7 +86,7 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
     assert data.choice.predicted > 2
     assert data.configs.slipstream["target"] == "t"
     assert data.configs.slipstream["drafter"] == "scripted"
-    assert "no counterpart" in data.configs.vllm.note
+    assert "has no drafter that corresponds to" in data.configs.vllm.note
     assert 0 < len(calls) <= count_steps(llm, given, PROMPTS, QUICK)
     assert read(tmp_path / "r.json").data["choice"] == to_json(data.choice)
 
@@ -118,7 +118,7 @@ def test_noisy_costs_are_marked(monkeypatch):
     target = Unsteady(vocab=16)
     result = tuned(target, scripted(target, wrong_at(3)), SHORT)
     assert result.data.drafters[0].noisy
-    assert any("its costs are noisy" in warning for warning in result.warnings)
+    assert any("the timings are noisy" in warning for warning in result.warnings)
     table = next(t for t in make_section(result).tables if t.title == "Measured at the longest draft")
     assert "x?, K=" in table.texts()[0][-1]
 

@@ -82,13 +82,13 @@ def test_known_versions_are_taken(python: Callable[..., Path]) -> None:
 def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot be run"):
         find_interpreter(tmp_path / "python")
-    with pytest.raises(LoadError, match="has no vLLM"):
+    with pytest.raises(LoadError, match="vLLM is not installed for"):
         find_interpreter(Path(sys.executable))
 
 
 @pytest.mark.parametrize("drafter", ["lookahead", "layerskip", "suffix,model"])
 def test_a_drafter_that_vllm_does_not_have_is_refused_with_those_that_it_has(drafter: str) -> None:
-    with pytest.raises(ParameterError, match="no counterpart") as raised:
+    with pytest.raises(ParameterError, match="has no drafter that corresponds to") as raised:
         VllmServer(DrafterChoice(drafter, 4, draft="d")).values  # noqa: B018
     assert "suffix" in str(raised.value)
 

@@ -50,6 +50,6 @@ def test_prompts_are_answered_with_log_probabilities_and_predictions(host: Host,
 
 def test_what_does_not_fit_an_encoder_decoder_is_refused_by_name(host: Host) -> None:
     echoed = host.post("/v1/completions", prompt=SOURCES[0], max_tokens=3, echo=True)
-    assert "an encoder-decoder answers its prompt" in refused(echoed, 400, "echo")
+    assert "the text of an encoder-decoder has no prompt in it" in refused(echoed, 400, "echo")
     chat = host.post("/v1/chat/completions", messages=[{"role": "user", "content": "hello"}])
     assert "no chat template" in refused(chat, 400, "messages")

@@ -130,7 +130,7 @@ def test_messages_with_calls_that_cannot_be_read_are_refused(talker: Host, messa
 
 
 def test_a_template_that_takes_no_tools_is_named_as_the_reason(host: Host) -> None:
-    assert "takes no tools" in refused(host.post(PATH, messages=USER, tools=TOOLS), 400, "tools")
+    assert "does not support tools" in refused(host.post(PATH, messages=USER, tools=TOOLS), 400, "tools")
 
 
 def test_a_model_whose_way_of_calling_is_unknown_can_be_made_to_call(pair: LLM, tmp_path: Any) -> None:

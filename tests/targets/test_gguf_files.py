@@ -55,7 +55,7 @@ def test_a_file_drafts_whatever_runs_the_target(file: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"quantize": "int8"}, "rounding them again"),
+        ({"quantize": "int8"}, "quantising them again"),
         ({"role": "draft", "quantize": "int4"}, "draft_quantize='none'"),
         ({"lora": "adapter"}, "lora='adapter' was given with a GGUF file"),
         ({"device_map": "auto"}, "device_map='auto' was given with a GGUF file"),

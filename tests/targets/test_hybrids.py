@@ -177,7 +177,9 @@ def test_requests_without_room_for_their_states_wait_and_lose_nothing(
         assert states.nbytes <= states.room
     assert [seq.tokens[len(text) :] for seq, text in zip(seqs, texts, strict=True)] == alone
     llm.use(None)
-    with pytest.raises(TargetError, match=r"no memory for the states of sequence \d+: \S+ kB each, of .* max_batch"):
+    with pytest.raises(
+        TargetError, match=r"no memory for the recurrent states of sequence \d+: a sequence needs \S+ kB.* max_batch"
+    ):
         llm.beam_search([texts[0]], BeamParams(beams=3, max_tokens=8))
     assert llm.generate(texts[:1], params)[0].token_ids == alone[0]
     states.room = states.bytes_each - 1
@@ -223,7 +225,7 @@ def test_a_draft_model_with_recurrent_layers_takes_back_what_is_rejected(
 
 
 def test_a_loaded_target_is_refused_as_draft_model(load: Callable[..., Decoder]) -> None:
-    with pytest.raises(PairError, match="recurrent layers cannot be a draft model"):
+    with pytest.raises(PairError, match="loaded as a target, and has recurrent layers"):
         LLM(load("lfm2"), load("lfm2"))
 
 
@@ -232,7 +234,7 @@ def test_a_step_of_a_hybrid_has_chains_only(load: Callable[..., Decoder]) -> Non
     assert not can.trees
     assert can.early_exit is None
     seq = Sequence(prompt(5), GREEDY)
-    with pytest.raises(TargetError, match=r"draft with siblings .* Each branch would need a copy of their states"):
+    with pytest.raises(TargetError, match=r"draft is a tree, .* Each branch of the tree would need its own copy"):
         load("qwen3.5").run([seq], Draft.trees([(torch.tensor([3, 4]), [-1, -1])]))
     load("qwen3.5").release(seq.id)
 

@@ -192,10 +192,10 @@ def test_slots_that_are_not_held_are_refused_and_the_sequences_continue(make: Ma
     case, unknown = make(), Sequence([3] * 4)
     [seq], executor, slots, unknown.kv_len = case.begin(40), case.target.executor, 2 * BLOCK, 3
     for message, call in {
-        f"holds {slots} KV slots, not slot {slots}": lambda: executor.kv(seq.id, slots + 1),
-        f"not slot {slots}": lambda: executor.move(seq.id, [slots], [0]),
-        f"sequence {unknown.id} holds no KV": lambda: executor.fork(unknown.id, 2, 0),
-        f"sequence {unknown.id} holds 0 KV slots": lambda: case.target.run([unknown], Draft.empty(1)),
+        f"has {slots} KV slots, but slot {slots} was requested": lambda: executor.kv(seq.id, slots + 1),
+        f"but slot {slots} was requested": lambda: executor.move(seq.id, [slots], [0]),
+        f"sequence {unknown.id} has no KV": lambda: executor.fork(unknown.id, 2, 0),
+        f"sequence {unknown.id} already has 0 KV slots": lambda: case.target.run([unknown], Draft.empty(1)),
     }.items():
         with pytest.raises(TargetError, match=message):
             call()

@@ -127,14 +127,16 @@ def test_states_of_recurrent_layers_count_and_one_that_is_larger_than_memory_is_
     assert plan(describe(checkpoint("qwen3.5"), LoadSettings(executor="transformers")), 64).per_sequence == 0
     free = seen.weights + states.bytes_each // 2
     monkeypatch.setattr("slipstream.targets.described.available_bytes", lambda device: free)
-    with pytest.raises(LoadError, match=r"for weights, \S+ kB for the states of a sequence \(\S+ kB each\) are needed"):
+    with pytest.raises(
+        LoadError, match=r"for weights, \S+ kB for the recurrent states of a sequence \(\S+ kB each\) are needed"
+    ):
         LLM(target)
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.targets.described.available_bytes", lambda device: 2**20)
     monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
-    said = r"1\.0 MB of memory are free, and .*.* weights, .* the draft's weights, .* a KV cache for 100000 tokens"
+    said = r"1\.0 MB of memory are free, but .*.* weights, .* the draft's weights, .* a KV cache for 100000 tokens"
     with pytest.raises(LoadError, match=said):
         LLM(tiny.target, tiny.draft, **CPU, kv_tokens=100_000)
     with pytest.raises(LoadError, match=r"for weights, \S+ .B for a KV cache"):

@@ -83,7 +83,7 @@ def test_special_tokens_may_have_other_names(tiny, tmp_path):
 def test_a_shorter_draft_context_is_noted(tiny, tmp_path):
     folder = rewrite(clone(tiny.draft, tmp_path / "draft"), max_position_embeddings=64)
     (note,) = check_pair(tiny.target, folder).notes
-    assert f"the draft's context is 64 tokens, the target's {CONTEXT}: drafting stops at 64" in note
+    assert f"the draft model's context is 64 tokens, the target's {CONTEXT}: after 64" in note
     assert not check_pair(folder, tiny.target).notes
 
 
@@ -104,7 +104,7 @@ def test_without_tokenizers_a_token_that_has_no_row_is_an_error(tiny, tmp_path):
     small = tmp_path / "small"
     make_model(small, vocab_size=300)
     for target, draft in ((tiny.target, small), (small, tiny.target)):
-        with pytest.raises(PairError, match=r"has \d+ tokens, .* has an output of 300 ids and no tokenizer"):
+        with pytest.raises(PairError, match=r"has \d+ tokens, .* has only 300 logits, and no tokenizer"):
             check_pair(target, draft).require()
     with pytest.raises(PairError, match=r"320 ids.* 300|300 ids.* 320"):
         check_pair(bare(clone(tiny.target, tmp_path / "bare")), small).require()

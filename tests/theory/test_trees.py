@@ -117,10 +117,10 @@ def test_a_shape_is_read_from_paths_in_any_order_full_or_cut_to_its_shallow_node
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: optimal_tree((0.6, 0.8), 4), "sum to at most 1"),  # shares of all ranks up to it
-        (lambda: optimal_tree(((0.6, -0.1),), 4), "cannot be the acceptance probabilities"),
-        (lambda: optimal_tree((float("nan"),), 4), "cannot be the acceptance probabilities"),
-        (lambda: optimal_tree((0.5,), -1), "at least 0"),
+        (lambda: optimal_tree((0.6, 0.8), 4), "their sum at most 1"),  # shares of all ranks up to it
+        (lambda: optimal_tree(((0.6, -0.1),), 4), "was given as acceptance probabilities"),
+        (lambda: optimal_tree((float("nan"),), 4), "was given as acceptance probabilities"),
+        (lambda: optimal_tree((0.5,), -1), "nodes >= 0"),
         (lambda: TreeShape.of_paths([[0, 1]]), "no parent"),
         (lambda: TreeShape.of_paths([[]]), "no parent"),
         (lambda: TreeShape.of_paths([[0], [0]]), "twice"),

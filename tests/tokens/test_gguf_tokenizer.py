@@ -110,9 +110,7 @@ def test_the_template_for_tools_is_taken_where_a_conversation_has_tools(given, p
 
 @pytest.mark.parametrize(("kind", "pre"), [("gpt2", "another"), ("t5", "default"), ("bert", "jina-v2-en")])
 def test_an_unknown_kind_is_refused_by_name_with_what_to_do(kind: str, pre: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        LoadError, match=rf"the tokenizer of a\.gguf \({kind}, {pre}\) is of an unknown kind"
-    ) as refused:
+    with pytest.raises(LoadError, match=rf"a\.gguf has a tokenizer of an unknown kind \({kind}, {pre}\)") as refused:
         load_tokenizer(write(tmp_path / "a.gguf", **{"tokenizer.ggml.model": kind, "tokenizer.ggml.pre": pre}))
     assert "tokenizer=" in refused.value.fix
     assert "--base-url" in refused.value.fix
@@ -210,7 +208,7 @@ def test_a_tokenizer_of_gemma_4_is_that_of_the_checkpoint(tmp_path: Path) -> Non
 
 def test_a_bos_that_is_no_token_is_an_error(tmp_path: Path) -> None:
     keys = sentencepiece_keys(sentencepiece(400), model="gemma4", merges=[], add_bos_token=True)
-    with pytest.raises(LoadError, match="it puts BOS around a text, but names no such token"):
+    with pytest.raises(LoadError, match="it adds BOS to texts, but does not define this token"):
         load_tokenizer(write(tmp_path / "a.gguf", **keys))
 
 

@@ -108,7 +108,7 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
     done = llm.generate([[5, 6, 7]], params)[0]
     assert (done.token_ids, done.text) == (wanted, "")
     assert list(llm.stream([5, 6, 7], params))[-1].completion.token_ids == wanted
-    with pytest.raises(PromptError, match="needs a tokenizer"):
+    with pytest.raises(PromptError, match="has no tokenizer"):
         llm.generate("text")
     with pytest.raises(PromptError, match="no chat template"):
         llm.chat("text")

@@ -75,7 +75,7 @@ def test_of_two_tokens_that_write_the_same_one_counts_and_special_ones_write_not
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_a_tokenizer_that_changes_text_is_refused_by_what_it_does(lowercase: bool) -> None:
-    with pytest.raises(PairError, match=r"the tokenizer of the draft model changes text: .* becomes"):
+    with pytest.raises(PairError, match=r"the tokenizer of the draft model does not preserve text: .* becomes"):
         TokenTexts(wordpiece(lowercase=lowercase), "the draft model").require_faithful()
 
 

@@ -32,15 +32,15 @@ def lines(*records: Any) -> str:
 
 
 BAD: dict[str, tuple[str, bytes | None, str]] = {
-    "empty": ("a.txt", b"", "is empty"), "blank": ("a.txt", b" \n\n ", "holds no text"),
+    "empty": ("a.txt", b"", "is empty"), "blank": ("a.txt", b" \n\n ", "contains no text"),
     "missing": ("a.txt", None, "does not exist"), "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
     "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
     "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2: not JSON"),
-    "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3: no known field.*'txet'"),
+    "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3 has none of the known fields.*'txet'"),
     "a number": ("a.jsonl", b'{"text": 3}\n', "line 1: text is int"),
     "a list": ("a.jsonl", b"[1]\n", "line 1: a list"),
-    "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: the role is 'robot'"),
+    "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: unknown role 'robot'"),
     "no turns": ("a.jsonl", b'{"messages": []}\n', "conversation is empty"),
     "one object": ("a.json", b'{"text": "x"}', "one JSON dict"),
 }  # fmt: skip
@@ -61,7 +61,7 @@ def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(
     with pytest.raises(DataError, match="no training data"):
         check_data([], encoder.tokenizer)
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
-    with pytest.raises(DataError, match="holds no text files"):
+    with pytest.raises(DataError, match="contains no text files"):
         check_data([str(tmp_path)], encoder.tokenizer)
     (tmp_path / "corpus.jsonl").write_text("")
     with pytest.raises(DataError, match=r"Did you mean 'corpus\.jsonl'"):

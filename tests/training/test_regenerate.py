@@ -90,7 +90,10 @@ def test_a_shard_holds_no_more_than_is_asked_for_and_is_counted_while_it_is_writ
 
 def test_texts_that_all_loop_and_a_target_that_writes_no_message_are_refused(tiny: LLM, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(regenerate_module, "find_looping", lambda answers: True)
-    for prompts, said in (([[5]], "each of 1 answers of the target ends in a loop"), ([], "wrote no message")):
+    for prompts, said in (
+        ([[5]], "each of 1 answers of the target ends in a repetitive loop"),
+        ([], "wrote no usable user message"),
+    ):
         with pytest.raises(ParameterError, match=said) as refused:
             regenerate(tiny, lambda rng, count, all=prompts: all, tmp_path / "x.bin", 10, 4)
         assert refused.value.why

@@ -150,12 +150,12 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(fault, prepa
 def test_a_run_is_not_overwritten_nor_resumed_as_another(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
     config = small("medusa", tiny_target, tiny_data, tmp_path)
     prepare(config, say=quiet).loop.run()
-    with pytest.raises(TrainingError, match="contains a run already"):
+    with pytest.raises(TrainingError, match="contains a training run already"):
         prepare(config, say=quiet)
     resumed = replace(config, resume=True)
     for other, message in (
-        (replace(resumed, length=16), "length was 32, now it is 16"),
-        (replace(resumed, kind="eagle3", options=OPTIONS["eagle3"]), "objective was 'medusa', now it is 'eagle3'"),
+        (replace(resumed, length=16), "length was 32, and is now 16"),
+        (replace(resumed, kind="eagle3", options=OPTIONS["eagle3"]), "objective was 'medusa', and is now 'eagle3'"),
         (replace(resumed, options=MedusaOptions(heads=3)), r"options was .*'heads': 2"),
         (replace(resumed, out=tmp_path / "nowhere"), "no checkpoint"),
     ):

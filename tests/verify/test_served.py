@@ -293,7 +293,7 @@ def test_the_command_compares_servers(serve, capsys, tmp_path):
     assert left.value.code == 2
     assert "cannot be reached" in ElementTree.parse(junit).getroot().find("testcase/error").get("message")
     for more, said in (
-        (places[:2], "one of --base-url and --against is missing"),
+        (places[:2], "--base-url and --against must be given together"),
         ([*places, "--drafter", "ngram"], "drafter would be ignored"),
     ):
         with pytest.raises(SystemExit) as left:

@@ -243,7 +243,7 @@ def test_a_check_in_which_nothing_was_drafted_is_not_tested():
     assert result.data.verdict == "not tested"
     assert [row.verdict for row in result.data.coverage.values()] == ["not tested"] * 3
     assert "greedy: 0 draft tokens were verified" in result.warnings[0]
-    with pytest.raises(ParameterError, match="no drafter to check"):
+    with pytest.raises(ParameterError, match="no drafter was given"):
         verify(LLM(ToyTarget(vocab=5), draft_tokens=4), PROMPTS, FEW)
 
 

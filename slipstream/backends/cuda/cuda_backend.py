@@ -29,9 +29,9 @@ class CudaBackend(TorchBackend):
     def check(self, settings: LoadSettings) -> None:
         if settings.device.type != "cuda":
             raise ParameterError(
-                f"executor='cuda' was asked for on {settings.device.type}",
-                why="its kernels run on an NVIDIA GPU",
-                fix="choose device='cuda', or another executor",
+                f"executor='cuda' was given with device={settings.device.type!r}",
+                why="the kernels of this executor run on NVIDIA GPUs only",
+                fix="give device='cuda', or another executor",
             )
         super().check(settings)
 
@@ -54,9 +54,9 @@ class CudaBackend(TorchBackend):
 def find_missing_part(config: DecoderConfig) -> str | None:
     """Return, in words, a part of this decoder that the kernels do not support; None if they support all parts."""
     if config.experts is not None:
-        return "it has no mixtures of experts"
+        return "it does not run mixtures of experts"
     if config.norm != "rms" or config.position != "rope" or not config.gated:
-        return "it has RMS norms, rotary positions and gated MLPs only"
+        return "it runs models with RMS norms, rotary positions and gated MLPs only"
     return config.unlike_llama
 
 

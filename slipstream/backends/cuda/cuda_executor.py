@@ -95,9 +95,9 @@ class CudaExecutor(TorchExecutor):
         """See `MultiStep`. Tokens are drawn from distributions in float64, which are returned."""
         check_steps(steps, exit, self.config.layers)
         if taps:
-            raise TargetError("hidden states were asked for, the cuda backend returns none of several steps")
+            raise TargetError("decode_steps was called with taps, which the cuda backend does not support")
         if steps > MOST_STEPS:
-            raise TargetError(f"{steps} steps were asked for, the cuda backend runs at most {MOST_STEPS} in one call")
+            raise TargetError(f"steps is {steps}, but the cuda backend runs at most {MOST_STEPS} steps in a call")
         with self._calls:
             layers, count, stream = exit or self.config.layers, len(batch.seq_ids), list[Tensor]()
             if not self._is_small(batch, steps):  # a long prompt: all but the last token of each sequence first
@@ -107,7 +107,7 @@ class CudaExecutor(TorchExecutor):
                 assert before.hidden is not None
                 stream = list(before.hidden.split([n - 1 for n in sizes]))
                 if not self._is_small(batch, steps):
-                    raise TargetError(f"{count} sequences were given, the cuda backend decodes at most {MOST_ROWS}")
+                    raise TargetError(f"{count} sequences were given, but the cuda backend decodes at most {MOST_ROWS}")
             last = [stop - 1 for stop in batch.splits[1:]]
             slots = self._fill(batch, last, steps - (exit is None), sampling)
             steps_taken = self._steps(count, batch.splits[-1], slots, steps, layers, sampling, exit is not None)

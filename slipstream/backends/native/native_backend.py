@@ -32,21 +32,21 @@ def refusal(
         return "Numba is not installed"
     for layer in config.described:
         if layer.head_dim % 16:
-            return f"heads of {layer.head_dim} values are not a multiple of 16"
+            return f"the size of its heads is {layer.head_dim}, not a multiple of 16"
         part = layer.latent
         if part is not None and (part.rank % ALIGN or part.value % ALIGN or part.plain % 16):
-            least = f"latent vectors and values must be multiples of {ALIGN}, dimensions without positions of 16"
-            return f"{least}; they have {part.rank}, {part.value} and {part.plain}"
+            least = f"latent vectors and values need widths divisible by {ALIGN}, dimensions without positions by 16"
+            return f"{least}, but the model has {part.rank}, {part.value} and {part.plain}"
     columns = max(shape[-1] for shape in config.shapes().values())
     if quantised and not quantised.span and columns > MOST_COLUMNS:
-        return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
+        return f"sums over {columns} columns may overflow 32 bits; at most {MOST_COLUMNS} columns are safe"
     if quantised and quantised.span:
         for name, shape in config.shapes().items():
             if len(shape) == 2 and "embed" not in name and shape[1] % quantised.span:
                 needs = f"{quantised.quantize} needs a multiple of {quantised.span}"
                 return f"{name} has rows of {shape[1]} numbers, {needs}"
     if quantised and dtype != torch.float32:
-        return f"integer products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
+        return f"quantised weights need float32, not {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
         from slipstream.backends.native.kernels import processor
 
@@ -67,9 +67,9 @@ class NativeBackend:
     def check(self, settings: LoadSettings) -> None:
         if settings.device.type != "cpu" or settings.dtype not in (torch.float32, torch.bfloat16):
             raise ParameterError(
-                f"executor='native' was asked for on {settings.device.type} in {settings.dtype}",
-                why="it runs on the CPU, in float32 or bfloat16",
-                fix="choose executor='torch', or drop device and dtype",
+                f"executor='native' was given with device={settings.device.type!r} and dtype={settings.dtype}",
+                why="the native executor runs on the CPU, in float32 or bfloat16",
+                fix="give executor='torch', or leave device and dtype out",
             )
 
     def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None:

@@ -57,7 +57,7 @@ class NativeExecutor(NativePaged):
         quantised, dtype = settings.weight_format, settings.dtype or torch.float32
         kv_dtype = settings.kv_dtype or FLOAT32.name
         if refused := kv_refusal(kv_dtype):
-            raise ParameterError(f"kv_dtype is {kv_dtype!r}, but {refused}", fix="choose 'float32'")
+            raise ParameterError(f"kv_dtype is {kv_dtype!r}, but {refused}", fix="give kv_dtype='float32'")
         self.config, self.device = config, torch.device("cpu")
         with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
             super().__init__(config, KV_FORMATS[kv_dtype], settings.kv_blocks, lag=_lag(settings))
@@ -101,8 +101,8 @@ class NativeExecutor(NativePaged):
         if first > 0:
             if hidden is None or tuple(hidden.shape) != (count, width):
                 raise TargetError(
-                    f"layers {first}..{last - 1} need hidden states [{count}, {width}] of the layers below",
-                    why=f"given were {'none' if hidden is None else list(hidden.shape)}",
+                    f"layers {first}..{last - 1} need hidden states [{count}, {width}] from the layer before them",
+                    why=f"the given hidden states have the shape {None if hidden is None else list(hidden.shape)}",
                 )
             given = hidden.float().contiguous().numpy()
         wanted = np.asarray(batch.select, np.int64)
@@ -142,7 +142,7 @@ class NativeExecutor(NativePaged):
         if taps:
             check_slice(self.config, 0, self.config.layers, taps)
             if batch.splits[-1] > len(batch.seq_ids):
-                raise TargetError("hidden states of several steps were asked for where several tokens are pending")
+                raise TargetError("taps were given to decode_steps where several tokens are pending")
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
         logits = np.empty((steps, count, self._padded), np.float32)

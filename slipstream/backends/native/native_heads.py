@@ -355,7 +355,7 @@ class NativeMedusa:
         """[B, d] -> [B, K, draft_vocab]"""
         c, rows = self.config, len(hidden)
         if tuple(hidden.shape) != (rows, c.hidden_size):
-            raise TargetError(f"hidden states are {tuple(hidden.shape)}, the heads need [{rows}, {c.hidden_size}]")
+            raise TargetError(f"hidden states are {tuple(hidden.shape)}, but the heads need {(rows, c.hidden_size)}")
         states = np.empty((c.heads, rows, c.hidden_size), np.float32)
         logits = np.empty((c.heads, rows, self._padded), np.float32)
         given = hidden.float().contiguous().numpy()

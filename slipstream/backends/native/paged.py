@@ -69,8 +69,8 @@ class NativeBlocks:
                     new = np.empty((blocks, *old.shape[1:]), old.dtype)
                 except MemoryError as error:
                     raise TargetError(
-                        f"no memory for {blocks} KV blocks of {self.block_bytes} bytes: {error}",
-                        why="the running sequences do not fit",
+                        f"there is no memory for {blocks} KV blocks of {self.block_bytes} bytes: {error}",
+                        why="the KV cache of the running sequences does not fit into memory",
                         fix="run fewer or shorter sequences",
                     ) from error
                 new[: len(old)] = old
@@ -233,9 +233,9 @@ class NativePaged(PagedCache[NativeBlocks]):
                 continue
             if self._states is not None:
                 raise TargetError(
-                    "a draft with siblings was given to a model with recurrent layers",
-                    why="each branch would need a copy of their states, and there is scratch memory for one",
-                    fix="use a drafter through LLM or Engine, which cut trees to chains",
+                    "the draft is a tree, but the model has recurrent layers, which verify only chains",
+                    why="each branch of the tree would need its own copy of the recurrent states",
+                    fix="draft chains, or use LLM or Engine, which cut trees to chains",
                 )
             at += [(b, past + i - start, positions[i], end, past) for i in range(start, stop)]
             if hidden is None:
@@ -291,8 +291,8 @@ class NativePaged(PagedCache[NativeBlocks]):
             raise make_unknown_ids("a token id is outside the model's embedding")
         if status == NO_SUCH_POSITION:
             raise TargetError(
-                "a position is after the last one that the model has an embedding for",
-                why="learned positions end with the context that the model was trained for",
+                "a token lies after the last position for which the model has an embedding",
+                why="a model with learned positions has embeddings only for the positions of its training context",
                 fix="shorten the prompt or max_tokens",
             )
         return status

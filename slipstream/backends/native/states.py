@@ -99,7 +99,7 @@ class NativeStates:
         plans, first = [], 0
         for held, (seq_id, past, count, certain) in zip(helds, passes, strict=True):
             if past > held.end:
-                raise TargetError(f"sequence {seq_id} has states of {held.end} tokens, not of {past}")
+                raise TargetError(f"sequence {seq_id} has states of {held.end} tokens, but {past} are needed")
             if past < held.committed[0]:
                 self._go_back(seq_id, held, past)
             commit = max(int(held.committed[0]), past - self.lag)
@@ -125,8 +125,8 @@ class NativeStates:
         if parent is None or not parent.committed[0] <= length <= parent.end:
             raise TargetError(
                 f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
-                why="its recurrent layers hold the states of other tokens",
-                fix="fork before the parent goes on",
+                why="the recurrent layers of the parent no longer hold the states after these tokens",
+                fix="fork before the parent runs another step",
             )
         self._make_room(self.bytes_each, f"sequence {child_id}")
         child = Held(parent.cells.copy(), parent.ring.copy(), parent.committed.copy(), length, parent.origin)
@@ -180,9 +180,10 @@ class NativeStates:
             held.taken.clear()
         if not self._has_room(nbytes):
             raise TargetError(
-                f"no memory for the states of {whom}: {size(self.bytes_each)} each, of {size(max(0, self.room or 0))}",
-                why=f"the recurrent layers of {len(self._held)} other sequences hold {size(self.nbytes)}",
-                fix="run fewer sequences at once: choose a smaller max_batch, or a smaller kv_tokens",
+                f"there is no memory for the recurrent states of {whom}: a sequence needs {size(self.bytes_each)}, and "
+                f"all together may use {size(max(0, self.room or 0))}",
+                why=f"the states of {len(self._held)} running sequences and of earlier texts use {size(self.nbytes)}",
+                fix="run fewer sequences at once: give a smaller max_batch or kv_tokens",
             )
 
     def _begin(self, seq_id: int) -> Held:
@@ -216,9 +217,9 @@ class NativeStates:
             self._restore(held, held.origin)
         else:
             raise TargetError(
-                f"sequence {seq_id} cannot go back to {past} tokens",
-                why=f"its recurrent layers hold the states of {held.committed[0]}",
-                fix="release it, and read its text again",
+                f"sequence {seq_id} cannot be rolled back to {past} tokens",
+                why=f"its recurrent states already include {held.committed[0]} tokens",
+                fix="release the sequence, and prefill it again",
             )
 
     def _restore(self, held: Held, snapshot: Snapshot) -> None:

@@ -15,7 +15,7 @@ from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 
-_OWN_CACHE = "its KV cache has the dtype of its arithmetic"
+_OWN_CACHE = "its KV cache always has the dtype of the model"
 
 
 class TorchBackend:
@@ -28,9 +28,9 @@ class TorchBackend:
     def check(self, settings: LoadSettings) -> None:
         if settings.kv_dtype is not None:
             raise ParameterError(
-                f"kv_dtype={settings.kv_dtype!r} was asked of the torch executor",
+                f"kv_dtype={settings.kv_dtype!r} was given, but the torch executor does not have this setting",
                 why=_OWN_CACHE,
-                fix="drop kv_dtype, or choose executor='native'",
+                fix="leave kv_dtype out, or give executor='native'",
             )
         _refuse_quantize(settings.quantize, "the torch executor")
 
@@ -39,7 +39,7 @@ class TorchBackend:
             return "it has no kernels for quantised weights"
         if settings.kv_dtype is not None:
             return _OWN_CACHE
-        return config.unlike_llama and f"{config.unlike_llama}, which native or transformers runs"
+        return config.unlike_llama and f"{config.unlike_llama}, which only the native and transformers executors run"
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
         self.check(settings)
@@ -63,9 +63,9 @@ class TorchBackend:
 def _refuse_quantize(quantize: str | None, of: str) -> None:
     if quantize:
         raise ParameterError(
-            f"quantize={quantize!r} was asked of {of}",
-            why="torch has no kernels for it",
-            fix="drop quantize, or choose executor='native'",
+            f"quantize={quantize!r} was given, but {of} cannot run quantised weights",
+            why="only the native executor, which runs on CPUs, has kernels for them",
+            fix="leave quantize out, or give executor='native'",
         )
 
 

@@ -137,7 +137,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         positions, written = torch.tensor([[*batch.positions], places], device=self.device)  # [M] each
         x = self._embeddings(batch.tokens, positions) if first == 0 else hidden  # [M, d]
         if x is None:
-            raise TargetError(f"layers {first}..{last} need the hidden states that layer {first} starts from")
+            raise TargetError(f"layers {first}..{last - 1} need hidden states from the layer before them")
         rotary = self._rotary(positions)
         scattered: list[int] = []
         rows = [self._row(batch, b, positions, scattered) for b in range(len(batch.seq_ids))]

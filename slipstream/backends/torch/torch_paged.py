@@ -83,8 +83,8 @@ def zeros_like_blocks(old: Tensor, shape: Seq[int], blocks: int) -> Tensor:
         return old.new_zeros(*shape)
     except RuntimeError as error:  # CUDA's out-of-memory error is a subclass
         raise TargetError(
-            f"no memory for {blocks} KV blocks of {BLOCK} slots: {error}",
-            why="the running sequences do not fit",
+            f"there is no memory for {blocks} KV blocks of {BLOCK} slots: {error}",
+            why="the KV cache of the running sequences does not fit into memory",
             fix="run fewer or shorter sequences",
         ) from error
 

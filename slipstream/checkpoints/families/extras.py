@@ -221,7 +221,7 @@ def _muse_glimmer(config: ReadKeys) -> Fields:
     theta = positive(rope, "rope_theta")
     thetas = config.get("layer_rope_theta") or [0 if each else theta for each in full]
     if not isinstance(thetas, list) or len(thetas) != layers or any(each not in (0, theta) for each in thetas):
-        why = f"it must be 0 or the common rope_theta, {theta}, for each of {layers} layers"
+        why = f"our own decoder needs 0 or the common rope_theta, {theta}, for each of {layers} layers"
         raise make_refusal(f"layer_rope_theta is {thetas!r:.200}", why)
     stored = flag(config, "qk_norm_stored", False)  # from GGUF files: the weights of norms contain the factor
     return describe(

@@ -80,7 +80,7 @@ def common(
     heads, hidden = count_of(config, "num_attention_heads"), count_of(config, "hidden_size")
     if size is None and hidden % heads and not config.get("head_dim"):
         fix = "set head_dim in config.json"
-        raise ConfigError(f"hidden_size {hidden} does not divide among {heads} heads", fix=fix)
+        raise ConfigError(f"hidden_size {hidden} is not a multiple of the number of heads, {heads}", fix=fix)
     return {
         "model_type": config["model_type"], "vocab_size": count_of(config, "vocab_size"), "hidden_size": hidden,
         "layers": count_of(config, "num_hidden_layers"), "heads": heads,

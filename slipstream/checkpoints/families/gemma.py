@@ -76,7 +76,7 @@ def _gemma4(config: ReadKeys) -> Fields:
     values of earlier layers. 26B-A4B has experts beside the MLP, which is described as a shared expert here."""
     both = config.get("use_bidirectional_attention")
     if both not in (None, "vision"):
-        raise make_refusal(f"use_bidirectional_attention is {both!r}", "tokens of a text see only those before them")
+        raise make_refusal(f"use_bidirectional_attention is {both!r}", "our own decoder is causal")
     given = common(config, context=131072, tied=True, size=256, act=GELU)
     biased, layers = flag(config, "attention_bias", False), given["layers"]
     given |= {"qkv_bias": biased, "o_bias": biased, "embedding_scale": math.sqrt(given["hidden_size"])}
@@ -90,7 +90,10 @@ def _gemma4(config: ReadKeys) -> Fields:
     first = layers - count_of(config, "num_kv_shared_layers", 0, least=0)
     last = {kind: max((i for i in range(first) if slides[i] == kind), default=-1) for kind in set(slides)}
     if min(last.values()) < 0:
-        raise ConfigError(f"num_kv_shared_layers leaves {first} layers, not one of each kind", fix="correct it")
+        raise ConfigError(
+            f"num_kv_shared_layers leaves {first} layers with keys and values, but each kind of layer needs one",
+            fix="correct config.json",
+        )
     if not config.get("rope_parameters"):
         full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
         config["rope_parameters"] = {SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: full}
@@ -102,7 +105,10 @@ def _gemma4(config: ReadKeys) -> Fields:
     sparse = flag(config, "enable_moe_block", False)
     if sparse:
         if inner != inner[:1] * layers:
-            raise make_refusal("use_double_wide_mlp is true beside experts", "their shared experts have one width")
+            raise make_refusal(
+                "use_double_wide_mlp is true, beside experts",
+                "our own decoder has shared experts of one width",
+            )
         given["experts"] = Experts(
             count_of(config, "num_experts"), count_of(config, "top_k_experts"),
             count_of(config, "moe_intermediate_size"), True, (True,) * layers, shared=inner[0], apart=True,
@@ -142,7 +148,7 @@ def _own_shapes(config: ReadKeys, slides: list[bool], given: Fields) -> dict[str
     if overrides:
         every = [object_of(overrides, str(i)) for i in range(len(slides))]
     if odd := {key for each in every for key in each} - {"head_dim", "num_key_value_heads"}:
-        raise make_refusal(f"per_layer_config has {', '.join(sorted(odd))}", "layers differ in their heads only")
+        raise make_refusal(f"per_layer_config has {', '.join(sorted(odd))}", "our own decoder reads only heads from it")
     return {
         "head_dim": [count_of(each, "head_dim", given["head_dim"]) for each in every],
         "kv_heads": [count_of(each, "num_key_value_heads", given["kv_heads"]) for each in every],
@@ -179,16 +185,16 @@ def _gemma4_keys(header: GgufHeader) -> JsonObject:
     shared, widths = header.size("attention.shared_kv_layers"), header.by_layer("feed_forward_length")
     kv_heads, doubled, wrong = header.by_layer("attention.head_count_kv"), len(set(widths)) > 1, ""
     if {len(kinds), len(kv_heads), len(widths)} != {layers}:
-        wrong = f"its lists do not have {layers} layers"
+        wrong = f"its lists by layer do not have {layers} entries, one for each layer"
     elif widths != [widths[0] * (2 if doubled and i >= layers - shared else 1) for i in range(layers)]:
         wrong = "its feed_forward_length is doubled in layers that do not share keys"
     elif kinds[-1] == SLIDING:
-        wrong = "its last layer has a window"
+        wrong = "its last layer has a sliding window"
     elif "rope_freqs.weight" not in tensors:
-        wrong = "it has no rope_freqs.weight, which says how far heads turn in layers without a window"
+        wrong = "it has no rope_freqs.weight, the rotary frequencies of layers without a sliding window"
     if wrong:
-        why = "no known model of this architecture does this"
-        fix = "convert the model again, or give the folder of its checkpoint"
+        why = "no known model of this architecture is built so"
+        fix = "convert the model again, or give the folder of the checkpoint that it was made from"
         raise UnsupportedModelError(f"our own decoder does not run {header.path.name}: {wrong}", why=why, fix=fix)
     sizes = {SLIDING: header.size("attention.key_length_swa"), FULL: header.size("attention.key_length")}
     full, holders = [i for i in range(layers - shared) if kinds[i] == FULL], ("attn_v", "attn_qkv")

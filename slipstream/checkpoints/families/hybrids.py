@@ -41,7 +41,7 @@ def mixers(config: ReadKeys, part: Recurrence, default: Seq[str]) -> list[Recurr
     attention = (FULL, SLIDING) if config["model_type"] == "lfm3" else (FULL, "attention")
     known = (*attention, *recurrent)
     if not isinstance(types, (list, tuple)) or len(types) != layers or any(each not in known for each in types):
-        what = f"layer_types must name {', '.join(known)} for each of {layers} layers, got {types!r:.200}"
+        what = f"layer_types must name {', '.join(known)} for each of {layers} layers, but is {types!r:.200}"
         raise ConfigError(what, fix="correct config.json")
     return [part if each in recurrent else None for each in types]
 

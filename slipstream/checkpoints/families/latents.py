@@ -29,7 +29,7 @@ def _describe(config: ReadKeys, given: Fields, experts: Experts) -> Fields:
     refuse(config, "rope_interleave", True)
     refuse(config, "moe_layer_freq", 1)
     if "q_lora_rank" not in config:
-        why = "it is the width of the vector that queries are computed from, or null if there is none"
+        why = "the key is the width of the latent vector of queries, or null for a model without that vector"
         raise ConfigError("config.json has no q_lora_rank", why=why, fix="export it again")
     part = Latent(
         rank=count_of(config, "kv_lora_rank"), query_rank=count_of(config, "q_lora_rank", 0, least=0),
@@ -39,7 +39,7 @@ def _describe(config: ReadKeys, given: Fields, experts: Experts) -> Fields:
     config.get("qk_head_dim")  # the sum of plain and rotated dimensions
     biased, rope = flag(config, "attention_bias", False), rope_parameters(config)
     if biased and not part.query_rank:
-        raise make_refusal("attention_bias is true, which is not run without q_lora_rank")
+        raise make_refusal("attention_bias is true, which our own decoder does not run without q_lora_rank")
     rope["dimensions"] = part.rotated
     rope.get("partial_rotary_factor")  # repeats `dimensions`
     scale, grown = (part.plain + part.rotated) ** -0.5, rope.get("mscale_all_dim")
@@ -84,11 +84,11 @@ def _deepseek_v2(config: ReadKeys) -> Fields:
     if method == "greedy":
         parts |= {"groups": 1, "top_groups": 1}
     elif method != "group_limited_greedy":
-        raise make_refusal(f"topk_method is {method!r}", "it supports greedy and group_limited_greedy")
+        raise make_refusal(f"topk_method is {method!r}", "our own decoder supports greedy and group_limited_greedy")
     config.setdefault("n_shared_experts", 2)
     experts = _experts(config, _dense_first(config, given, 0), group_best=1, **parts)
     if experts.per_token > experts.top_groups * experts.count // experts.groups:
-        raise make_refusal(f"num_experts_per_tok is {experts.per_token}, more than the chosen groups have")
+        raise make_refusal(f"num_experts_per_tok is {experts.per_token}, more than the experts of the chosen groups")
     return _describe(config, given, experts)
 
 
@@ -110,7 +110,7 @@ def _glm4_moe_lite(config: ReadKeys) -> Fields:
         kinds = ["dense", *["sparse"] * (layers - 1)]
     config.get("first_k_dense_replace")
     if not isinstance(kinds, list) or len(kinds) != layers or any(each not in ("dense", "sparse") for each in kinds):
-        what = f"mlp_layer_types must name 'dense' or 'sparse' for each of {layers} layers, got {kinds!r:.200}"
+        what = f"mlp_layer_types must name 'dense' or 'sparse' for each of {layers} layers, but is {kinds!r:.200}"
         raise ConfigError(what, fix="correct config.json")
     refuse(config, "scoring_func", "sigmoid")
     refuse(config, "topk_method", "noaux_tc")
@@ -123,7 +123,7 @@ def _glm4_moe_lite(config: ReadKeys) -> Fields:
 def _mistral4(config: ReadKeys) -> Fields:
     given = _common(config, 1048576)
     if not (object_of(config, "rope_parameters") or object_of(config, "rope_scaling")):
-        raise ConfigError("config.json has no rope_parameters", why="the model depends on them", fix="export it again")
+        raise ConfigError("config.json has no rope_parameters", why="the model needs them", fix="export it again")
     return _describe(config, given, _experts(config, _dense_first(config, given, 0)))
 
 
@@ -132,7 +132,7 @@ def _keys(header: GgufHeader) -> JsonMapping:
     if not header.size("attention.key_length_mla"):
         raise UnsupportedModelError(
             f"{header.path.name} has no {header.architecture}.attention.key_length_mla",
-            why="the file was made before llama.cpp stored the keys and values of heads as attn_k_b and attn_v_b",
+            why="the file was made by an old version of llama.cpp, which did not store attn_k_b and attn_v_b",
             fix="convert the model again, or download a newer file",
         )
     corrected = any(tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors)

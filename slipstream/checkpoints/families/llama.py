@@ -70,7 +70,7 @@ def _gpt2(config: ReadKeys) -> Fields:
     """Describe GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
     hidden, heads, layers = count_of(config, "n_embd"), count_of(config, "n_head"), count_of(config, "n_layer")
     if hidden % heads:
-        raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
+        raise ConfigError(f"n_embd {hidden} is not a multiple of {heads} heads", fix="correct config.json")
     return {
         "model_type": "gpt2", "vocab_size": count_of(config, "vocab_size"), "hidden_size": hidden, "layers": layers,
         "heads": heads, "kv_heads": heads, "head_dim": hidden // heads, "windows": (None,) * layers,
@@ -100,8 +100,8 @@ def _windows(config: JsonMapping, kind: str, layers: int) -> tuple[int | None, .
         first = count_of(config, "max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(layers))
     if not used:
-        what = f"layer_types names {types!r:.200}, but no window is used"
-        raise ConfigError(what, why="without a window, layer_types must name full_attention", fix="correct config.json")
+        what = f"layer_types is {types!r:.200}, but config.json sets no sliding window"
+        raise ConfigError(what, why="then all layers have full_attention", fix="correct config.json")
     return tuple(window if slides else None for slides in layer_kinds(config, layers))
 
 

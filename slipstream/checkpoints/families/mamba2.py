@@ -23,14 +23,14 @@ def _mamba(config: ReadKeys, width: int, normed: bool = True, gate_first: bool =
         config.get(key)
     limits, unbounded = config.get("time_step_limit"), (float("inf"), {"__float__": "Infinity"})
     if limits is not None and (not isinstance(limits, (list, tuple)) or limits[0] != 0 or limits[-1] not in unbounded):
-        why = "transformers applies it to prompts, but not to the tokens after them"
-        raise make_refusal(f"time_step_limit is {limits!r:.100}, only [0, inf] is supported", why)
+        why = "transformers applies the limit to prompts, but not to the tokens that follow"
+        raise make_refusal(f"time_step_limit is {limits!r:.100}, but our own decoder supports only [0, inf]", why)
     heads, groups = count_of(config, "mamba_n_heads", 128), count_of(config, "mamba_n_groups", 1)
     if config.get("mamba_d_head") == "auto":
         config["mamba_d_head"] = width // heads
     value = count_of(config, "mamba_d_head", width // heads)
     if heads * value != width:
-        what = f"{heads} heads of Mamba-2 with {value} outputs make {heads * value}, but the configuration says {width}"
+        what = f"{heads} Mamba-2 heads of {value} outputs need the width {heads * value}, but config.json says {width}"
         raise ConfigError(what, fix="correct config.json")
     return Recurrence(
         kind=STATE_SPACE, taps=count_of(config, "mamba_d_conv", 4), heads=heads, groups=groups,
@@ -73,7 +73,7 @@ def _nemotron_h(config: ReadKeys) -> Fields:
     types = config.get("layers_block_type", config.get("layer_types")) or config.get("hybrid_override_pattern")
     kinds = [_LETTERS.get(each) if isinstance(types, str) else _KINDS.get(each) for each in types or ()]
     if not kinds or None in kinds:
-        what = f"layers_block_type must name one of {', '.join(sorted(_KINDS))} for each layer, got {types!r:.200}"
+        what = f"layers_block_type must name one of {', '.join(sorted(_KINDS))} for each layer, but is {types!r:.200}"
         raise ConfigError(what, fix="correct config.json")
     config["num_hidden_layers"] = len(kinds)
     plain = {"moe_latent_size": None, "sliding_window": None, "mamba_hidden_act": "silu", "n_shared_experts": 1}
@@ -110,7 +110,7 @@ def _numbers(config: ReadKeys, key: str, count: int) -> list[float]:
     values = config.get(key)
     values = [1.0] * count if values is None else values
     if not isinstance(values, (list, tuple)) or len(values) != count:
-        raise ConfigError(f"{key} must have {count} numbers, got {values!r:.200}", fix="correct config.json")
+        raise ConfigError(f"{key} must be a list of {count} numbers, but is {values!r:.200}", fix="correct config.json")
     return [positive({key: value}, key) for value in values]
 
 

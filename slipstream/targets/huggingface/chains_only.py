@@ -53,8 +53,8 @@ class ChainsOnly:
         self._cache_name = parts.cache_name
         if not self._cache_name:
             raise UnsupportedModelError(
-                f"a {shape.model_type!r} model does not take a cache of transformers",
-                why="its state is inside the model, where rejected draft tokens could not be removed",
+                f"a {shape.model_type!r} model does not use a cache object of transformers",
+                why="the model keeps its state itself, so Slipstream cannot remove rejected draft tokens from it",
                 fix="use another model; transformers itself runs this one, without speculation",
             )
         self._caches: dict[int, RollbackCache] = {}

@@ -60,7 +60,7 @@ class EncodedSources:
     def of(self, seq_id: int) -> Source:
         """Return a sequence's source. Raises TargetError for unknown ids."""
         if seq_id not in self._sources:
-            raise TargetError(f"no source of sequence {seq_id} is kept", why="it did not run, or is released")
+            raise TargetError(f"sequence {seq_id} has no encoded source", why="it has not run, or was released")
         return self._sources[seq_id]
 
     @all_threads()
@@ -73,8 +73,8 @@ class EncodedSources:
             if not source_of(seq):
                 raise TargetError(
                     f"sequence {seq.id} has no source",
-                    why="an encoder-decoder answers a source",
-                    fix="see core.target.start_sequence",
+                    why="an encoder-decoder needs a source text",
+                    fix="make sequences with core.target.start_sequence",
                 )
             check_ids(torch.tensor(list(source_of(seq))), self.vocab_size)
         rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]

@@ -138,7 +138,8 @@ def start_of(module: PreTrainedModel) -> tuple[int, ...]:
     name, config, generation = type(module).__name__, module.config, module.generation_config
     if module.main_input_name != "input_ids":
         raise UnsupportedModelError(
-            f"a {name} reads {module.main_input_name}, not text", fix="use a model whose encoder reads token ids"
+            f"the input of a {name} is {module.main_input_name}, not text",
+            fix="use a model whose encoder reads token ids",
         )
     for place, key in (
         (generation, "decoder_start_token_id"), (config, "decoder_start_token_id"), (generation, "bos_token_id"),
@@ -150,8 +151,8 @@ def start_of(module: PreTrainedModel) -> tuple[int, ...]:
         if value is not None:
             break
     raise UnsupportedModelError(
-        f"a {name} does not name the token with which its texts begin (decoder_start_token_id)",
-        why="the decoder would begin with nothing",
+        f"the {name} has no decoder_start_token_id, the token with which the decoder begins",
+        why="the decoder needs at least one token to begin with",
         fix="set model.generation_config.decoder_start_token_id to one id",
     )
 

@@ -47,7 +47,7 @@ def of_module(
     answers = bool(module.config.is_encoder_decoder)
     if module.training:
         raise ParameterError(
-            "the model is in training mode", why="dropout would change its distribution", fix="model.eval()"
+            "the model is in training mode", why="dropout would change its distribution", fix="call model.eval() first"
         )
     if not module.can_generate():
         raise UnsupportedModelError(
@@ -112,8 +112,8 @@ def _run_alone(
         raise
     except Exception as fault:  # a model's own code may raise anything
         raise UnsupportedModelError(
-            f"a {type(module).__name__} does not run on a text alone: {type(fault).__name__}: {fault}",
-            why="it was called like a language model, with token ids and nothing else",
+            f"a {type(module).__name__} cannot run with only token ids: {type(fault).__name__}: {fault}",
+            why="Slipstream calls a model like a language model, with token ids and no other input",
             fix="check that model(input_ids=ids, use_cache=False) gives logits",
         ) from fault
     return shape, Trial(texts, sources, truth, limit), cache
@@ -143,12 +143,11 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
     if not states or fault_of(trials.check_chains, target, trial) is not None:
         raise UnsupportedModelError(
             f"a {name} cannot be rolled back: {why}",
-            why="after a rejection, several tokens in one pass must give the same as one token at a time",
+            why="after a rejection, a pass over several tokens must give the same logits as one token at a time",
             fix="use another model; transformers itself runs this one, without speculation",
         )
     log.warning(
-        f"{name} reads one token at a time once it has a state ({why}): output is exact, but verifying draft tokens "
-        "saves no time"
+        f"{name} verifies draft tokens one at a time ({why}): the output is exact, but speculation saves no time"
     )
     return target
 
@@ -163,7 +162,7 @@ def _refuse_fixed_cache(name: str, kv_blocks: int | None) -> None:
     if kv_blocks is not None:
         raise ParameterError(
             f"a {name} cannot have a KV cache of {kv_blocks} blocks",
-            why="each of its sequences has its own cache, which grows",
+            why="each sequence has its own cache, which grows",
             fix="leave kv_tokens out",
         )
 

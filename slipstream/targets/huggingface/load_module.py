@@ -63,16 +63,16 @@ class DescribedModule(Described):
         if settings.lora is not None and config.get("quantization_config"):
             raise UnsupportedModelError(
                 f"lora does not work with {str(checkpoint)!r}, which is quantised",
-                why="an adapter is merged into weights in floating point",
+                why="an adapter can be merged only into floating-point weights",
                 fix="give the checkpoint that it was quantised from",
             )
         adapter = None if settings.lora is None else Adapter(settings.lora)
         held = sum(checkpoint.stored.values())  # raises for missing shards and pickles
         if not trusted and self.config.parameters > 8 * held:
             raise CheckpointError(
-                f"config.json of {folder} describes {self.config.parameters:,} weights; the files hold {held:,} bytes",
-                why="transformers would take memory for all of them before it reads the files",
-                fix="take both from the same checkpoint",
+                f"config.json of {folder} has {self.config.parameters:,} weights, but the files only {held:,} bytes",
+                why="transformers would allocate memory for all weights before it reads the files",
+                fix="take config.json and the weights from the same checkpoint",
             )
         local = checkpoint.is_local or not trusted  # the code of a hub id is not in `folder`
         module = _load(folder if local else str(checkpoint), settings.dtype, trusted, settings.device_map)
@@ -96,7 +96,8 @@ def around(module: PreTrainedModel, settings: LoadSettings) -> Target:
     wanted = getattr(torch, settings.dtype) if isinstance(settings.dtype, str) else settings.dtype
     if wanted not in (None, dtype):
         raise ParameterError(
-            f"dtype is {str(wanted)!r}, but the loaded model is in {str(dtype)!r}", fix=f"model.to({wanted})"
+            f"dtype is {str(wanted)!r}, but the loaded model is in {str(dtype)!r}",
+            fix=f"convert the model first: model.to({wanted})",
         )
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -107,9 +108,9 @@ def _refuse(settings: LoadSettings, because: str) -> None:
     """Raise ParameterError for settings of our own decoder. because: why transformers runs the model."""
     settings.refuse(
         ("quantize", "kv_dtype"),
-        "asked of transformers",
+        "given for a model that transformers runs",
         f"{because}, and transformers has no such setting",
-        "leave it out, or load the model quantised by transformers and give it to LLM",
+        "leave it out, or quantise the model with transformers and give the loaded model to LLM",
     )
 
 
@@ -123,14 +124,14 @@ def _check_code(config: Mapping[str, object], checkpoint: Checkpoint, trust_remo
     if not code:
         raise explain_unknown(kind)
     allow = (
-        f"read it; if you trust it: LLM({str(checkpoint)!r}, trust_remote_code=True), or --trust-remote-code"
+        f"read the code; if you trust it, LLM({str(checkpoint)!r}, trust_remote_code=True) or --trust-remote-code"
         if role == "target"
-        else "read it; if you trust it, load the draft model yourself and pass it: trust_remote_code of the target "
-        "does not hold for its draft"
+        else "read the code; if you trust it, load the draft model yourself and pass it to LLM, because "
+        "trust_remote_code holds only for the target"
     )
     raise UnsupportedModelError(
         f"the {role} {str(checkpoint)!r} brings its own Python code ({', '.join(map(str, code.values()))})",
-        why="code of a checkpoint can do anything that you can",
+        why="code of a checkpoint can do everything that your user account can do",
         fix=allow,
     )
 
@@ -139,16 +140,16 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.quantizers import AutoHfQuantizer
 
-    fix = "check that transformers loads it; a quantised checkpoint needs its library, and a device_map accelerate"
+    fix = "check that transformers can load it; quantised checkpoints need extra libraries, device_map needs accelerate"
     with reading(f"transformers cannot load {str(checkpoint)!r}", fix):
         config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=trust_remote_code)
         text = config.get_text_config(decoder=True)
         quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
         if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
             raise UnsupportedModelError(
-                f"{str(checkpoint)!r} is quantised by {quantised['quant_method']!r}",
-                why="transformers does not know this method, and would leave out the scales of the weights",
-                fix="use the unquantised checkpoint, or one in a format that transformers knows",
+                f"{str(checkpoint)!r} is quantised with the method {quantised['quant_method']!r}",
+                why="transformers does not support this method, and would ignore the scales of the weights",
+                fix="use the unquantised checkpoint, or one in a format that transformers supports",
             )
         auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         loaded: Any = auto.from_pretrained(
@@ -172,12 +173,12 @@ def _load(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, d
     beside = [name for name in unused if name.rpartition(".")[0] in modules]  # a scale, a bias
     if beside and quantised is None:  # otherwise they may belong to the quantisation
         raise CheckpointError(
-            f"{checkpoint} holds {len(beside)} tensors beside weights that the model has no place for: {few(beside)}",
-            why="leaving them out would run another model than the one that was trained",
-            fix="correct config.json (does it deny a bias, or lack a quantisation?)",
+            f"{checkpoint} has {len(beside)} tensors that the model in config.json does not have: {few(beside)}",
+            why="without these tensors the output would differ from that of the trained model",
+            fix="correct config.json, which may switch off a bias, or lack quantization_config",
         )
     if unused:
-        log.warning(f"{checkpoint} holds {len(unused)} tensors that transformers does not use: {few(unused)}")
+        log.warning(f"{checkpoint} has {len(unused)} tensors that transformers does not use: {few(unused)}")
     if dtype == torch.float64:
         module.config._experts_implementation = "eager"  # the grouped kernels do not support it
     return module.eval()
@@ -192,7 +193,8 @@ def _merge(adapter: Adapter, module: PreTrainedModel) -> None:
         if adapter.changes(name, tuple(parameter.shape), parameter is shared):
             if parameter.is_meta:
                 raise ParameterError(
-                    f"lora changes {name}, which the device map offloads", fix="offload less, or merge it by peft"
+                    f"lora changes {name}, which device_map offloads",
+                    fix="offload less, or merge it with peft",
                 )
             parameter.data = adapter.merge(name, parameter.data)
     adapter.check_all_used()

@@ -84,7 +84,7 @@ class ModuleParts:
 
     def _hook(self, tap: int, seen: dict[int, Tensor]) -> RemovableHandle:
         if tap != -1 and not 0 <= tap <= len(self.layers):
-            raise TargetError(f"tap {tap} does not exist in a model with {len(self.layers)} layers")
+            raise TargetError(f"tap {tap} was requested, but the model has only {len(self.layers)} layers")
 
         # The states are copied, because a layer may add to its input in place.
         def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -159,6 +159,6 @@ def _stream(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         output = output[0]
     if output.ndim != 3:
-        raise TargetError(f"a layer passes on {list(output.shape)}, not one residual stream")
+        raise TargetError(f"a layer returns {list(output.shape)}, not [batch, tokens, width]")
     stream: Tensor = output[0]
     return stream

@@ -236,7 +236,7 @@ def _load(module: PreTrainedModel, folder: Path, layers: int) -> Any:
     conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
     setattr(stand_in, "_weight_conversions", conversions)  # noqa: B010 its class does not declare it
     place = next(module.get_decoder().layers[-1].parameters()).device
-    why, fix = "config.json and the weights must agree", "download the checkpoint again, or use another drafter"
+    why, fix = "config.json and the weights must match", "download the checkpoint again, or use another drafter"
     with reading(f"transformers cannot build the MTP layers of {folder}", fix, ConfigError, why):
         model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
     for name, parameter in model.layers.named_parameters():

@@ -41,12 +41,12 @@ class OutputRules:
             if value not in (None, nothing):
                 raise UnsupportedModelError(
                     f"the model's generation configuration has {name}={value!r}",
-                    why="it would change the text, and is not supported",
+                    why="this setting would change the text, and Slipstream does not support it",
                     fix=f"remove it from generation_config.json, or set model.generation_config.{name} = None",
                 )
         beams = getattr(generation, "num_beams", None) or 1
         if beams > 1:
-            log.warning(f"the model's generation configuration asks for {beams} beams: use LLM.beam_search")
+            log.warning(f"num_beams={beams} of the generation configuration is ignored: use LLM.beam_search")
 
     def check_beams(self) -> None:
         """Raise TargetError for a rule that changes the other tokens' probabilities: transformers compares beams by the
@@ -58,9 +58,9 @@ class OutputRules:
             value = getattr(self._module.generation_config, name)
             if value and value != 1.0:
                 raise TargetError(
-                    f"beams do not work with a model whose generation configuration has {name}={value!r}",
-                    why="here it would apply before beams are compared, in transformers afterwards",
-                    fix=f"set model.generation_config.{name} = None, or decode without beams",
+                    f"beam search does not work with {name}={value!r} in the model's generation configuration",
+                    why="Slipstream would apply it before beams are compared, transformers applies it afterwards",
+                    fix=f"set model.generation_config.{name} = None, or generate without beam search",
                 )
 
     def of(self, seq: Sequence) -> list[LogitsProcessor]:
@@ -72,8 +72,8 @@ class OutputRules:
         if asked.forced_bos_token_id is not None and self._start == 1 and seq.constraint is not None:
             raise TargetError(
                 f"the model's generation configuration forces the first token ({asked.forced_bos_token_id}), but the "
-                "request asks for a structured output",
-                why="the grammar of the output does not allow that token",
+                "request has structured output",
+                why="the structured output does not allow that token",
                 fix="leave `structured` out, or set forced_bos_token_id to None",
             )
         asked.do_sample = asked.renormalize_logits = False

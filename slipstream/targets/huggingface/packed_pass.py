@@ -144,18 +144,18 @@ class PackedPass:
         if self.kind == "blocks" and (self._written is None or self._written[1] is not value):
             raise TargetError("the model changes values after they were cached")
         if self.kind == "gathered" and not key.shape[2] == value.shape[2] == self.slots:
-            raise TargetError(f"attention got {key.shape[2]} keys for {self.slots} slots")
+            raise TargetError(f"attention got {key.shape[2]} keys, but the pass has {self.slots} KV slots")
         if self.kind == "dense":
-            raise TargetError("the model uses the registered attention")
+            raise TargetError("the model calls the registered attention function, which this kind of pass does not use")
         self._written = None
 
     def check_used(self, layers: int) -> None:
         """Raise TargetError unless this many layers have used the attention and the cache that they were given."""
         used = self.cached if self.kind == "dense" else self.attended
         if used != layers:
-            raise TargetError(f"{used} of {layers} layers used the attention and the cache that were given")
+            raise TargetError(f"only {used} of {layers} layers used Slipstream's attention and cache")
         if self.cross is not None and self.cross.attended != layers:
-            raise TargetError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
+            raise TargetError(f"only {self.cross.attended} of {layers} layers used Slipstream's cross-attention")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
         """Return keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on. key, value: attention's
@@ -185,7 +185,7 @@ class PackedPass:
     def bias(self, row: PackedRow, bias: Tensor) -> Tensor:
         """Return a sequence's share [H, n, S] of a position bias [1, H, M, K], whose columns are positions."""
         if bias.shape[2] != len(self.places) or bias.shape[3] < row.total:
-            raise TargetError(f"a position bias has the shape {list(bias.shape)} in a pass of {len(self.places)} rows")
+            raise TargetError(f"a position bias is {list(bias.shape)}, but the pass has {len(self.places)} rows")
         row_bias = bias[0, :, row.start : row.stop, : row.total]
         return row_bias if row.tree is None else row_bias.index_select(-1, row.at.to(row_bias.device))
 
@@ -207,7 +207,8 @@ def current_pass() -> PackedPass:
     current: PackedPass | None = getattr(_here, "current", None)
     if current is None:
         raise TargetError(
-            f"the attention {NAME!r} was used outside of Slipstream", fix="model.set_attn_implementation('sdpa')"
+            f"the model was called directly, but still uses Slipstream's attention {NAME!r}",
+            fix="call model.set_attn_implementation('sdpa') first",
         )
     return current
 
@@ -298,7 +299,7 @@ def packed_attention(
     if crossed is None:
         run.attend(key, value)
     if dropout or (crossed is None and (not isinstance(attention_mask, PackedMask) or biased or is_causal is False)):
-        raise TargetError("the model's attention has its own mask or bias")
+        raise TargetError("the model's attention uses a mask or bias of its own")
     heads, width = query.shape[1], (value if crossed is None else crossed[0][1]).shape[-1]
     out = query.new_empty(query.shape[2], heads, width)  # [M, H, Dv]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -31,9 +31,9 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
             cache.layers[i] = DynamicLayer()
         elif not (type(layer).__name__ in (*_CROPPED, "DummyLayer") or _stateful(layer)):
             raise UnsupportedModelError(
-                f"layer {i} of a {config.model_type!r} model has the cache {type(layer).__name__}",
-                why="draft tokens that are rejected could not be removed from it",
-                fix="choose a model with ordinary attention, sliding windows or recurrent layers; transformers itself "
+                f"layer {i} of a {config.model_type!r} model uses a cache of the class {type(layer).__name__}",
+                why="rejected draft tokens cannot be removed from such a cache",
+                fix="use a model with ordinary attention, sliding windows or recurrent layers; transformers itself "
                 "runs this one, without speculation",
             )
     return cache

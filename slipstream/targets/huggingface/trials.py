@@ -105,7 +105,7 @@ def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
     error = float(errors.max() if limit.every_row else errors.median())
     if not error <= limit.largest:
         raise TargetError(
-            f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}"
+            f"{what} gave logits with the relative error {error:.1e}; at most {limit.largest:.0e} is allowed"
         )
 
 
@@ -209,9 +209,9 @@ def measure_limit(module: PreTrainedModel, run: Callable[[Seq[int]], Tensor], te
         wrong = [*text[:at], text[at - 1], *text[at + 1 :]]
         mistake = min(mistake, float(distances(run(wrong)[at + 1 : at + 2], truth[at + 1 : at + 2])))
     log.warning(
-        f"a {type(module).__name__} rounds its activations: logits depend on the rows that are computed together, by "
-        f"up to {rounding:.1e} of the largest. The text is the target's up to that rounding: where two tokens are "
-        "nearly equally likely, a greedy text may differ from that of generate"
+        f"a {type(module).__name__} rounds its activations: its logits depend on which rows are computed together, by "
+        f"up to {rounding:.1e} of the largest logit. Where two tokens are nearly equally likely, a greedy text may "
+        "therefore differ from that of transformers' generate"
     )
     return Limit(max(usual.largest, min(_MARGIN * rounding, mistake / 2)))
 

@@ -65,5 +65,5 @@ def test_sizes_that_its_products_do_not_run_are_refused_by_name(sizes: dict[str,
     part = replace(LATENT.described[0].latent, **sizes)
     each = tuple(replace(x, latent=part, head_dim=16 + part.rank) for x in LATENT.described)
     refused: DecoderConfig = replace(LATENT, each=each, head_dim=16 + part.rank)
-    assert "latent vectors and values must be multiples of 64" in str(refusal(refused))
+    assert "latent vectors and values need widths divisible by 64" in str(refusal(refused))
     assert refusal(LATENT, QUANTISED["w8a8"]) is None

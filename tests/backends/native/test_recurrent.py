@@ -225,7 +225,7 @@ def test_snapshots_make_way_for_states_and_never_exceed_their_share() -> None:
     assert layer.states.missing([7, 8, 9]) == 1
     layer.run([(7, 0, text, 64), (8, 0, text, 64)])
     assert layer.states.nbytes <= layer.states.room
-    with pytest.raises(TargetError, match="no memory for the states of sequence 9"):
+    with pytest.raises(TargetError, match="no memory for the recurrent states of sequence 9"):
         layer.run([(9, 0, text, 64)])
     layer.states.release(7)
     layer.run([(9, 0, text, 64)])
@@ -244,7 +244,7 @@ def test_a_fork_goes_on_by_itself_and_one_that_comes_too_late_is_refused() -> No
         assert np.array_equal(b[0], expected_other[i])
     with pytest.raises(TargetError, match="cannot begin with 20 tokens"):
         layer.states.fork(0, 2, 20)
-    with pytest.raises(TargetError, match="cannot go back to 20 tokens"):
+    with pytest.raises(TargetError, match="cannot be rolled back to 20 tokens"):
         layer.run([(0, 20, text[20:21], 1)])
 
 

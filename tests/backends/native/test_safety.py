@@ -52,13 +52,13 @@ def test_a_learned_position_after_the_last_one_is_an_error() -> None:
     text = ids(22)
     model.forward(chain(0, 0, text[:20]))
     for batch in (chain(0, 0, text[:21]), chain(0, 20, text[20:21]), tree(0, 18, text[:4], [-1, 0, 1])):
-        with pytest.raises(TargetError, match="after the last one"):
+        with pytest.raises(TargetError, match="after the last position"):
             model.forward(batch)
-    with pytest.raises(TargetError, match="after the last one"):
+    with pytest.raises(TargetError, match="after the last position"):
         model.decode_steps(chain(0, 17, text[17:19]), 3)
     model.decode_steps(chain(0, 17, text[17:19]), 2)
     negative = Batch([0], torch.tensor([3]), [-1], [0, 1], [0], [None], [0])
-    with pytest.raises(TargetError, match="after the last one"):
+    with pytest.raises(TargetError, match="after the last position"):
         model.forward(negative)
     with pytest.raises(TargetError, match="a position is outside"):
         on_torch("gpt2", context=20).forward(chain(0, 0, text[:21]))

@@ -83,7 +83,7 @@ def test_a_request_that_overflows_spoils_no_other_request_of_its_batch(prompt: l
     target: Any = TARGETS["packed, dense"]()
     target.chunk = 4
     seqs = [Sequence(prompt), Sequence([5, 9, 33])]
-    with pytest.raises(TargetError, match=rf"not finite for sequences \[{seqs[0].id}\]"):
+    with pytest.raises(TargetError, match=rf"NaN or infinite for the sequences \[{seqs[0].id}\]"):
         target.run(seqs, Draft.empty(2))
 
 

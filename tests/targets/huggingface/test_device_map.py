@@ -138,8 +138,8 @@ def test_the_draft_model_of_an_offloaded_target_is_not_spread(folders: dict[str,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"executor": "native"}, "Only transformers spreads a model"),
-        ({"executor": "torch"}, "Only transformers spreads a model"),
+        ({"executor": "native"}, "Only transformers can spread a model"),
+        ({"executor": "torch"}, "Only transformers can spread a model"),
         ({"device": "cpu"}, "give one of them"),
     ],
 )

@@ -393,7 +393,7 @@ def test_a_draft_model_of_another_kind_is_refused() -> None:
     for of, draft, says in (
         (target("t5"), llama(), "the target is an encoder-decoder, but the draft model is a decoder"),
         (llama(), model("t5"), "the target is a decoder, but the draft model is an encoder-decoder"),
-        (target("t5"), target("mbart"), r"begin with the ids \(0,\), the draft model's with \(2,\)"),
+        (target("t5"), target("mbart"), r"begin with the ids \(0,\), those of the draft model with \(2,\)"),
     ):
         with pytest.raises(PairError, match=says):
             LLM(of, draft)

@@ -127,5 +127,5 @@ def test_a_checkpoint_whose_library_is_missing_is_refused(method, plain, tmp_pat
     config.quantization_config = {"quant_method": method, "bits": 4, "group_size": 128}
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((plain("packed") / "model.safetensors").read_bytes())
-    with pytest.raises(LoadError, match="a quantised checkpoint needs its library"):
+    with pytest.raises(LoadError, match="quantised checkpoints need extra libraries"):
         LLM(tmp_path)
