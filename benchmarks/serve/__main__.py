@@ -98,7 +98,8 @@ def measured(
 
 
 def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, str]) -> list[TrafficArm]:
-    """Return the arms of a group whose servers run. Raises SystemExit if no server runs."""
+    """Return the arms of a group whose servers run, without comparisons with arms that do not run. Raises SystemExit if
+    no server runs."""
     absent = {name: Endpoint(f"http://absent/{number}") for number, name in enumerate(skipped)}
     arms: dict[int, TrafficArm] = {}
     for arm in group.arms({**places, **absent}):
