@@ -1,13 +1,13 @@
-"""`python -m benchmarks.foreign`: draft models whose tokenizer differs from the target's (`draft_tokenizer`).
+"""`python -m benchmarks.foreign` measures draft models whose tokenizer differs from the target's (`draft_tokenizer`).
 
-The embedded target is so small that no draft model gains 1.5x on it. So the target is made deeper by layers that add
-nothing to the residual stream: it writes what the embedded target writes, and costs as much as a model of that size.
-The draft model is the embedded one, with its own tokenizer, and with two others:
+The embedded target is so small that no draft model gives a speed-up of 1.5 on it. So layers that add nothing to the
+residual stream are added to the target: it writes the same text as the embedded target, and costs as much as a model of
+the larger size. The draft model is the embedded draft model with its own tokenizer, and with these tokenizers:
 
-    renamed  every id is another one, and the end of the text has another name: all tokens are shared
-    cut      60 % of the tokens, so that words are split in another way. The weights are those of the whole vocabulary
-    trained  with `--trained FOLDER`: the embedded draft model, trained on with a tokenizer of its own on Python source
-             (`make foreign-draft`: forty minutes), not on anything that the target wrote
+    renamed  every id is different, and the end-of-text token has another name; all tokens are shared
+    cut      only 60 % of the tokens, so that words are split differently. The weights are not changed
+    trained  with `--trained FOLDER`: the embedded draft model, trained further with another tokenizer on Python source
+             (`make foreign-draft`: forty minutes), but not on text of the target
 
 Every arm is measured against plain decoding in one interleaved run, greedy, on the embedded held-out prompts.
 """
@@ -40,23 +40,24 @@ from slipstream.targets.describe import as_target
 from slipstream.tokens.text import load_tokenizer
 
 IDLE = 3
-"""Layers that do nothing. With these, the draft model of the same tokenizer gains 1.5x or a little more."""
+"""Number of added layers. With them, the draft model with the target's tokenizer has a speed-up of 1.5 or a little
+more."""
 SHARE = 0.6
-"""Of the tokens in the cut vocabulary."""
+"""Share of the tokens that are in the cut vocabulary."""
 END = "</s>"
-"""Name of the end of the text."""
+"""Text of the end-of-text token."""
 SAME, LEAST = 1.5, 1.15
-"""What the draft model with the target's tokenizer gains at least for the comparison to mean anything, and what one
-with another tokenizer must then gain."""
+"""Speed-ups that must be reached: SAME with the target's tokenizer, without which the comparison means nothing, and
+LEAST with another tokenizer."""
 
 
 def renamed(folder: Path) -> Path:
-    """The embedded draft model with other ids, and other names of special tokens."""
+    """Write the embedded draft model with other ids, and other names of special tokens."""
     return _with_tokens(folder, kept=None)
 
 
 def cut(folder: Path, share: float = SHARE) -> Path:
-    """The same with the first merges only."""
+    """Write the embedded draft model with only the tokens of the first merges."""
     return _with_tokens(folder, kept=share)
 
 
@@ -91,7 +92,7 @@ def _joined(pair: str | Seq[str]) -> str:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str, str]]:
-    """The run, and for each tokenizer how many tokens are shared."""
+    """Measure all draft models. Returns the result, and for each tokenizer how many tokens are shared."""
     llm = LLM(deeper(folder / "target", zoo.target_dir(), options.idle), threads=THREADS)
     k, arms, shared = options.draft_tokens, list[Contender](), dict[str, str]()
 
@@ -115,7 +116,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
 
 
 def figures(result: Result) -> list[tuple[str, float, float]]:
-    """(what, must reach, measured)."""
+    """Return the figures as (name, value to reach, measured value)."""
     arms = arms_of(result, 0.0)
     least = {label: SAME if label == "same tokenizer" else LEAST for label, arm in arms.items() if not arm["plain"]}
     return [(label, bar, float(arms[label]["overall"]["speedup"]["value"])) for label, bar in least.items()]

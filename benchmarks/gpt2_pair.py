@@ -1,11 +1,11 @@
-"""A pair with the shapes of GPT-2 and DistilGPT-2, for benchmarks without a download.
+"""Makes a target and a draft model with the shapes of GPT-2 and DistilGPT-2, for benchmarks without a download.
 
     python -m benchmarks.gpt2_pair FOLDER      # writes FOLDER/target and FOLDER/draft, about 0.9 GB
 
-Speed depends on shapes only: this is GPT-2's. Acceptance depends on trained weights, and these are random. As in
-DistilGPT-2, whose layers were copied from GPT-2, the draft model is the target with fewer layers. The missing layers
-are scaled down until both agree on about two tokens in three, the usual figure for this family. The text itself has no
-meaning.
+Speed depends only on shapes, so it is the same as GPT-2's. Acceptance depends on the weights, which are random here. As
+in DistilGPT-2, whose layers were copied from GPT-2, the draft model is the target with fewer layers. The layers that
+the draft model lacks are scaled down, so that both models agree on about two tokens in three, as in this family. The
+output has no meaning.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ DAMPING = 0.22
 """Factor on the output of the upper half of the layers. Agreement with the draft model per token: 0.28 at 0.5, 0.61 at
 0.25, 0.81 at 0.12 (greedy, 64 tokens of random prompts)."""
 POSITIONS = 0.1
-"""Standard deviation of the position embeddings. With GPT-2's own 0.02 a random model repeats one token forever."""
+"""Standard deviation of the position embeddings. With 0.02, as in GPT-2, a random model repeats one token forever."""
 
 
 def make(folder: Path, layers: int = 12, width: int = 768, vocabulary: int = 50257) -> tuple[Path, Path]:
-    """Write both checkpoints, with the embedded tokenizer, which knows the first ids only. Returns their folders."""
+    """Write both checkpoints, with the embedded tokenizer, which has tokens only for the first ids. Returns their
+    folders."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -1,10 +1,10 @@
-"""One GPU: our own decoder with and without drafts against transformers, on targets of 1.1B and 3B parameters.
+"""Compares our own decoder with transformers on one GPU, with and without drafts, on targets of 1.1B and 3B parameters.
 
     python -m benchmarks.gpu            # make gpu-check: needs an NVIDIA GPU; about four minutes
 
-The targets write the text of the embedded target (`benchmarks.derived_models`), in bfloat16; the draft model has 46M
-parameters. Greedy texts of fixed length; for each prompt every contender runs once a pass, in rotating order, one
-request at a time, then eight. Compilation and capture happen before.
+The targets are in bfloat16 and write the same text as the embedded target (`benchmarks.derived_models`). The draft
+model has 46M parameters. Outputs are greedy and of fixed length. In each pass every contender runs each prompt once, in
+rotating order, first one request at a time, then eight. Compilation and graph capture happen before.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from slipstream.measure.provenance import commit, now, versions
 from slipstream.targets.decoder import Decoder
 
 SIZES = {"1.1B": (6, 12), "3B": (8, 22)}
-"""Times the width of the embedded target, and layers more."""
+"""For each target, the factor on the embedded target's width, and the number of added layers."""
 DRAFT = (4, 2)
-"""The draft model of 46M: the same of the embedded draft model."""
+"""For the draft model of 46M, the factor on the embedded draft model's width, and the number of added layers."""
 FIXED = (2, 4, 6, 8)
 """Fixed draft lengths that are tried."""
 OURS, THEIRS = "Slipstream", "transformers"
 
 Tokens = list[list[int]]
 Run = Callable[[Seq[list[int]]], Tokens]
-"""Prompts -> new tokens of each."""
+"""Function from prompts to the new tokens of each prompt."""
 
 
 def derived(source: Path, times: int, idle: int) -> Any:
-    """A Llama model on the GPU that writes the text of the checkpoint `source`: `times` as wide, `idle` more layers.
-    The added weights are random numbers that meet zeros, so that all weights are read at the same speed."""
+    """Make a Llama model on the GPU that writes the same text as the checkpoint `source`, with `times` its width and
+    `idle` more layers. Added weights are random numbers that are multiplied by zeros, so that all weights are read at
+    the same speed."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -83,7 +84,7 @@ def derived(source: Path, times: int, idle: int) -> Any:
             else:
                 weight[values.shape[0] :, : values.shape[1]] = 0
             weight[tuple(map(slice, values.shape))] = values
-    rotary = model.model.rotary_emb  # a buffer, which has no values yet
+    rotary = model.model.rotary_emb  # its buffer has no values yet
     model.model.rotary_emb = type(rotary)(model.config).cuda()
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     return model.eval()
@@ -98,7 +99,7 @@ class Cell:
 
 
 def ours(target: Decoder, draft: Any, length: int | str, tokens: int, options: dict[str, Any] | None = None) -> Run:
-    """draft: as in `LLM`; length: its draft tokens."""
+    """Return a function that runs our own decoder. draft: as in `LLM`. length: draft length."""
     llm = LLM(target, draft, draft_tokens=length, draft_options=options)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     return lambda prompts: [list(each.token_ids) for each in llm.generate(list(prompts), params)]
@@ -134,7 +135,7 @@ def measure(ways: dict[str, Run], prompts: Seq[Seq[list[int]]], passes: int, tok
 
 
 def busy(run: Run, prompt: list[int], seconds: float) -> float:
-    """Share of `seconds`, which this run takes when nobody watches, in which the GPU computed."""
+    """Return the share of time in which the GPU computes during a run. seconds: time of the run without profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as watched:
@@ -144,7 +145,7 @@ def busy(run: Run, prompt: list[int], seconds: float) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes a second that a sum over 4 GB reads."""
+    """Return the bytes per second that a sum over 4 GB reads."""
     numbers, times = torch.ones(1 << 30, device="cuda"), []
     for _ in range(8):
         torch.cuda.synchronize()
@@ -156,7 +157,8 @@ def bandwidth() -> float:
 
 
 def margins(target: Decoder, texts: Seq[Tokens], others: Seq[Tokens], prompts: Seq[Seq[list[int]]]) -> dict[str, Any]:
-    """How many greedy texts are equal, and the target's margin, in logits, where the others differ first."""
+    """Count equal greedy outputs. For other outputs, return the target's margin, the distance between its two largest
+    logits, at the first difference."""
     equal, gaps = 0, []
     pairs = [
         (p, a, b) for ps, xs, ys in zip(prompts, texts, others, strict=True) for p, a, b in zip(ps, xs, ys, strict=True)
@@ -174,7 +176,7 @@ def margins(target: Decoder, texts: Seq[Tokens], others: Seq[Tokens], prompts: S
 
 
 def examine(size: str, options: argparse.Namespace, prompts: dict[str, list[list[int]]]) -> dict[str, Any]:
-    """Everything that is measured with one target."""
+    """Measure everything with one target."""
     model, small = derived(zoo.target_dir(), *SIZES[size]), derived(zoo.draft_dir(), *DRAFT)
     useless = derived(zoo.draft_dir(), *DRAFT)
     useless.model.norm.weight.data.neg_()  # the least likely token becomes the most likely
@@ -203,7 +205,7 @@ def examine(size: str, options: argparse.Namespace, prompts: dict[str, list[list
         ("edits", copying, [[each] for each in edits]),
         ("code, 8 at once", many, [(code * 8)[:8]]),
     ):
-        for run in some.values():  # compiles, captures, allocates
+        for run in some.values():  # warms up: compiles, captures, allocates
             for _ in range(2):
                 run(asked[0])
         cells = measure(some, asked, options.passes, tokens)
@@ -220,7 +222,7 @@ def examine(size: str, options: argparse.Namespace, prompts: dict[str, list[list
 
 
 def figures(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bars of one target."""
+    """Compare the measurements with one target with the bars."""
     code, edits = (found["tables"][what]["seconds"] for what in ("code", "edits"))
     plain, chosen = code[f"{OURS}, plain"], code[f"{OURS}, draft model, chosen lengths"]
     lines = [
@@ -270,14 +272,14 @@ def report(results: dict[str, Any]) -> str:
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Measure, and write gpu.json and gpu.md; 1 if a bar is missed, 2 without a GPU."""
+    """Measure, and write gpu.json and gpu.md. Returns 1 if a bar is missed, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
+    parser.add_argument("--prompts", type=int, default=4, help="number of prompts of each kind")
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--executor", default="cuda", help="of our own decoder")
-    parser.add_argument("--ours", action="store_true", help="without transformers")
+    parser.add_argument("--executor", default="cuda", help="executor of our own decoder")
+    parser.add_argument("--ours", action="store_true", help="do not run transformers")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args(words)
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Results as Markdown: shared code of the benchmark reports."""
+"""Shared code of the benchmark reports in Markdown."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from benchmarks.protocol import THREADS
 
 QUIET = 0.03
-"""Share of the machine's time that other processes may use before the report has a warning."""
+"""If other processes use a larger share of the machine's time, the report has a warning."""
 
 Part = Callable[[dict[str, Any]], list[str]]
 
 
 def document(results: dict[str, Any], parts: Seq[Part]) -> str:
-    """The lines of all parts; empty parts are left out."""
+    """Join the lines of all parts. Empty parts are left out."""
     blocks = ["\n".join(part(results)) for part in parts]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def noise(results: dict[str, Any]) -> list[str]:
-    """A warning if other processes used the machine during the run."""
+    """Return a warning if other processes used the machine during the run."""
     share = results["provenance"]["neighbours"]
     if share is None or share < QUIET:
         return []
@@ -36,18 +36,18 @@ def run_of(source: dict[str, Any]) -> str:
 
 
 def versions(source: dict[str, Any]) -> str:
-    """The versions of every process."""
+    """Describe the package versions of every process."""
     texts = (f"{n}: " + ", ".join(f"{p} {v}" for p, v in each.items()) for n, each in source["versions"].items())
     return f"Versions, by process: {'; '.join(texts)}."
 
 
 FINEST = 4
-"""More decimals than these are not printed."""
+"""Largest number of decimals that is printed."""
 
 
 def beside(value: float, bar: float, digits: int = 2, unit: str = "") -> str:
-    """`value` with `digits` decimals, or with as many more as it takes to show on which side of `bar` it lies: 1.0958
-    is 1.096 where 1.10 must be reached. A value that is closer still is "below 1.1" or "above 1.1"."""
+    """Format `value` with `digits` decimals, or with as many more as are needed to show on which side of `bar` it is:
+    if the bar is 1.10, 1.0958 becomes 1.096. A value that is still closer becomes "below 1.1" or "above 1.1"."""
     for count in range(digits, max(digits, FINEST) + 1):
         shown = f"{value:.{count}f}"
         if _side(float(shown), bar) == _side(value, bar):
@@ -56,7 +56,7 @@ def beside(value: float, bar: float, digits: int = 2, unit: str = "") -> str:
 
 
 def bound(bar: float, digits: int = 2, unit: str = "") -> str:
-    """A bar with `digits` decimals, or with as many more as it has."""
+    """Format a bar with `digits` decimals, or with all its decimals if it has more."""
     return max(f"{bar:.{digits}f}", f"{bar:g}", key=len) + unit
 
 

@@ -1,4 +1,5 @@
-"""Peak memory of decoding. `measure` starts this module twice as a child: `python -m benchmarks.memory decode|imports`.
+"""Measures the peak memory of decoding. `measure` starts this module as two child processes, `python -m
+benchmarks.memory decode` and `python -m benchmarks.memory imports`.
 
 Slipstream's memory is the peak of a process that loads the target and decodes 128 tokens, minus the peak of a process
 that only imports the same modules.
@@ -19,7 +20,8 @@ from benchmarks.protocol import ROOT, THREADS
 
 
 def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:
-    """Bytes: `peak` without the imports, `imports`, and `needed`, the float32 weights plus the KV of the text."""
+    """Return sizes in bytes: `peak` without the imports, `imports`, and `needed`, which is the float32 weights plus the
+    sequence's KV cache."""
     decoded = _child("decode", {"target": target, "ids": ids, "quantize": quantize})
     imported = _child("imports", {"modules": decoded["modules"]})
     needed = weights(target) + kv(target, len(ids) + TOKENS)
@@ -27,7 +29,7 @@ def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[st
 
 
 def weights(path: str) -> int:
-    """Bytes of the checkpoint's parameters in float32; what safetensors stores once counts once."""
+    """Return the bytes of the checkpoint's parameters in float32. Tied parameters count once."""
     total = 0
     for file in Path(path).glob("*.safetensors"):
         with file.open("rb") as stream:
@@ -42,7 +44,7 @@ def weights(path: str) -> int:
 
 
 def kv(path: str, length: int) -> int:
-    """Bytes of float32 keys and values of one sequence of `length` tokens."""
+    """Return the bytes of float32 keys and values of one sequence of `length` tokens."""
     config = json.loads((Path(path) / "config.json").read_text())
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
@@ -50,9 +52,9 @@ def kv(path: str, length: int) -> int:
 
 
 def process_peak() -> int:
-    """Largest resident set of this process, in bytes."""
+    """Return the largest resident set of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss on Linux starts at the parent's size, which survives fork and exec
+    if status.exists():  # on Linux, ru_maxrss includes the parent's size, even after exec
         rows = status.read_text().splitlines()
         return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM"))
     import resource
@@ -80,7 +82,7 @@ def _imports(modules: list[str]) -> dict[str, Any]:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception:  # a module that some package created at run time
+        except Exception:  # a module that a package created at run time
             continue
     return {"peak": process_peak()}
 

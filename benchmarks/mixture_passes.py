@@ -1,13 +1,14 @@
-"""What decoding passes of mixtures of experts take: 1, 2, 4 and 8 rows of the shapes of Qwen3-30B-A3B in Q4_K and of
-gpt-oss-20b in MXFP4, with random weights and fewer layers.
+"""Measures passes over 1, 2, 4 and 8 rows of mixtures of experts, with the shapes of Qwen3-30B-A3B in Q4_K and of
+gpt-oss-20b in MXFP4, random weights and fewer layers.
 
     python -m benchmarks.mixture_passes [--rounds 40] [--context 200] [--before CHECKOUT]
 
-A pass reads the union of the experts that its rows choose: the table compares its time with the bytes of that union.
-Rows are random tokens that choose independently, and each pass chooses others, which no cache holds. With
-another checkout of Slipstream (`git worktree add`) both run in turns. Shapes have 4 and 3 layers instead of 48 and 24,
-and a vocabulary of 4096, so that little beside the layers is read; all experts of a layer have equal weights, each in
-memory of its own. Bandwidth: of a loop that only adds numbers.
+A pass reads the union of the experts that its rows choose. The table compares the time of the pass with the bytes of
+this union. Rows are random tokens, which choose experts independently; every pass has other tokens, so that its experts
+are not in the processor's cache. With --before, another checkout of Slipstream (`git worktree add`) runs in turns with
+this one. Shapes have 4 and 3 layers instead of 48 and 24, and a vocabulary of 4096, so that a pass reads little besides
+the layers. All experts of a layer have equal weights, each in memory of its own. The bandwidth in the table is the
+bandwidth of a loop that only adds numbers.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts_per_tok": 4,
     }),
 }  # fmt: skip
-"""Shape -> (type of the experts' weights, configuration). Other matrices are Q8_0, routers float32."""
+"""By shape: (type of the experts' weights, configuration). Other matrices are Q8_0, and routers float32."""
 
 
 class RandomWeights(Weights):
-    """Random weights in blocks, made when they are asked for: one matrix for each shape and type."""
+    """Random weights in blocks, made on access. Matrices of the same shape and type are equal."""
 
     def __init__(self, config: DecoderConfig, expert_type: str):
         random = torch.Generator().manual_seed(0)
@@ -62,7 +63,7 @@ class RandomWeights(Weights):
         def read(dims: tuple[int, ...], size: float) -> Callable[[slice], torch.Tensor]:
             return lambda part: size * torch.randn(dims, generator=random)[part]
 
-        # The token outweighs what the layers add, which is alike in all rows: so rows choose independently.
+        # Embeddings are large, because the outputs of layers are similar in all rows: so rows choose independently.
         sizes = {n: 50.0 if "embed" in n else 1.0 for n in config.shapes()}
         super().__init__({n: (n, read(dims, sizes[n])) for n, dims in config.shapes().items()}, config, torch.float32)
         self.expert_type = expert_type
@@ -76,7 +77,8 @@ class RandomWeights(Weights):
 
 
 def random_blocks(kind: str, outs: int, columns: int) -> Blocks:
-    """Weights of about 0.02, with a mean of 0: rows that grew alike would choose the same experts."""
+    """Return random weights of about 0.02 with a mean of 0. With another mean, rows would become similar and choose the
+    same experts."""
     stored, rng = next(each for each in TYPES.values() if each.name == kind), np.random.default_rng(columns)
     raw = rng.integers(0, 256, (outs, columns // stored.count, stored.nbytes), dtype=np.uint8)
     if kind == "MXFP4":
@@ -91,8 +93,8 @@ model: list[NativeExecutor] = []
 
 
 def load(shape: str, context: int) -> dict[str, Any]:
-    """Make a model in place of the one before, and let it read a context. Bytes of all weights that a pass may read,
-    and of an expert."""
+    """Make a model, which replaces the model before, and let it read a context. Returns the bytes of the weights that
+    every pass reads, and the bytes of an expert."""
     model.clear()
     expert_type, keys = SHAPES[shape]
     config = DecoderConfig.from_dict(keys)
@@ -107,7 +109,8 @@ def load(shape: str, context: int) -> dict[str, Any]:
 
 
 def run(past: int, rows: int, seed: int) -> dict[str, Any]:
-    """Seconds of a pass over a pending token and a draft of the other rows, which are not kept; the experts read."""
+    """Run a pass over a pending token and a draft of rows - 1 tokens, which are not accepted. Returns its seconds, and
+    the number of experts that it read."""
     tokens = torch.randint(VOCAB, (rows,), generator=torch.Generator().manual_seed(seed))
     select = range(rows) if past else (rows - 1,)
     batch = Batch((1,), tokens, range(past, past + rows), (0, rows), (past,), (None,), select)
@@ -133,7 +136,7 @@ def main() -> None:
 
 
 def start(name: str, folder: Path) -> Worker:
-    """A process that runs this file with the package of a checkout."""
+    """Start a process that runs this file with the package of a checkout."""
     path = f"{folder}:{Path(__file__).parent}"
     return Worker(name, Path(__file__).stem, environment={"PYTHONPATH": path, "PYTHONSAFEPATH": "1"})
 
@@ -152,7 +155,7 @@ def measure(shape: str, workers: dict[str, Worker], folders: dict[str, Path], ro
             for name, worker in workers.items():
                 reply = worker.call("run", past=context, rows=rows, seed=number * ROWS[-1] + rows)
                 times.setdefault((name, rows), []).append(reply["seconds"])
-                if name == "now":  # others choose the same experts
+                if name == "now":  # the other checkout chooses the same experts
                     read[rows].append(reply["experts"])
     for name in workers:
         sizes = {r: facts[name]["always"] + statistics.mean(read[r]) * facts[name]["expert"] for r in ROWS}

@@ -1,11 +1,12 @@
-"""`python -m benchmarks.never_slower`: the worst cell of the default drafter against plain decoding.
+"""`python -m benchmarks.never_slower` finds the worst case of the default drafter against plain decoding.
 
-Cells are models x kinds of text x streams x bits of the weights, on an idle machine and with another process on one
-core. In each cell both ways decode the same requests in turns, prompts included, and the run fails where the upper
-bound of a 95 % interval is below `BOUND`. The interval is for further passes over the same texts: kinds of text differ
-far more than passes do. Cells of kind "plain" compare plain decoding with itself: they show the noise.
-Predictions of the policy of draft lengths are compared with decoding alone, after the prompts. It also times rows by
-depth of context. A run that is cut goes on where it was.
+A cell is a combination of model, kind of text, number of streams and bits of the weights, on an idle machine or with
+another process on one core. In each cell, the default drafter and plain decoding decode the same requests in turns,
+prompts included. The run fails if the upper bound of a 95 % interval of the speed-up is below `BOUND`. The interval is
+for further passes over the same texts, because kinds of text differ far more than passes do. Cells of kind "plain"
+compare plain decoding with itself, which shows the noise. Speed-ups that the policy of draft lengths predicts are
+compared with the measured speed-up of decoding without prompts. The benchmark also times rows by depth of context. A
+run that was interrupted continues when it is started again.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from slipstream.tokens.text import load_tokenizer
 BOUND = 0.99
 MEANS = {16: 1.4, 8: 1.35, 4: 1.3}
 BITS: dict[int, tuple[str, str | None]] = {16: ("F16", None), 8: ("F16", "w8a8"), 4: ("Q4_1", None)}
-"""Kind of the file, and `quantize`, by the bits of the weights. Derived models are read from F16 in all formats."""
+"""Format of the file, and the setting `quantize`, by the bits of the weights. Derived models are always made from F16
+files."""
 KINDS = ("plain", "code", "edit", "proofread", "summary", "chat", "tools", "long", "sampled")
 DERIVED = ("mixture", "hybrid")
-"""Targets that `derived_decoders` makes; the file of "510M" is made once."""
+"""Targets that `derived_decoders` makes from the synthetic target "510M"."""
 LONG = 6000
 """Tokens of the prompts of kind "long"."""
 DEPTHS, ROWS = (100, 1000, LONG), (1, 2, 4, 8, 16)
@@ -49,14 +51,14 @@ IDLE, BUSY = "idle", "busy"
 
 
 def models(target: str, bits: int, streams: int) -> tuple[LLM, LLM]:
-    """(plain decoding, the default drafter) of one target in this format."""
+    """Load one target in this format. Returns (plain decoding, the default drafter)."""
     kind, quantize = BITS[bits]
     files, embedded = ROOT / "build" / "gguf", load_tokenizer(zoo.target_dir())
     if target in DERIVED:
         drafts = LLM(derived_decoder(target, bits, THREADS, files), "suffix", tokenizer=embedded, max_batch=streams)
     elif target == "smollm2":
         stack = ["suffix", ("eagle3", {"head": zoo.head_dir("eagle3", zoo.smollm2_file())})]
-        tokenizer = load_tokenizer(zoo.smollm2_file())  # the 16-bit file that is made of it has none
+        tokenizer = load_tokenizer(zoo.smollm2_file())  # the 16-bit file made from it has no tokenizer
         file = file_of(target, kind, files)
         drafts = LLM(file, stack, tokenizer=tokenizer, threads=THREADS, quantize=quantize, max_batch=streams)
     else:
@@ -67,13 +69,13 @@ def models(target: str, bits: int, streams: int) -> tuple[LLM, LLM]:
 
 
 class Predictions(DraftLengths):
-    """Draft lengths that keep what they predict of each step. plain, drafted: plain steps that the tokens of steps that
-    count take, without drafts and, as predicted, with them."""
+    """Draft lengths that record the predicted speed of each step. plain, drafted: time of the tokens of the counted
+    steps, in plain steps, without drafts and as predicted with drafts."""
 
     def __init__(self, most: int):
         super().__init__(most)
         self.plain = self.drafted = 0.0
-        self._steps: list[tuple[float, float, float]] = []  # when it ended, its tokens, predicted speed
+        self._steps: list[tuple[float, float, float]] = []  # (end of the step, number of tokens, predicted speed)
 
     def learn(self, step: Step) -> None:
         speed = self.policy.speed if any(step.lengths) else 1.0
@@ -82,21 +84,21 @@ class Predictions(DraftLengths):
         super().learn(step)
 
     def count(self, began: float) -> None:
-        """Count the steps since this time, on `perf_counter`."""
+        """Count the steps since the time `began`, on `perf_counter`."""
         for ended, tokens, speed in self._steps:
             if ended > began:
                 self.plain, self.drafted = self.plain + tokens, self.drafted + tokens / speed
         self._steps.clear()
 
     def predict(self) -> float | None:
-        """Return the predicted speed-up of the counted steps, and forget them; None if there are none."""
+        """Return the predicted speed-up of the counted steps, and reset the count; None if no steps were counted."""
         predicted = self.plain / self.drafted if self.drafted else None
         self.plain = self.drafted = 0.0
         return predicted
 
 
 def batches(llm: LLM, kind: str, streams: int, tokens: int) -> list[Batch]:
-    """Requests of one kind of text: three batches of `streams` each."""
+    """Make requests of one kind of text: three batches of `streams` requests."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     if kind == "tools":
         params = SamplingParams(max_tokens=tokens, structured=Structured(json_schema=TOOLS[3].schema))
@@ -117,7 +119,7 @@ def batches(llm: LLM, kind: str, streams: int, tokens: int) -> list[Batch]:
 
 @contextmanager
 def neighbour(busy: bool) -> Iterator[None]:
-    """Another process that computes on one core, or none."""
+    """Run another process that computes on one core, if `busy`."""
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         yield
@@ -128,14 +130,15 @@ def neighbour(busy: bool) -> Iterator[None]:
 
 
 def row_costs(llm: LLM) -> dict[str, dict[str, float]]:
-    """Seconds of a pass over some rows, by depth of the context."""
+    """Measure the seconds of passes over several numbers of rows, by depth of the context."""
     depths = [depth for depth in DEPTHS if depth + max(ROWS) < llm.target.context]
     curves = {depth: measure_costs(llm.target, ROWS, past=depth) for depth in depths}
     return {str(depth): {str(n): curve(n) for n in ROWS} for depth, curve in curves.items()}
 
 
 def measure_cell(plain: LLM, drafts: LLM, kind: str, streams: int, tokens: int, passes: int) -> dict[str, Any]:
-    """Return a cell. predicted: None for kind "tools" (forced text is not chosen) and "plain"."""
+    """Measure a cell. Its predicted speed-up is None for the kinds "plain" and "tools"; the policy does not choose the
+    lengths of forced text, which "tools" has."""
     asked, lengths = batches(plain, kind, streams, tokens), drafts.lengths
     assert isinstance(lengths, Predictions)
     cell = compare(plain, plain if kind == "plain" else drafts, asked, passes, lengths.count)
@@ -172,7 +175,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gains(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the cells of drafts."""
+    """Return the cells that compare the default drafter with plain decoding."""
     return {key: cell for key, cell in results["cells"].items() if "gain" in cell and not is_control(key)}
 
 
@@ -181,13 +184,13 @@ def is_control(key: str) -> bool:
 
 
 def upper(cell: dict[str, Any]) -> float:
-    """The upper bound of a cell's interval; without one, the value."""
+    """Return the upper bound of a cell's interval, or its value if it has no interval."""
     gain = cell["gain"]
     return float(gain["value"] if gain["high"] is None else gain["high"])
 
 
 def figures(results: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Return the bars: name, bound, measured."""
+    """Return the figures as (name, bound, measured value)."""
     cells = gains(results)
     if not cells:
         return []
@@ -203,7 +206,7 @@ def figures(results: dict[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def noise(results: dict[str, Any]) -> str:
-    """Say how far plain decoding is from itself, and how wide intervals are."""
+    """Describe how much two measurements of plain decoding differ, and how wide intervals are."""
     controls = [cell["gain"]["value"] for key, cell in results["cells"].items() if "gain" in cell and is_control(key)]
     widths = [math.sqrt(upper(cell) / (cell["gain"]["low"] or upper(cell))) - 1 for cell in gains(results).values()]
     said = f"Plain decoding against itself: {min(controls):.3f} to {max(controls):.3f}. " if controls else ""
@@ -243,7 +246,7 @@ def main() -> int:
     parser.add_argument("--machine", nargs="+", choices=(IDLE, BUSY), default=[IDLE, BUSY])
     parser.add_argument("--passes", type=int, default=5, help="timed passes; one more warms up")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an output")
-    parser.add_argument("--minutes", type=float, default=60, help="no cell begins after it; run again to go on")
+    parser.add_argument("--minutes", type=float, default=60, help="no cell begins later; run again to continue")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
     results = run(options)

@@ -1,8 +1,8 @@
-"""Cells of a benchmark: two ways of decoding the same requests, in turns, with an interval; kept in a file.
+"""Cells of a benchmark. A cell compares two engines that decode the same requests in turns, and has an interval.
 
-A cell is measured in passes. In each pass both ways decode every batch of the cell, one right after the other, and the
-order changes from pass to pass. A file of results is written after each cell, and a run with the same file goes on
-with the cells that it lacks.
+A cell is measured in passes. In each pass both engines decode every batch of the cell, one directly after the other,
+and their order changes from pass to pass. The file of results is written after each cell. A later run with the same
+file continues with the cells that are missing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream.llm import LLM, Completion
 from slipstream.measure.estimates import Estimate, estimate_ratio
 
 Batch = tuple[list[list[int]], SamplingParams]
-"""Prompts of requests that run together, and the parameters of all."""
+"""Prompts of requests that run together, and the sampling parameters of all these requests."""
 
 
 class Cells:
-    """The cells of one run, by their keys. file: where they are kept. deadline: on `monotonic`; no cell begins after
-    it. fixed: what a cell of the file must have been measured with; others are measured again."""
+    """The cells of one run, by key. file: file of results. deadline: time on `monotonic` after which no cell begins.
+    fixed: settings; if the file has cells with other settings, all cells are measured again."""
 
     def __init__(self, file: Path, deadline: float, fixed: dict[str, Any]):
         self.file, self.deadline, self.fixed = file, deadline, json.loads(json.dumps(fixed))
@@ -32,7 +32,7 @@ class Cells:
         self.left_out: list[str] = []
 
     def add(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Return a cell: as it is known, or measured now; None if there is no time left."""
+        """Return a cell from the file, or measure it now; None if there is no time left."""
         if key not in self.cells:
             if monotonic() > self.deadline:
                 self.left_out.append(key)
@@ -47,8 +47,8 @@ class Cells:
 
 
 def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[Completion], float, float]:
-    """Return completions of requests that run together, and when the last prompt was read and the last text ended, on
-    `perf_counter`."""
+    """Decode requests that run together. Returns the completions, the time when the last prompt was read, and the time
+    when the last output ended, on `perf_counter`."""
     seqs, read = [llm.sequence(prompt, params) for prompt in prompts], 0.0
     for _ in llm.decode(seqs):
         if not read and all(len(seq.tokens) > seq.prompt for seq in seqs):
@@ -60,10 +60,10 @@ def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[
 def compare(
     base: LLM, other: LLM, batches: Seq[Batch], passes: int, decoded: Callable[[float], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Return a cell: the seconds of both ways [batches, passes], prompts included and of decoding alone, the speed of
-    `other` over `base` with its interval, in how many batches the texts differ, and the last completions of `other`.
-    The first pass warms up and does not count. decoded: called after each batch of `other` that counts, with the time
-    on `perf_counter` at which its decoding began."""
+    """Measure a cell. It has the seconds of both engines [batches, passes], with prompts and for decoding alone; the
+    speed of `other` over `base` with its interval; the number of batches whose outputs differ; and the last completions
+    of `other`. The first pass warms up and does not count. decoded: called after each counted batch of `other` with the
+    time on `perf_counter` at which its decoding began."""
     names = ("base", "other", "base_decoding", "other_decoding")
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in names}
     done: list[Completion] = []
@@ -85,13 +85,14 @@ def compare(
                     done += completions
             differing += texts["base"] != texts["other"]
     gain = estimate_ratio(seconds["base"], seconds["other"])
-    if gain.low is None:  # few batches, or one that outweighs the others
+    if gain.low is None:  # few batches, or one batch that dominates
         gain = of_passes(seconds["base"], seconds["other"])
     return {"gain": vars(gain), **seconds, "differing": differing, "done": done}
 
 
 def of_passes(top: Seq[Seq[float]], bottom: Seq[Seq[float]], together: Callable[[Seq[float]], float] = sum) -> Estimate:
-    """Estimate the ratio of the seconds [batches, passes] of all batches, with an interval for further passes over the
-    same texts. together: of the batches of a pass; `geometric_mean` lets a stall in one of them count less."""
+    """Estimate the ratio of the seconds [batches, passes] over all batches, with an interval for further passes over
+    the same texts. together: function that combines the batches of a pass; with `geometric_mean`, one slow batch counts
+    less."""
     each = ([together(one) for one in zip(*rows, strict=True)] for rows in (top, bottom))
     return estimate_ratio(next(each), next(each))

@@ -1,4 +1,4 @@
-"""The held-out prompts: JSON lines in, token ids out."""
+"""Reads the held-out prompts from JSON lines as token ids."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slipstream.measure.provenance import digest
 
 SETS = ("code", "edit")
 TOKENS = 128
-"""Maximum new tokens of a text."""
+"""Maximum number of new tokens for a prompt."""
 SPARE = 3
-"""Prompts of each set, taken from its end, on which draft lengths are chosen; they are never measured."""
+"""Number of prompts at the end of each set on which draft lengths are chosen. They are never measured."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, how many tokens every contender generates, and the set that it is of."""
+    """A prompt: token ids, the number of tokens that every contender generates, and the set of the prompt."""
 
     ids: list[int]
     tokens: int = TOKENS
@@ -29,10 +29,11 @@ Prompts = dict[str, list[Prompt]]
 
 
 def load(folder: Path, tokenizer: Any, count: int) -> tuple[Prompts, Prompts]:
-    """At most the first `count` prompts of each set, and its last `SPARE`.
+    """Return at most the first `count` prompts of each set, and the last `SPARE` prompts of each set.
 
-    Every line of `<set>.jsonl` has a "prompt": for code a text to continue, for edit a request, put into the chat
-    template. A request may have a known "answer"; then no more tokens than the answer has are generated.
+    Every line of `<set>.jsonl` has a "prompt": a text to continue in the set code, and a message in the set edit, to
+    which the chat template is applied. A line may have the known "answer"; then at most as many tokens as in the answer
+    are generated.
     """
     measured, spare = {}, {}
     for name in SETS:
@@ -45,26 +46,26 @@ def load(folder: Path, tokenizer: Any, count: int) -> tuple[Prompts, Prompts]:
 
 
 def encode(entry: dict[str, str], kind: str, tokenizer: Any) -> Prompt:
-    """One line of the set `kind`."""
+    """Make a prompt from one line of the set `kind`."""
     if kind != "edit":
         return Prompt(list(tokenizer.encode(entry["prompt"])), kind=kind)
     messages = [{"role": "user", "content": entry["prompt"]}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     answer = tokenizer.encode(entry["answer"], add_special_tokens=False) if "answer" in entry else TOKENS * [0]
-    # The template writes special tokens itself.
+    # The chat template contains the special tokens.
     return Prompt(list(tokenizer.encode(text, add_special_tokens=False)), min(TOKENS, len(answer)), kind)
 
 
 def shortened(prompts: Prompts, tokens: int) -> Prompts:
-    """The same, with at most `tokens` new tokens each."""
+    """Return the same prompts with at most `tokens` new tokens each."""
     return {name: [replace(p, tokens=min(tokens, p.tokens)) for p in rows] for name, rows in prompts.items()}
 
 
 def choice(folder: Path) -> dict[str, Any] | None:
-    """How the prompts of a folder were chosen (see `benchmarks.choose_prompts`), with the digest of that file; None if
-    nothing says so.
+    """Return how the prompts of a folder were chosen (its choice.json, see `benchmarks.choose_prompts`), with the
+    digest of this file; None if the folder has no choice.json.
 
-    Raises SystemExit if the prompts differ from the chosen ones.
+    Raises SystemExit if the prompts in the folder are not the chosen prompts.
     """
     file = folder / "choice.json"
     if not file.exists():

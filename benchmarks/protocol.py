@@ -1,6 +1,7 @@
-"""Contenders run in separate processes and answer JSON lines, so that rounds interleave and idle processes only wait.
+"""The protocol between the driver of a benchmark and its workers. Contenders run in separate worker processes, so that
+rounds can interleave; an idle process only waits.
 
-The driver writes {"op": name, ...arguments} on the contender's standard input and reads one line back: the reply, or
+The driver writes {"op": name, ...arguments} to the worker's standard input and reads one line back: the reply, or
 {"error": text}. This file runs in every environment, so it needs only the standard library.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = 2
 DRIVER_PYTHON = "BENCHMARKS_DRIVER_PYTHON"
-"""Environment variable of workers: the interpreter of the driver, which has Slipstream."""
+"""Environment variable of workers with the Python interpreter of the driver, in which Slipstream is installed."""
 
 
 class ContenderError(RuntimeError):
@@ -31,13 +32,13 @@ class ContenderError(RuntimeError):
 
 
 class Worker:
-    """The driver's end of one contender process."""
+    """The driver's side of one worker process."""
 
     def __init__(
         self, name: str, module: str, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
     ):
-        """`module` is run by `python` from the repository root, with every thread pool limited to `THREADS`.
-        environment: variables besides."""
+        """Run `module` with the interpreter `python` from the repository root, with every thread pool limited to
+        `THREADS`. environment: further environment variables."""
         self.name = name
         threads = {key: str(THREADS) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OPENVINO_LOG_LEVEL": "0"}
@@ -51,7 +52,7 @@ class Worker:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._log: deque[str] = deque(maxlen=20)  # the last lines on standard error, for the report of a death
+        self._log: deque[str] = deque(maxlen=20)  # the last lines on standard error, for the error if the process dies
         self._listener = Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -70,7 +71,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            self._listener.join(5)  # until the log has its last lines
+            self._listener.join(5)  # wait until the log has its last lines
             raise ContenderError(f"{self.name} died during {op!r}:\n{''.join(self._log)}")
         reply = json.loads(line)
         if "error" in reply:
@@ -78,9 +79,9 @@ class Worker:
         return reply
 
     def close(self) -> None:
-        """End the process by closing its input."""
+        """End the process by closing its standard input."""
         if self.process.stdin:
-            with suppress(BrokenPipeError):  # it died with a request unread
+            with suppress(BrokenPipeError):  # the process died before it read a request
                 self.process.stdin.close()
         try:
             self.process.wait(10)
@@ -89,9 +90,9 @@ class Worker:
 
 
 def serve(operations: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """The contender's end: answer requests until the input ends."""
+    """Answer requests until standard input ends. This is the worker's side."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print on standard output; from here on that is standard error
+    os.dup2(2, 1)  # libraries print to standard output, which becomes standard error here
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -102,19 +103,19 @@ def serve(operations: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
 
 
 def fingerprint(checkpoint: str | Path) -> str:
-    """16 hex digits that change with the weights of a checkpoint: the name of converted files."""
+    """Return 16 hex digits that depend on the weights of a checkpoint, for the names of converted files."""
     files = sorted(Path(checkpoint).glob("*.safetensors"))
     return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
 
 
 def peak_memory() -> int:
-    """Bytes: the highest of this process so far. (`ru_maxrss` also counts the process that started this one.)"""
+    """Return the peak memory of this process so far, in bytes. (`ru_maxrss` would include the parent process.)"""
     status = Path("/proc/self/status").read_text()
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions of the packages, Python's included."""
+    """Return the installed versions of the packages and of Python."""
     versions = {"python": sys.version.split()[0]}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""The origin of the results of a run. Contenders report their own versions."""
+"""Records the origin of a run's results. Contenders report their own package versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipstream.measure.provenance import commit, machine, model, now, public
 
 
 def provenance(target: str, draft: str, prompts: dict[str, str], command: list[str]) -> dict[str, Any]:
-    """Everything but the contenders' versions. prompts: set -> digest."""
+    """Return the origin of the results, without the contenders' versions. prompts: digest of each set."""
     return {
         "date": now(),
         "command": public(" ".join(command)),

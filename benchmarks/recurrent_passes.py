@@ -1,11 +1,12 @@
-"""What a pass of a hybrid takes: one row, and eight rows, of the shapes of Qwen3.5-0.8B and LFM2-1.2B beside that of
-Qwen3-0.6B, with random weights in 4 bits, interleaved; then the first token of a prompt, cold and as a prefix hit.
+"""Measures passes of hybrid models over one row and over eight rows, with the shapes of Qwen3.5-0.8B and LFM2-1.2B, and
+of Qwen3-0.6B for comparison. Weights are random, in 4 bits. Then measures the time to the first token of a prompt, cold
+and with a hit in the prefix cache.
 
     python -m benchmarks.recurrent_passes [--rounds 30] [--context 200] [--prompt 4000] [--prompts 5]
 
-One row is plain decoding. Eight rows over one row says what a draft of seven tokens costs. A pass reads and writes each
-state of a hybrid once. Recurrence: the share of its convolutions and states, which are computed token by token, in the
-time of a pass over 512 rows of a prompt. --prompts 0 leaves prompts out.
+A pass over one row is plain decoding. The time of eight rows over the time of one row is the cost of a draft of seven
+tokens. A pass reads and writes each state of a hybrid once. Convolutions and states are computed token by token; their
+share of the time is measured in a pass over 512 rows of a prompt ("recurrence"). --prompts 0 leaves prompts out.
 """
 
 import argparse
@@ -51,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def random_weights(config: DecoderConfig) -> Weights:
-    """Random weights of this shape, made as they are read."""
+    """Return random weights of this shape, which are made when they are read."""
     random = torch.Generator().manual_seed(0)
 
     def read(dims: tuple[int, ...]) -> Callable[[slice], torch.Tensor]:
@@ -105,7 +106,7 @@ def main() -> None:
 
 def first_tokens(executor: NativeExecutor, length: int, prompts: int) -> tuple[float, float]:
     """Return the median seconds until the first token of a prompt, and of the same prompt once more."""
-    executor.release(1)  # of `run`
+    executor.release(1)  # the sequence of `run`
     llm, params = LLM(Decoder(executor)), SamplingParams(max_tokens=1, ignore_eos=True)
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(prompts):
@@ -130,7 +131,7 @@ def _recur(boards, parts, caches, rows, inputs, out, scratch, threads):  # type:
 
 
 def recurrence(executor: NativeExecutor, count: int, rounds: int) -> float:
-    """The share of the recurrence in a pass over this many rows of a prompt: medians, interleaved."""
+    """Return the share of the recurrence in a pass over `count` rows of a prompt, from interleaved medians."""
     (layers,) = (array for array in executor._layout.arrays if array.dtype == LAYER)
     parts = layers["recurrent"][layers["recurrent"]["kind"] > 0].copy()
     wide = int((parts["heads"] * parts["value"]).max())
@@ -154,7 +155,7 @@ def recurrence(executor: NativeExecutor, count: int, rounds: int) -> float:
 
 
 def run(executor: NativeExecutor, past: int, rows: int) -> None:
-    """A pass over a pending token and a draft of the other rows, whose tokens are not accepted."""
+    """Run a pass over a pending token and a draft of rows - 1 tokens, which are not accepted."""
     at = range(past, past + rows)
     select = range(rows) if past else (rows - 1,)
     certain = (1 if past else rows,)

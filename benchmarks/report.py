@@ -1,4 +1,4 @@
-"""The results of a finished session: a JSON document, and the Markdown table created from it."""
+"""Makes a JSON document from a finished session, and Markdown tables from the document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assemble(
     provenance: dict[str, Any],
     table: Mapping[str, Figure] = FIGURES,
 ) -> dict[str, Any]:
-    """The results as plain JSON values. figures: keys of the table."""
+    """Return the results as plain JSON values. figures: keys of the table of figures."""
     series = {**session.series, **session.cells}
     return {
         "schema": SCHEMA,
@@ -40,7 +40,7 @@ def assemble(
 
 
 def contender(key: str, session: Session, prompts: Prompts) -> dict[str, Any]:
-    """Speed (tokens/s, prefill included) and, where the engine counts it, acceptance of one contender."""
+    """Return the speed of one contender (tokens/s, prefill included), and its acceptance if the engine counts it."""
     who, seconds, counts = session.contenders[key], session.cells[key], session.counts.get(key, [])
     new = np.array([[prompt.tokens] for prompt in prompts[who.prompts]])  # [prompts, 1]
     total = {n: sum(c[n] for c in counts) for n in ("tokens", "steps", "proposed", "accepted")} if counts else {}
@@ -60,7 +60,7 @@ def contender(key: str, session: Session, prompts: Prompts) -> dict[str, Any]:
 
 
 def agreements(session: Session, prompts: Prompts) -> list[dict[str, Any]]:
-    """How every contender's text compares with our own plain decoding on the same prompts."""
+    """Compare every contender's outputs with our own plain decoding on the same prompts."""
     rows = []
     for key in session.cells:
         who = session.contenders[key]
@@ -80,7 +80,7 @@ def _is_plain(session: Session, key: str, prompts: str) -> bool:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Render the results as Markdown."""
     return document(results, [noise, figure_table, speed_table, text_notes, origin])
 
 
@@ -98,7 +98,7 @@ def figure_table(results: dict[str, Any]) -> list[str]:
 
 
 def speed_table(results: dict[str, Any]) -> list[str]:
-    """Speeds, and acceptance as in `slipstream.core.stats`."""
+    """Tabulate speeds, and acceptance as in `slipstream.core.stats`."""
     heads = ["contender", "prompts", "draft length", "tokens/s, median (quartiles)", "acceptance rate", "tokens a step"]
     body = []
     for row in results["contenders"]:
@@ -117,7 +117,7 @@ def speed_table(results: dict[str, Any]) -> list[str]:
 
 
 def text_notes(results: dict[str, Any]) -> list[str]:
-    """One line per contender: how its text compares with our plain decoding."""
+    """Write one line for each contender about its outputs, compared with our plain decoding."""
     if not results["agreement"]:
         return []
     notes = ["Texts compared with Slipstream's plain decoding, greedy:", ""]

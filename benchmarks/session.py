@@ -1,4 +1,5 @@
-"""One run: start the contenders, choose draft lengths, warm up, and time all contenders in interleaved rounds."""
+"""One run of a benchmark: start the contenders, choose draft lengths, warm up, and time all contenders in interleaved
+rounds."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ class Session:
     """Holds the measurements so far.
 
     contenders, kinds  the contenders, and the workers that run them.
-    models   (worker, model) -> arguments of the worker's `load`; None: those of `contenders.loads`.
-    skipped  contender or series -> why it was not measured.
-    notes    contender -> its worker's note about the loaded model.
-    chosen   contender -> draft length.  tuning: contender -> draft length -> seconds per token.
-    cells    contender -> seconds, [prompts][rounds].  outputs: contender -> tokens of each prompt in the first round.
-    unstable contender -> prompts whose output was not the same in every round.
-    counts   contender -> engine statistics of each cell, for the contenders that report any.
-    series   further numbers by name, [prompts][rounds] or [rounds] (see `figures`).
+    models   arguments of the worker's `load` by (worker, model); None: the result of `contenders.loads`.
+    skipped  reasons, by contender or series, why it was not measured.
+    notes    by contender: the worker's note about the loaded model.
+    chosen   by contender: draft length.  tuning: by contender and draft length: seconds per token.
+    cells    by contender: seconds, [prompts][rounds].  outputs: by contender: tokens of each prompt in the first round.
+    unstable by contender: prompts whose output was not the same in every round.
+    counts   by contender: engine statistics of each cell, if the worker reports statistics.
+    series   further measurements by name, [prompts][rounds] or [rounds] (see `figures`).
     """
 
     target: str
@@ -47,7 +48,7 @@ class Session:
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def start(self, keys: Iterable[str]) -> None:
-        """Start the workers of the contenders and load their models; who cannot is skipped, with the reason."""
+        """Start the workers of the contenders and load their models. A contender that cannot be loaded is skipped."""
         keys, arguments = list(keys), loads(self.target, self.draft) if self.models is None else self.models
         served = {k: (self.contenders[k].worker, self.contenders[k].model) for k in keys}
         for worker, model in dict.fromkeys(served.values()):
@@ -70,7 +71,7 @@ class Session:
             self.skipped.setdefault(key, reason)
 
     def generate(self, key: str, prompt: Prompt, draft_tokens: int) -> dict[str, Any] | None:
-        """One timed call; None, and the contender is skipped from now on, if it fails."""
+        """Make one timed call. If it fails, return None and skip the contender from now on."""
         if key in self.skipped:
             return None
         who = self.contenders[key]
@@ -86,11 +87,12 @@ class Session:
         return reply
 
     def tune(self, key: str, spare: Prompts) -> None:
-        """Choose a draft length on prompts that are not measured: the fastest over them, one length after another."""
+        """Choose the draft length that is fastest on prompts that are not measured. Lengths are timed one after
+        another."""
         who, total = self.contenders[key], dict.fromkeys(self.contenders[key].lengths, 0.0)
         prompts = spare[who.prompts]
         for length in who.lengths:
-            for index, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
+            for index, prompt in enumerate([prompts[0], *prompts]):  # the first call warms up
                 self.advance(f"{who.label}: choosing a draft length")
                 reply = self.generate(key, prompt, length)
                 total[length] += reply["seconds"] / prompt.tokens if reply and index else 0.0
@@ -99,9 +101,10 @@ class Session:
             self.chosen[key] = min(total, key=lambda length: total[length])
 
     def measure(self, keys: Iterable[str], prompts: Prompts, spare: Prompts, rounds: int, deadline: float) -> None:
-        """Time every contender on every prompt, `rounds` times; the order of contenders rotates by one each time.
+        """Time every contender on every prompt, `rounds` times. The order of contenders rotates by one each time.
 
-        deadline  on `time.monotonic`: no round but the first begins that would, as long as the one before, end later.
+        deadline  time on `time.monotonic`. A round after the first begins only if it would end before the deadline,
+                  provided that it takes as long as the round before.
         """
         order = [key for key in keys if key not in self.skipped]
         for key in order:
@@ -112,7 +115,7 @@ class Session:
             self.advance(f"{who.label}: warming up")
             self.generate(key, spare[who.prompts][0], self.chosen[key])
             self.cells[key] = [[] for _ in prompts[who.prompts]]
-        lasted = 0.0  # seconds of the round before
+        lasted = 0.0  # seconds of the previous round
         for index in range(rounds):
             began = monotonic()
             if index and began + lasted > deadline:
@@ -145,7 +148,7 @@ class Session:
                 self.series.setdefault(f"{name}_{key}", [[] for _ in self.cells[key]])[number].append(seconds)
 
     def rows(self, name: str, model: str) -> None:
-        """Series rows1_`name` and rows8_`name`: seconds of the target's forward pass alone, 1 and 8 rows
+        """Measure the series rows1_`name` and rows8_`name`: seconds of the target's forward pass over 1 and 8 rows,
         alternating."""
         self.advance(f"forward of 1 and 8 rows, {name}")
         try:
@@ -158,7 +161,8 @@ class Session:
         self.series[f"rows1_{name}"], self.series[f"rows8_{name}"] = seconds
 
     def margins(self, texts: list[list[int]], prompts: list[Prompt], divergences: list[dict[str, Any]]) -> None:
-        """Add to each divergence the target's top-2 margin there (logits, by transformers): is it a near-tie?"""
+        """Add to each divergence the distance between the target's two largest logits there, computed by transformers.
+        A small distance means that rounding may explain the divergence."""
         if "transformers" not in self.workers:
             return
         for divergence in divergences:
@@ -166,11 +170,11 @@ class Session:
             ids = prompts[number].ids + texts[number][:token]
             try:
                 divergence.update(self.workers["transformers"].call("margin", ids=ids))
-            except ContenderError as error:  # everything else has been measured and must not be lost with it
+            except ContenderError as error:  # other measurements must not be lost
                 return self.skip(["margins"], str(error))
 
     def calls(self, keys: Iterable[str], prompts: int, rounds: int, spare: int = SPARE) -> int:
-        """How often `advance` will be called by `start` and `measure`: the length of the progress bar."""
+        """Return how often `start` and `measure` will call `advance`, which is the length of the progress bar."""
         who = [self.contenders[key] for key in keys]
         tuning = sum(len(w.lengths) for w in who) * (spare + 1)
         return len({(w.worker, w.model) for w in who}) + tuning + len(who) * (1 + prompts * rounds)

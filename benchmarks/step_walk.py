@@ -2,8 +2,8 @@
 
     python -m benchmarks.step_walk [--list] [--draft-tokens 4]
 
-A function is a code object of the package, so a comprehension that has a frame of its own counts, too. A hop is a
-call or return from one file of the package to another. Everything is counted on the thread that calls `Engine.step`.
+A function is a code object of the package, so a comprehension that has its own frame counts, too. A hop is a call or
+return from one file of the package to another. Only the thread that calls `Engine.step` is counted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from slipstream.llm import LLM
 
 PACKAGE = Path(slipstream.__file__).parent
 WARM_STEPS = 12
-"""Steps before the one that is profiled: the prompt is read, caches are bound, and draft lengths are chosen by cost."""
+"""Number of steps before the profiled step, in which the prompt is read, caches are filled, and the cost of draft
+lengths is learnt."""
 
 
 @dataclass
 class Walk:
-    """Collects the code that a call runs. calls: how often each function was entered."""
+    """Collects the functions that a call runs. calls: how often each function was entered."""
 
     calls: dict[CodeType, int] = field(default_factory=dict)
     hops: int = 0
@@ -42,7 +43,7 @@ class Walk:
 
     @property
     def functions(self) -> list[str]:
-        """Return the functions, each after its file."""
+        """Return the functions, each with its file in front."""
         return sorted(f"{Path(code.co_filename).relative_to(PACKAGE)}  {name_of(code)}" for code in self.calls)
 
     def watch(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -62,7 +63,7 @@ def name_of(code: CodeType) -> str:
 
 
 def walk(call: Callable[[], object]) -> Walk:
-    """Run a call and return what it walked through."""
+    """Run a call and return the functions that it ran."""
     seen = Walk()
     sys.setprofile(seen.watch)
     try:
@@ -73,14 +74,14 @@ def walk(call: Callable[[], object]) -> Walk:
 
 
 def step_walk(draft_tokens: int | DraftLengths = 4) -> Walk:
-    """Walk through one step that drafts, in the middle of a greedy text of the embedded models."""
+    """Profile one step with a draft, in the middle of a greedy output of the embedded models."""
     llm = LLM("embedded", draft="embedded")
     engine = Engine(llm.target, llm.drafter, llm.rule, draft_tokens, llm.max_batch)
     seq = llm.sequence("def add(a, b):", SamplingParams(max_tokens=256))
     engine.add(seq)
     for _ in range(WARM_STEPS):
         engine.step()
-    while True:  # a plain step may be timed in between
+    while True:  # until a step has a draft: a plain step may be timed in between
         proposed = seq.stats.proposed
         seen = walk(engine.step)
         if seq.stats.proposed > proposed:

@@ -1,13 +1,13 @@
-"""Every figure, table and measured number of docs/tutorial.md, written into it between marks.
+"""Writes every figure, table and measured number of docs/tutorial.md between marks in this file.
 
-make figures                                # all of them, ten minutes on a quiet machine, with SmolLM2 installed
+make figures                                # all blocks, ten minutes on a quiet machine, with SmolLM2 installed
 make figures FIGURES="--only lengths tracker"
-make figures FIGURES=--still                # what is computed and not measured, in seconds
+make figures FIGURES=--still                # only blocks that are computed and not measured; takes seconds
 make figures FIGURES=--quick                # tiny settings: does everything run?
 
 <!-- figure:NAME -->     rewritten by `BLOCKS[NAME]`, which runs the command that the block then shows
 <!-- /figure -->
-<!-- output -->          after a Python snippet: what it prints
+<!-- output -->          after a Python snippet: the output of the snippet
 <!-- /output -->
 """
 
@@ -38,7 +38,7 @@ STILL: dict[str, Block] = {
     "drafters": blocks.drafters,
     "load": blocks.load,
 }
-"""Computed: the same at every run. The tests compare these with what the tutorial says."""
+"""Blocks that are computed, so that they are the same in every run. Tests compare them with the tutorial."""
 MEASURED: dict[str, Block] = {
     "prices": blocks.prices,
     "check-pair": blocks.check_pair,
@@ -50,11 +50,11 @@ MEASURED: dict[str, Block] = {
     "lengths": blocks.lengths,
     "tracker": blocks.tracker,
     "batches": blocks.batches,
-    "origin": blocks.origin,  # last: it says what was measured on what
+    "origin": blocks.origin,  # last, because it describes the machine and the measurements before
 }
 BLOCKS = STILL | MEASURED
 OF_SMOLLM2 = ("prices", "lookups", "bench", "tune", "lengths", "tracker", "batches")
-"""Blocks that need SmolLM2. Without it they stay as they are."""
+"""Blocks that need SmolLM2. If it is not installed, these blocks are not changed."""
 
 
 def snippets(text: str) -> list[tuple[str, str]]:
@@ -63,7 +63,7 @@ def snippets(text: str) -> list[tuple[str, str]]:
 
 
 def shown_output(block: str) -> str:
-    """Return the text in the fence of an output block."""
+    """Return the text inside the code fence of an output block."""
     match = re.search(r"```text\n(.*?)```", block, re.DOTALL)
     return match.group(1) if match else ""
 
@@ -77,7 +77,7 @@ def run_snippet(code: str) -> str:
 
 
 def with_outputs(text: str) -> str:
-    """The tutorial with what its snippets print now."""
+    """Return the tutorial with the current output of its snippets."""
 
     def again(match: re.Match[str]) -> str:
         printed = f"```text\n{run_snippet(match.group(1))}```"
@@ -87,12 +87,12 @@ def with_outputs(text: str) -> str:
 
 
 def with_figure(text: str, name: str, figure: str) -> str:
-    """The tutorial with the contents of one block replaced."""
+    """Return the tutorial with the content of one block replaced."""
     return FIGURE.sub(lambda m: f"{m[1]}{figure.strip()}\n{m[4]}" if m[2] == name else m[0], text)
 
 
 def lacking(name: str) -> str | None:
-    """Why a block cannot be made here, or None."""
+    """Return why a block cannot be made here, or None if it can."""
     if name not in OF_SMOLLM2 or has_smollm2():
         return None
     return f"{name}: left as it is, SmolLM2 is not installed (make .venv/.smollm2)"
@@ -100,8 +100,8 @@ def lacking(name: str) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", choices=sorted(BLOCKS), default=None, help="these blocks alone")
-    parser.add_argument("--still", action="store_true", help="what is computed and not measured")
+    parser.add_argument("--only", nargs="+", choices=sorted(BLOCKS), default=None, help="names of the blocks to write")
+    parser.add_argument("--still", action="store_true", help="only blocks that are computed and not measured")
     parser.add_argument("--quick", action="store_true", help="tiny settings")
     options = parser.parse_args()
     chosen = options.only or list(STILL if options.still else BLOCKS)

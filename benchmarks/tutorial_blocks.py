@@ -1,4 +1,5 @@
-"""The generated blocks of docs/tutorial.md, in order. Each runs the command that it shows and reports the result."""
+"""Makes the generated blocks of docs/tutorial.md, in order. A block runs the command that it shows, and reports the
+result."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ CAPTIONS = {
 }
 TRACED = "Write a Python function that reverses a string."
 VERDICT = "No bug found in "
-"""The words with which the last part of the output of `verify` begins."""
+"""The first words of the last part of `verify`'s output."""
 
 
 def prices(kit: Kit) -> str:
@@ -56,7 +57,7 @@ def prices(kit: Kit) -> str:
 
 
 def doubling(axes: Any, xs: list[int], ys: list[int]) -> None:
-    """Logarithmic axes with these ticks and no others."""
+    """Make both axes logarithmic, with these ticks only."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.minorticks_off()
@@ -125,7 +126,7 @@ def lookups(kit: Kit) -> str:
 
 
 def fixed(*names: str) -> str:
-    """Options for these drafters, each with its fixed length, so that its acceptance is the same in every run."""
+    """Return options for these drafters with their fixed draft lengths, so that acceptance is the same in every run."""
     return " ".join(f"--drafter {name}:draft_tokens={DRAFTERS[name].length}" for name in names)
 
 
@@ -145,7 +146,7 @@ def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
 
 
 def verify(kit: Kit) -> str:
-    """Show the verdict only: the tables above it fill two screens."""
+    """Make the block of `verify`. It shows only the verdict, because the tables before it fill two screens."""
     size = "--prompts 1 -n 8 --texts 2" if kit.quick else "--prompts 4 -n 32"
     command = f"slipstream verify -m embedded --drafter model -k 4 {size}"
     output = kit.run(command, fails=True)
@@ -158,7 +159,7 @@ def tune(kit: Kit) -> str:
 
 
 def printed(kit: Kit, command: str) -> str:
-    """A command and its output."""
+    """Make a block of a command and its output."""
     return block(fence(command), fence(kit.run(command, fails=True), "text"))
 
 
@@ -171,7 +172,7 @@ def gpt2(kit: Kit) -> str:
     result, shown = kit.measure(command)
     fast = next(arm for arm in result.data["arms"] if not arm["plain"])
     f, gain, k = fast["overall"], fast["overall"]["speedup"], fast["draft_tokens"]
-    # Duration of a step in plain decode steps; prefill is spread over both.
+    # Duration of a step in plain decode steps. The time of the prefill is divided among all steps.
     steps = f["mean_acceptance_length"] / gain["value"]
     c = f["shares"]["draft"] * steps / k
     verdict = "not statistically significant"
@@ -198,7 +199,7 @@ def lengths(kit: Kit) -> str:
 
 
 def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
-    """Tokens per second over an axis, measured and predicted, with plain decoding."""
+    """Plot measured and predicted tokens per second over an axis, with plain decoding."""
     fast, plain = [arm for arm in arms if not arm["plain"]], [arm for arm in arms if arm["plain"]]
     lines = [("measured", [a[axis] for a in fast], [_rate(a) for a in fast])]
     known = [a for a in fast if a.get("predicted")]
@@ -223,7 +224,7 @@ def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
 
 
 def _spell(xs: list[Any], ys: list[float], places: list[Any]) -> str:
-    """The values at `places`; "none" where a line has no value."""
+    """List the values of a line at `places`; "none" if the line has no value there."""
     known = dict(zip(xs, ys, strict=True))
     return ", ".join(f"{known[place]:.0f}" if place in known else "none" for place in places)
 

@@ -1,4 +1,5 @@
-"""Tools for the blocks of the tutorial: commands run as shown, results as markdown, plots as files."""
+"""Tools for the blocks of the tutorial: they run commands as shown, render results as Markdown, and write plots to
+files."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from slipstream.measure.tables import Plot, Section, remark
 
 WIDTH = 100
 LONGEST_ALT = 400
-"""Characters of the text that stands for a plot."""
+"""Most characters of the alternative text of a plot."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass
 class Kit:
-    """folder: where commands run and leave their files. figures: where the SVGs go. quick: tiny settings. sources: the
-    provenance of what was measured so far."""
+    """Runs commands and writes plots. folder: working folder of the commands. figures: folder for SVG files. quick: use
+    tiny settings. sources: provenance of the measurements so far."""
 
     folder: Path
     figures: Path
@@ -35,8 +36,8 @@ class Kit:
     sources: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, command: str, fails: bool = False) -> str:
-        """Return the output of a `slipstream` or `python -m` command. Raises CalledProcessError unless it ends well;
-        with `fails`, exit code 1 (a check that did not hold) is an answer too."""
+        """Return the output of a `slipstream` or `python -m` command. Raises CalledProcessError if its exit code is not
+        0. fails: also allow exit code 1, which means that a check of the command failed."""
         words = shlex.split(command)
         words = ["-m", "slipstream.cli.main", *words[1:]] if words[0] == "slipstream" else words[1:]
         place = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
@@ -44,10 +45,10 @@ class Kit:
         if done.returncode not in ((0, 1) if fails else (0,)):
             sys.stderr.write(done.stderr)
             done.check_returncode()
-        return done.stdout.replace(f"{ROOT}/", "")  # the page is read elsewhere
+        return done.stdout.replace(f"{ROOT}/", "")  # no paths of this machine
 
     def json(self, command: str) -> dict[str, Any]:
-        """The object that `command --json` prints."""
+        """Return the object that `command --json` prints."""
         output: dict[str, Any] = json.loads(self.run(f"{command} --json"))
         return output
 
@@ -59,7 +60,7 @@ class Kit:
         return result, make_section(result)
 
     def draw(self, name: str, plot: Plot) -> str:
-        """The plot as a file, and the markdown that shows it."""
+        """Write a plot to a file, and return the Markdown that shows it."""
         self.figures.mkdir(exist_ok=True)
         text = re.sub(r"<metadata>.*?</metadata>\s*", "", plots.draw_svg(plot), flags=re.DOTALL)
         text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
@@ -74,7 +75,7 @@ def fence(text: str, kind: str = "sh") -> str:
 
 
 def named(section: Section, name: str) -> Plot:
-    """The plot of that name."""
+    """Return the plot with this name."""
     return next(plot for plot in section.plots if plot.name == name)
 
 

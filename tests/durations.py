@@ -1,10 +1,11 @@
-"""What tests take: those that are slow are named in slow.txt and left out by `make check`; each folder has a budget.
+"""Durations of tests. Slow tests are listed in slow.txt and left out by `make check`; each folder of tests has a
+budget.
 
-    pytest --folder-times    shows the seconds of each folder beside its budget; fails if one takes over twice as many
-    pytest --record-slow     writes slow.txt anew: functions whose tests took at least `SLOW` seconds together
+    pytest --folder-times    shows the seconds of each folder beside its budget; fails if a folder takes over twice as
+    many pytest --record-slow     writes slow.txt: the functions whose tests took at least `SLOW` seconds together
 
-Seconds are processor time, of processes that were started included, so they hardly depend on what else runs. Only runs
-with one of these options look at them: a busy machine fails no test.
+Seconds are processor time, child processes included, so they hardly depend on other work of the machine. They are
+checked only with one of these options, so that no test fails because the machine is busy.
 """
 
 import os
@@ -19,7 +20,8 @@ HERE = Path(__file__).parent
 SLOW_TESTS = HERE / "slow.txt"
 
 SLOW = 0.3
-"""Seconds from which a test function is slow, without those of fixtures, which fall to whichever test is first."""
+"""A test function is slow if it takes this many seconds. Fixtures do not count, because the first test that uses a
+fixture would pay for it."""
 
 BUDGETS = {
     ".": 100, "backends": 100, "benchmarks": 25, "checkpoints": 15, "cli": 100, "core": 50, "drafters": 80,
@@ -27,29 +29,29 @@ BUDGETS = {
     "measure": 55, "recipes": 20, "server": 150, "targets": 90, "theory": 10, "tokens": 15, "training": 50,
     "verify": 40, "zoo": 5,
 }  # fmt: skip
-"""Folder of tests ("." for the modules beside them) -> seconds that its tests may take."""
+"""Seconds that the tests of each folder may take. "." stands for the modules in tests/ itself."""
 
 _folders: Counter[str] = Counter()
 _functions: Counter[str] = Counter()
-"""Seconds of this run."""
+"""Seconds of this run by test function."""
 
 _spent = 0.0
 """Processor time of this process when the last report was made."""
 
 
 def folder_of(test: str) -> str:
-    """ "tests/server/test_x.py::test_y" -> "server"."""
+    """Return the folder of a test: "server" for "tests/server/test_x.py::test_y"."""
     parts = test.split("::")[0].split("/")
     return parts[1] if len(parts) > 2 else "."
 
 
 def function_of(test: str) -> str:
-    """A test without its parameters."""
+    """Return the name of a test without its parameters."""
     return test.split("[")[0]
 
 
 def slow_functions() -> list[str]:
-    """The functions that slow.txt names."""
+    """Return the test functions in slow.txt."""
     return SLOW_TESTS.read_text(encoding="utf-8").splitlines()
 
 
@@ -70,7 +72,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     global _spent
     report = yield
     before, _spent = _spent, sum(os.times()[:4])
-    report.processor = _spent - before  # travels with the report to the process that gathers them
+    report.processor = _spent - before  # pytest-xdist sends it with the report to the main process
     return report
 
 

@@ -1,15 +1,16 @@
-"""The exact distribution of what the whole program says, by enumeration of its random numbers.
+"""Computes the exact distribution of the complete program's output, by enumeration of its random numbers.
 
-A random number of a request is at first anywhere in [0, 1). Where the program compares it with a probability, or looks
-for its place in a cumulated distribution, these bounds cut the interval: the run goes on in one part, and each other
-part becomes a run of its own, which repeats the answers before it. The weight of a run is the product of the widths of
-its intervals. All runs together give the probability of every text: a proof for that case, where a G-test has a
-p-value. Drafter, guard, step, rule and engine run as in production, and the runs of a batch have differing drafts.
+At first, a random number of a request may be anywhere in the interval [0, 1). When the program compares the number with
+a probability, or searches for it in a cumulated distribution, these bounds cut the interval into parts. The run
+continues with one part; for each other part there is another run, which repeats the answers so far. The weight of a run
+is the product of the widths of its intervals. All runs together give the probability of every output. This is a proof
+for one case, while a G-test gives only a p-value. Drafter, guard, step, rule and engine run as in production, and the
+runs in a batch have different drafts.
 
-A number is known by its address and keeps its interval. So verification that used the number of a draft token would be
-found. What enumeration does not show: that numbers of different addresses are independent. For that, G-tests with real
-numbers remain, one for each way of drawing, and `core/test_random.py`. The noise of the rule `coupled` is not
-enumerated: there, texts are compared with those of plain decoding.
+A number is identified by its address and keeps its interval, so it is found if verification uses the number of a draft
+token. Enumeration does not show that numbers of different addresses are independent. This is tested by G-tests with
+real random numbers, one for each way of drawing, and by `core/test_random.py`. The noise of the rule `coupled` is not
+enumerated; its outputs are compared with outputs of plain decoding.
 """
 
 import math
@@ -39,19 +40,20 @@ from tests.oracle import Distribution, Oracle, joint_distribution
 from tests.targets.toy import ToyTarget
 
 Address = tuple[int, int, int, int]
-"""Nonce, purpose, position and index of a number."""
+"""Nonce, purpose, position and index of a random number."""
 
 ROUNDING = 1e-11
-"""What rounding, which may depend on the rest of the batch, changes in a bound in float64."""
+"""Largest change of a float64 bound by rounding, which may depend on the other sequences of the batch."""
 
 
 class Branch(Stream):
     """The random numbers of one run.
 
-    tape      which part to take at each cut; after its end the first one.
-    start     numbers of positions before it are those of `seed`, the same in all runs.
-    fixed     so are numbers of these purposes, for drafters that compute with them and draw no draft tokens.
-    rounding  parts that are narrower than this do not become runs.
+    tape      the part to take at each cut; after the end of the tape, the first part.
+    start     numbers of earlier positions are not enumerated, but come from `seed` and are the same in all runs.
+    fixed     purposes whose numbers also come from `seed`, for drafters that compute with them and draw no draft
+              tokens.
+    rounding  parts narrower than this do not become runs.
     """
 
     def __init__(self, tape: tuple[int, ...] = (), **how: Any):
@@ -61,10 +63,10 @@ class Branch(Stream):
         self.rounding = how.get("rounding", ROUNDING)
         self.taken, self.others = list[int](), list[tuple[int, ...]]()
         self.intervals: dict[Address, tuple[float, float]] = {}
-        self.began: int | None = None  # position of the first number that was not one of `seed`
+        self.began: int | None = None  # position of the first number that did not come from `seed`
 
     def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
-        """Numbers above 1, which stand for the real ones until these are compared."""
+        """Return numbers above 1 as placeholders for random numbers, until the program compares them."""
         if position < self.start or purpose in self.fixed:
             return super().uniforms(purpose, position, n)
         self.began = position if self.began is None else self.began
@@ -77,7 +79,7 @@ class Branch(Stream):
         return math.prod(high - low for low, high in self.intervals.values())
 
     def cut(self, address: Address, bounds: Seq[float]) -> float:
-        """Cut the interval of a number at increasing bounds; the middle of the part that is taken."""
+        """Cut the interval of a number at increasing bounds. Returns the middle of the part that is taken."""
         low, high = self.intervals.get(address, (0.0, 1.0))
         ends = [low]
         for x in bounds:
@@ -95,11 +97,12 @@ class Branch(Stream):
 
 
 _asked: list[tuple[Branch, Address]] = []
-"""`2.0 + i` stands for number i, in this batch of runs."""
+"""Random numbers requested in this batch of runs; `2.0 + i` is the placeholder of number i."""
 
 
 def cut(number: float, bounds: Seq[float]) -> float:
-    """A number that answers comparisons with these bounds, for what stands for it; others as they are."""
+    """Replace a placeholder by a number with which comparisons with these bounds can be answered. Other numbers are
+    returned unchanged."""
     if number < 1:
         return number
     branch, address = _asked[int(number) - 2]
@@ -107,14 +110,14 @@ def cut(number: float, bounds: Seq[float]) -> float:
 
 
 def cut_each(numbers: Tensor, bounds: Tensor) -> Tensor:
-    """numbers [B], bounds [B, n] -> [B], each as `cut`."""
+    """Call `cut` for each row: numbers [B], bounds [B, n] -> [B]."""
     return torch.tensor(list(map(cut, numbers.tolist(), bounds.tolist())), dtype=torch.float64)
 
 
 @contextmanager
 def branching() -> Iterator[None]:
-    """Cut random numbers where the program compares them. The comparison is then that of production, with the middle of
-    the part: it has the same result for every number of the part."""
+    """Cut random numbers when the program compares them. The production code then compares the middle of the part,
+    which has the same result as every other number of the part."""
     invert, accept, pick = slipstream.core.dice.invert, Dice.accept, StepSampling.pick
 
     def cut_invert(probs: Tensor, u: Tensor) -> Tensor:
@@ -143,7 +146,7 @@ def branching() -> Iterator[None]:
 
 
 class Branched(SourcedSequence):
-    """Ends after `steps` steps with numbers of a `Branch` that are not those of its seed."""
+    """A sequence that ends after `steps` steps with enumerated numbers of a `Branch`."""
 
     steps = 1
 
@@ -157,10 +160,10 @@ class Branched(SourcedSequence):
 
 @dataclass
 class Texts:
-    """What all runs of one request say.
+    """The outputs of all runs of one request.
 
-    before    the beginning of every output, with the numbers of the seed. probs: of the outputs.
-    accepted, proposed  how many draft tokens, on average. runs: how many there were.
+    before    the beginning of every output, from the numbers of the seed. probs: probabilities of the outputs.
+    accepted, proposed  mean numbers of accepted and proposed draft tokens. runs: number of runs.
     """
 
     rounding: float
@@ -173,8 +176,8 @@ class Texts:
     def error(
         self, oracle: Oracle, prompt: Seq[int], params: SamplingParams, stop_ids: frozenset[int] = frozenset()
     ) -> float:
-        """The largest difference between the probability of a text and that of plain decoding, by which outputs that
-        are shorter than others are continued."""
+        """Return the largest difference between the probability of an output and its probability in plain decoding.
+        Shorter outputs are continued by plain decoding to the same length."""
         length = max(map(len, self.probs))
         each = [
             joint_distribution(oracle, prompt, params, stop_ids, length, begun)
@@ -183,13 +186,14 @@ class Texts:
         return max(abs(each[0].get(text, 0.0) - each[1].get(text, 0.0)) for text in each[0] | each[1])
 
     def check(self, *plain: Any) -> None:
-        """Assert that they have the distribution of plain decoding; arguments as in `error`."""
+        """Assert that the outputs have the distribution of plain decoding. Arguments are as in `error`."""
         error = self.error(*plain)
         assert error < 100 * self.rounding, f"a text is too probable, or not enough, by {error:.1e}"
 
 
 def enumerate_runs(run: Callable[[list[Branch]], Seq[Sequence]], *requests: Branch) -> list[Texts]:
-    """All texts of each request. run: decodes sequences that have these streams, as far as wanted, and returns them."""
+    """Return all outputs of each request. run: function that decodes one sequence for each of these streams, and
+    returns the sequences."""
     texts = [Texts(branch.rounding) for branch in requests]
     todo = list(enumerate(requests))
     with branching():
@@ -215,12 +219,13 @@ def enumerate_texts(
     make: Callable[[], LLM], prompt: Seq[int], params: SamplingParams, seeds: Collection[int] = (0,), after: int = 0,
     steps: int = 2, share_form: bool = True, **how: Any,
 ) -> list[Texts]:  # fmt: skip
-    """All outputs of a request to an `LLM`, which `make` makes for each batch of runs: the first `after` tokens are
-    those of each seed, then come `steps` steps with all numbers. share_form: as in `sample`; how: as in `Branch`."""
+    """Return all outputs of a request to an `LLM`, for each seed. `make` makes the `LLM` for each batch of runs. The
+    first `after` tokens use the numbers of the seed; then follow `steps` steps whose numbers are enumerated.
+    share_form: as in `sample`. how: arguments of `Branch`."""
 
     def run(branches: list[Branch]) -> list[Sequence]:
         llm = make()
-        llm.max_batch = len(branches)  # all at once: no run is to learn from another one
+        llm.max_batch = len(branches)  # all runs in one batch, so that no run learns from another run
         seqs = sequences(Branched, llm, prompt, params, branches, share_form)
         for seq in seqs:
             seq.steps = steps

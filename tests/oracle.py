@@ -16,15 +16,16 @@ Distribution = dict[tuple[int, ...], float]
 
 
 class Oracle:
-    """A target's logits after any text, each computed once by prefill only: no draft, no batch, no reused cache."""
+    """Computes a target's logits after any text by a prefill, without a draft, a batch or a reused KV cache. Results
+    are cached."""
 
     def __init__(self, target: Target):
         self.target = target
         self._known: dict[tuple[int, ...], Tensor] = {}
-        self._probs: dict[object, tuple[Tensor, SamplingParams]] = {}  # params are kept, so that no id is reused
+        self._probs: dict[object, tuple[Tensor, SamplingParams]] = {}  # keeps params alive, for their ids
 
     def logits(self, tokens: Seq[int]) -> Tensor:
-        """[V]"""
+        """Return the logits [V] after a text."""
         key = tuple(tokens)
         if key not in self._known:
             seq = Sequence(list(key))
@@ -34,7 +35,7 @@ class Oracle:
         return self._known[key]
 
     def probs(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> Tensor:
-        """[V], after warping."""
+        """Return the distribution [V] of the next token, after warping."""
         stops = frozenset(stop_ids)
         key = tuple(prompt), tuple(output), id(params), stops
         if key not in self._probs:
@@ -44,7 +45,7 @@ class Oracle:
         return self._probs[key][0]
 
     def greedy(self, prompt: Seq[int], n: int) -> list[int]:
-        """The n tokens of plain greedy decoding."""
+        """Return the n tokens of plain greedy decoding."""
         text = list(prompt)
         for _ in range(n):
             text.append(int(self.logits(text).argmax()))
@@ -55,8 +56,9 @@ def joint_distribution(
     oracle: Oracle, prompt: Seq[int], params: SamplingParams | Seq[SamplingParams],
     stop_ids: frozenset[int] = frozenset(), length: int = 3, begun: Distribution | None = None,
 ) -> Distribution:  # fmt: skip
-    """Probability of each possible prefix of `length` tokens, or shorter if ended by a stop id. `params` may differ
-    from token to token. begun: of outputs that there are already, each of which goes on; at first there is none."""
+    """Return the probability of each possible output of `length` tokens; outputs that end with a stop id may be
+    shorter. params: may differ from token to token. begun: probabilities of outputs that exist already and are
+    continued; default: only the empty output."""
     stops = {(token,) for token in stop_ids}
     each = [params] * length if isinstance(params, SamplingParams) else params
     probs = defaultdict[tuple[int, ...], float](float, begun or {(): 1.0})

@@ -1,4 +1,4 @@
-"""Tests of samples against a distribution, with a stated p-value."""
+"""Statistical tests whether samples have a distribution."""
 
 import math
 from collections import Counter
@@ -7,16 +7,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as S
 from scipy.stats import chi2
 
 LEVEL = 1e-6
-"""Probability that a test fails for a correct program: with some 40 tests, once in 25000 runs. Seeds are fixed, so a
-test that passes once always passes. The smallest error of a wrong rule is far larger (see the tests)."""
+"""Probability that a test fails although the program is correct. With about 40 tests, this happens once in 25,000 runs.
+Seeds are fixed, so a test that passes once always passes. A wrong rule fails with a far smaller p-value (see the
+tests)."""
 
 
 def g_test(
     samples: Iterable[Hashable] | Mapping[Hashable, int], probs: Mapping[Hashable, float], floor: float = 5.0
 ) -> float:
-    """p-value of the likelihood-ratio test that `samples`, or outcomes counted already, have the distribution `probs`
-    (G is asymptotically chi-squared). Outcomes expected fewer than `floor` times are put together in one cell; an
-    impossible outcome gives 0."""
+    """Return the p-value of the likelihood-ratio test that `samples` have the distribution `probs` (G is asymptotically
+    chi-squared). samples: outcomes, or counts by outcome. Outcomes that are expected fewer than `floor` times are
+    joined in one cell. An impossible outcome gives the p-value 0."""
     counts = Counter(samples)
     if any(not probs.get(outcome, 0) for outcome in counts):
         return 0.0
@@ -35,8 +36,8 @@ def assert_distribution(samples: Iterable[Hashable] | Mapping[Hashable, int], pr
 
 
 def needed(probs: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> float:
-    """How many samples of `other` are needed until `g_test` against `probs` is expected to fail: small if the test
-    can distinguish them. Expected G is 2 n KL(other, probs) + degrees of freedom."""
+    """Return how many samples of `other` are needed so that `g_test` against `probs` is expected to fail. The number is
+    small if the test can distinguish the distributions. The expected G is 2 n KL(other, probs) + degrees of freedom."""
     if any(outcome not in probs for outcome in other):
         return 0.0
     divergence = sum(p * math.log(p / probs[outcome]) for outcome, p in other.items())
@@ -49,7 +50,8 @@ def beginnings(outputs: Iterable[Seq[int]], length: int = 3) -> Counter[tuple[in
 
 
 def distribution(after: Callable[[list[int]], Seq[float]], length: int) -> dict[tuple[int, ...], float]:
-    """Of the first `length` tokens of an output; `after` says how probable each token is after a beginning."""
+    """Return the distribution of the first `length` tokens of an output. after: function from the tokens so far to the
+    probabilities of the next token."""
     reached: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         reached = {(*text, t): mass * p for text, mass in reached.items() for t, p in enumerate(after(list(text))) if p}

@@ -1,4 +1,4 @@
-"""What calls of a function were given."""
+"""Records the arguments of calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 
 
 def spied(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., Any]) -> list[Any]:
-    """What `note` makes of the arguments of each call from now on. The function still does what it does."""
+    """Record calls of the function `owner.name` from now on, which still works as before. Returns a list that receives
+    the result of `note(arguments)` for each call."""
     seen, original = list[Any](), getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The tiny checkpoints of the tests: a Llama with a draft model that mostly agrees with it and their byte-level
-tokenizer, and one model of each supported family."""
+"""The tiny checkpoints of the tests: a Llama, a draft model that mostly agrees with it, their byte-level tokenizer, and
+one model of each supported family."""
 
 import copy
 import json
@@ -27,22 +27,22 @@ SHAPE = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": CONTEXT, "initializer_range": 0.25,
     "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0,
 }  # fmt: skip
-"""Of `random_llama`."""
+"""Default shape of `random_llama`."""
 EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
-"""Settings of loading under which texts are the same to the last bit."""
+"""Settings of loading for exact comparisons: PyTorch in float64 on the CPU."""
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """Folders of the two checkpoints."""
+    """The folders of a tiny target and its draft model."""
 
     target: Path
     draft: Path
 
 
 def make_tokenizer(folder: Path, vocab_size: int = 320, texts: list[str] = TEXTS) -> Any:
-    """A byte-level tokenizer with a chat template in `folder`; every UTF-8 text has ids. Other `texts` give other
-    merges, so that ids from 260 on are other tokens."""
+    """Write a byte-level tokenizer with a chat template to `folder`. It can encode every UTF-8 text. Other `texts` give
+    other merges, so that ids from 260 on are other tokens."""
     tokenizer = train_tokenizer(texts, vocab_size)
     save_tokenizer(tokenizer, folder, CONTEXT)
     return tokenizer
@@ -50,11 +50,12 @@ def make_tokenizer(folder: Path, vocab_size: int = 320, texts: list[str] = TEXTS
 
 @torch.random.fork_rng(devices=[])
 def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
-    """A random Llama whose weights depend only on `seed`, `noise` and the shape. `noise` disturbs the weights of
-    `seed`, so that a draft model mostly agrees. shape: as `LlamaConfig`, over SHAPE.
+    """Make a random Llama whose weights depend only on `seed`, `noise` and the shape. noise: disturbs the weights, to
+    make a draft model that mostly agrees with the model without noise. shape: fields of `LlamaConfig` that replace
+    SHAPE.
 
-    Weights have a large spread (std 0.25 instead of the usual 0.02), so that the best token is far ahead of rounding,
-    and the effect of a wrong mask exceeds the tolerance.
+    Weights have a standard deviation of 0.25 instead of the usual 0.02, so that rounding does not change the best
+    token, and the effect of a wrong mask exceeds the tolerance.
     """
     from transformers import LlamaForCausalLM
 
@@ -67,7 +68,7 @@ def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
 
 
 def make_model(folder: Path, seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
-    """A `random_llama` in `folder`."""
+    """Write a `random_llama` to `folder`."""
     model = random_llama(seed, noise, **shape)
     model.save_pretrained(folder)
     return model
@@ -83,12 +84,13 @@ def make_tiny(folder: Path) -> Tiny:
 
 
 def clone(source: Path, folder: Path) -> Path:
-    """A copy that a test may damage."""
+    """Copy a checkpoint, so that a test may change the copy."""
     return Path(shutil.copytree(source, folder))
 
 
 def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = None, **keys: Any) -> Path:
-    """Change a checkpoint: `tensors` edits them in place; keys of config.json, None removes one."""
+    """Change a checkpoint. tensors: function that changes tensors in place. keys: new values in config.json; None
+    removes a key."""
     file, state = folder / "config.json", load_file(weights := next(folder.glob("*.safetensors")))
     values = json.loads(file.read_text()) | keys
     file.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
@@ -160,7 +162,7 @@ def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Pa
     with torch.no_grad():
         buffers = [b for name, b in model.named_buffers() if "correction" in name or "scalar" in name]
         for p in [*model.parameters(), *buffers]:
-            if p.ndim == 1:  # biases start at 0 and norms at 1: a swapped or missing one would have no effect
+            if p.ndim == 1:  # biases start at 0 and norms at 1, so that mistakes would have no effect
                 p.add_(torch.randn_like(p) * 0.2)
             elif not p.any():  # transformers 5.17 leaves the router of ERNIE 4.5 at 0: all experts would be equal
                 p.normal_(std=0.25)

@@ -1,4 +1,4 @@
-"""Tiny random models of the families whose layers have more parts than Llama's: every part is switched on."""
+"""Tiny random models of the families whose layers have more parts than Llama's. Every part is switched on."""
 
 import inspect
 from collections.abc import Callable
@@ -50,7 +50,8 @@ _NEMOTRON: dict[str, Any] = {
     "time_step_min": 1e-30, "n_routed_experts": 4, "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "initializer_range": 0.25,
 }  # fmt: skip
-"""transformers would keep the time steps of prompts, and not of the tokens that follow, above time_step_min."""
+"""Without this setting, transformers would clamp the time steps of prompts to at least time_step_min, but not the time
+steps of later tokens."""
 _FALCON = {
     "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_norm_before_gate": False,
     "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0, "mlp_multipliers": [0.9, 1.3], "key_multiplier": 0.4,
@@ -61,7 +62,8 @@ _BIASED = {"attention_bias": True, "mlp_bias": True}
 
 
 def granite_mamba() -> dict[str, Any]:
-    """Mamba-2 layers in one group, as released models have, where transformers norms all groups at once (5.17)."""
+    """Return settings for Mamba-2 layers with one group, as in published models. With several groups, transformers 5.17
+    normalises all groups together."""
     from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
 
     by_group = "group_size" in inspect.signature(granite.GraniteMoeHybridRMSNormGated).parameters

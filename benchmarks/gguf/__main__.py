@@ -1,10 +1,11 @@
-"""GGUF files on our own kernels against ik_llama.cpp and llama.cpp: plain decoding, prompts, perplexity, memory.
+"""Compares GGUF files on our own kernels with ik_llama.cpp and llama.cpp: plain decoding, prompts, perplexity, memory.
 
     python -m benchmarks.gguf                      # SmolLM2; needs `make ik-llamacpp`, and `make gguf` for llama.cpp
     python -m benchmarks.gguf --model 510M --prompts ../data/question.jsonl
 
-Each contender is a process of its own. For each prompt every one runs once, in rotating order. A contender counts in a
-comparison if its perplexity is at most 5 % above the lowest one; where no rival's is, at most 20 % above Slipstream.
+Each contender is a process of its own. For each prompt every contender runs once, in rotating order. A contender counts
+in a comparison if its perplexity is at most 5 % above the lowest perplexity. If no rival's perplexity is, rivals count
+whose perplexity is at most 20 % above Slipstream's.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's question.jsonl; without it the embedded prompts")
     parser.add_argument("--each", type=int, default=1, help="prompts of each category")
     parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, IK, LLAMACPP), default=[SLIPSTREAM, IK, LLAMACPP])
-    parser.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS, help="of prompts")
+    parser.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS, help="tokens of prompts")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=8.0, help="no round begins after so many")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit: no round begins later")
     parser.add_argument("--scored", type=int, default=9675, help="tokens of the text whose perplexity is measured")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
@@ -53,7 +54,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
 
 
 def texts_of(options: argparse.Namespace) -> tuple[dict[str, list[int]], list[int]]:
-    """(requests by name, ids of a long text). Synthetic targets read code, SmolLM2 chats."""
+    """Return (prompts by name, ids of a long text). Prompts are code for synthetic targets, and chats for SmolLM2."""
     chat = options.model == "smollm2"
     tokenizer = load_tokenizer(zoo.smollm2_file() if chat else zoo.target_dir())
     if options.prompts is None:
@@ -78,7 +79,8 @@ def texts_of(options: argparse.Namespace) -> tuple[dict[str, list[int]], list[in
 
 
 class Run:
-    """The workers, and what was measured: what -> contender -> seconds a token, [texts][rounds]."""
+    """The workers and their measurements. seconds: seconds per token by kind of measurement, then by contender, as
+    [texts][rounds]."""
 
     def __init__(self, who: Mapping[str, Side], model: str, files: Path):
         self.who, self.seconds = dict(who), dict[str, dict[str, list[list[float]]]]()
@@ -86,7 +88,7 @@ class Run:
         self.facts = dict[str, dict[str, Any]]()
 
     def text(self, what: str, number: int, place: int, ids: list[int], tokens: int) -> None:
-        """One request of every contender."""
+        """Send one request to every contender, and keep the times."""
         keys = list(self.who)
         turn = (number + place) % len(keys)
         for key in keys[turn:] + keys[:turn]:
@@ -101,7 +103,7 @@ class Run:
                 cells[place].append(value)
 
     def scores(self, whole: list[int]) -> None:
-        """Perplexity, cost of several rows, and memory of each."""
+        """Measure perplexity, times of passes over several rows, and memory of each contender."""
         windows = [whole[i : i + WINDOW] for i in range(0, len(whole) - 1, WINDOW)]
         for key, worker in self.workers.items():
             losses = [worker.call("loss", name="model", ids=window) for window in windows]
@@ -121,7 +123,7 @@ class Run:
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Measure, and write gguf-MODEL.json and gguf-MODEL.md; 1 if a bar is missed."""
+    """Measure, and write gguf-MODEL.json and gguf-MODEL.md. Returns 1 if a bar is missed."""
     options = arguments(words)
     requests, whole = texts_of(options)
     run, neighbours = Run({k: s for k, s in sides(options.model).items() if s.who in options.only}, options.model,
@@ -129,7 +131,7 @@ def main(words: Seq[str] | None = None) -> int:
     try:
         run.scores(whole[: options.scored])
         deadline = monotonic() + 60 * options.minutes
-        for number in range(-1, options.rounds):  # the first round is not kept
+        for number in range(-1, options.rounds):  # the first round warms up and is not kept
             for place, ids in enumerate(requests.values()):
                 run.text("requests", number, place, ids, REQUEST)
             for length in options.lengths:
@@ -157,7 +159,7 @@ def main(words: Seq[str] | None = None) -> int:
 
 
 def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
-    """Compare the figures with `bars`; without a rival that is in order, nothing is said."""
+    """Compare the measurements with `bars`. A bar without a rival that counts has no figure."""
     best = min(one["perplexity"] for one in run.facts.values())
     rows = []
     for bar in bars(model):
@@ -218,7 +220,7 @@ def speeds(results: dict[str, Any]) -> list[str]:
 
 
 def widths(results: dict[str, Any]) -> list[str]:
-    """Milliseconds of a pass by its rows."""
+    """Tabulate the milliseconds of a pass by its number of rows."""
     row_counts = {key: one["rows"] for key, one in results["contenders"].items() if "rows" in one}
     if not row_counts:
         return []

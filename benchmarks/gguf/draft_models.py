@@ -1,10 +1,11 @@
-"""Synthetic targets of 0.5B and 1.1B with a draft model of 46M, against llama.cpp and ik_llama.cpp: each plain, with
-lookup, and with the same draft model.
+"""Compares synthetic targets of 0.5B and 1.1B parameters and a draft model of 46M with llama.cpp and ik_llama.cpp. Each
+system decodes plainly, with n-gram lookup, and with the same draft model.
 
     python -m benchmarks.gguf.draft_models --model 510M --data ../shared/data   # needs `make ik-llamacpp gguf`
 
-Draft lengths are chosen; rivals count with the best of their settings. Greedy texts of fixed length after prompts of
-HumanEval after which the target does not loop. For each prompt every contender runs once a pass, in rotating order.
+Slipstream chooses draft lengths; rivals count with their best setting. Outputs are greedy and of fixed length, after
+prompts of HumanEval after which the target does not loop. In each pass every contender runs each prompt once, in
+rotating order.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from slipstream.tokens.text import load_tokenizer
 
 TOKENS = 96
 SETTINGS = ((16, 0.75), (8, 0.5), (4, 0.5), (4, 0.25))
-"""Of rivals: most draft tokens, and the probability below which the draft model drafts no further. The first are
-llama.cpp's own defaults."""
+"""Settings of rivals: most draft tokens, and the probability below which the draft model stops drafting. The first
+setting is llama.cpp's default."""
 OURS = {"plain": "none", "draft model": "model", "suffix tree before it": "suffix,model"}
 BITS = {
     16: [Side(SLIPSTREAM, "F16", 16), *(Side(who, "F16", 16) for who in (LLAMACPP, IK))],
@@ -44,10 +45,10 @@ BITS = {
     4: [Side(SLIPSTREAM, "F16", 4, "int4"), *(Side(who, "Q4_K_M", 4) for who in (LLAMACPP, IK))],
 }
 BAR = 2.5
-"""Over the best of llama.cpp."""
+"""Speed-up over the best setting of llama.cpp that must be reached."""
 
 Cells = dict[str, list[list[float]]]
-"""Seconds a token of each contender: [prompts][passes]."""
+"""Seconds per token by contender, as [prompts][passes]."""
 
 
 def arguments(words: Seq[str] | None) -> argparse.Namespace:
@@ -55,7 +56,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=SIZES, default="510M")
     parser.add_argument("--bits", type=int, choices=BITS, default=8)
     parser.add_argument("--data", type=Path, required=True, help="folder with humaneval/")
-    parser.add_argument("--draft-bits", type=int, choices=BITS, help="of all draft models; as the target")
+    parser.add_argument("--draft-bits", type=int, choices=BITS, help="bits of all draft models; default: as the target")
     parser.add_argument("--each", type=int, default=10, help="prompts")
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
@@ -64,7 +65,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
 
 
 def draft_model(folder: Path) -> Path:
-    """The embedded draft model with four times its width and two layers more."""
+    """Make the draft model: the embedded draft model with four times its width and two layers more."""
     path, wide = folder / "draft-46M", folder / "draft-46M-wide"
     if not path.exists():
         deeper(path, wide if wide.exists() else wider(wide, zoo.draft_dir(), 4), 2)
@@ -72,7 +73,7 @@ def draft_model(folder: Path) -> Path:
 
 
 def without_loops(file: Path) -> Iterator[list[int]]:
-    """Prompts after which the embedded target, whose texts the synthetic ones write, does not loop."""
+    """Yield prompts after which the embedded target does not loop. The synthetic targets write the same text."""
     llm, tokenizer = LLM(zoo.target_dir()), load_tokenizer(zoo.target_dir())
     for line in file.read_text(encoding="utf-8").splitlines():
         prompt = json.loads(line)["prompt"]
@@ -82,7 +83,7 @@ def without_loops(file: Path) -> Iterator[list[int]]:
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Measure, and write draft-MODEL.json and .md; 1 if the bar is missed."""
+    """Measure, and write draft-MODEL.json and draft-MODEL.md. Returns 1 if the bar is missed."""
     options = arguments(words)
     file = options.data / "humaneval" / "HumanEval.jsonl"
     neighbours, draft = OtherProcesses(), draft_model(options.files)
@@ -149,8 +150,8 @@ def main(words: Seq[str] | None = None) -> int:
 
 
 def summary(whole: Cells, later: Cells, texts: dict[str, list[list[int]]]) -> dict[str, Any]:
-    """Everything that is written: what was reached, after the first token, and the times. Prompts with a text that
-    loops are left out."""
+    """Return the results to write: the figures, which are about the time after the first token, and all times. Prompts
+    with an output that loops are left out."""
     loops = {i for each in texts.values() for i in find_looping(dict(enumerate(each)))}
     kept = [i for i in range(len(next(iter(texts.values())))) if i not in loops]
     whole, later = ({name: [cells[i] for i in kept] for name, cells in each.items()} for each in (whole, later))
@@ -182,7 +183,8 @@ def heading(results: dict[str, Any]) -> list[str]:
 
 
 def rates(results: dict[str, Any]) -> list[str]:
-    """Tokens a second: medians over prompts and passes, and the speed-up over plain decoding of the same contender."""
+    """Tabulate tokens per second (medians over prompts and passes), and the speed-up over plain decoding of the same
+    contender."""
     body, heads = [], ["tokens/s"]
     for name, each in results["seconds"].items():
         plain = results["seconds"][f"{name.split(', ')[0]}, plain"]

@@ -1,13 +1,13 @@
-"""SmolLM2 by families of prompts: the drafter in use by default against plain decoding, and against ik_llama.cpp,
-llama.cpp, OpenVINO GenAI and transformers, each plain and with lookup in the text so far.
+"""Measures SmolLM2 by families of prompts. The default drafter is compared with plain decoding, and with ik_llama.cpp,
+llama.cpp, OpenVINO GenAI and transformers, each plain and with n-gram lookup in the sequence so far.
 
     python -m benchmarks.gguf.families --data ../shared/data     # needs `make ik-llamacpp gguf peer-genai`
     python -m benchmarks.gguf.families --data ../shared/data --only slipstream --bits 4 \
         --drafter eagle3 --draft FOLDER     # with another draft head
 
-Texts are greedy and end where the model ends them, or after 128 tokens. A prompt counts if no contender's text loops.
-For each prompt every contender runs once a pass, in rotating order. Formats of the same number of bits are compared; a
-rival counts with the better of plain decoding and lookup.
+Outputs are greedy and end with an end-of-text token, or after 128 tokens. A prompt counts if no contender's output
+loops. In each pass every contender runs each prompt once, in rotating order. Weight formats with the same number of
+bits are compared. A rival counts with plain decoding or lookup, whichever is faster.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAMILIES = dict.fromkeys(CHAT, "chat") | {
     "translation": "translation", "summarization": "summary", "qa": "questions", "math_reasoning": "mathematics",
     "rag": "questions on texts",
 }  # fmt: skip
-"""Category of Spec-Bench -> family."""
+"""Family of each category of Spec-Bench."""
 CODE, COPY = "code", "copy, with a prediction"
 SIDES = [
     *(
@@ -58,19 +58,19 @@ SIDES = [
     Side(GENAI, "fp16", 16), Side(GENAI, "int8", 8),
     Side(TRANSFORMERS, "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32", 16),
 ]  # fmt: skip
-"""Contenders. Where the processor has no products in bfloat16, float32 is what is fastest in transformers."""
+"""Contenders. On a processor without bfloat16 products, float32 is the fastest dtype in transformers."""
 LOOKUP = 4
-"""Draft tokens of contenders that read the checkpoint, as `rival_worker.DRAFT`."""
+"""Draft length of contenders that read the checkpoint; the same as `rival_worker.DRAFT`."""
 PLAIN, DRAFTED = "plain", "drafted"
-"""Ways of each contender. Drafted: Slipstream by `--drafter`, rivals by lookup."""
+"""How each contender decodes. With DRAFTED, Slipstream drafts with `--drafter`, and rivals with lookup."""
 BARS = {16: 1.25, 8: 1.1, 4: 1.1}
-"""Bits -> mean of all families over plain decoding that must be reached."""
+"""By bits of the weights, the mean speed-up over plain decoding that must be reached."""
 WORST, COPIED, OVER = 0.97, 2.0, {IK: 1.15, LLAMACPP: 1.5, GENAI: 1.5, TRANSFORMERS: 3.0}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: ids of the prompt, and of what the answer is expected to hold."""
+    """A request: ids of the prompt, and of the prediction, a text that the answer will probably contain."""
 
     family: str
     name: str
@@ -85,17 +85,17 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--bits", type=int, nargs="+", choices=BARS, default=list(BARS))
     parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, *OVER), default=[SLIPSTREAM, *OVER])
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
-    parser.add_argument("--drafter", default=WITH_HEAD, help="of Slipstream: several are stacked")
-    parser.add_argument("--draft", type=Path, help="draft model or head of that drafter, if not the one that ships")
-    parser.add_argument("--draft-tokens", type=check_length, default=AUTO, help="most of a step, or auto")
+    parser.add_argument("--minutes", type=float, default=25.0, help="time limit: no pass begins later")
+    parser.add_argument("--drafter", default=WITH_HEAD, help="drafter of Slipstream; several, with commas, are stacked")
+    parser.add_argument("--draft", type=Path, help="draft model or head of the drafter, instead of the embedded one")
+    parser.add_argument("--draft-tokens", type=check_length, default=AUTO, help="most draft tokens of a step, or auto")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
 
 
 def asked(data: Path, each: int) -> Iterator[Asked]:
-    """The first prompts of each family. Copies are of the beginnings of Spec-Bench's texts to summarise."""
+    """Yield the first prompts of each family. Texts to copy are the beginnings of Spec-Bench's texts to summarise."""
     tokenizer, counts = load_tokenizer(zoo.smollm2_file()), dict[str, int]()
 
     def one(family: str, text: str, copied: str = "") -> Iterator[Asked]:
@@ -112,7 +112,7 @@ def asked(data: Path, each: int) -> Iterator[Asked]:
     for line in (data / "spec_bench" / "question.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         family = FAMILIES[entry["category"]]
-        # of the eight categories of chats the first two each, so that ten prompts hold several
+        # The first two prompts of each of the eight chat categories, so that ten prompts contain several categories.
         if family != "chat" or entry["question_id"] % 10 in (1, 2):
             yield from one(family, entry["turns"][0])
         if family == "summary":
@@ -123,7 +123,7 @@ def asked(data: Path, each: int) -> Iterator[Asked]:
 
 
 class Contender:
-    """One process with one file. Keeps seconds a token of each way: [requests][passes]."""
+    """One process with one file. Keeps the seconds per token of plain and drafted decoding, as [requests][passes]."""
 
     def __init__(self, side: Side, files: Path, **drafts: Any):
         self.side, self.seconds, self.texts = side, dict[str, list[list[float]]](), dict[str, list[list[int]]]()
@@ -150,7 +150,8 @@ class Contender:
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Measure, and write real-smollm2.json and .md, with other drafters real-smollm2-DRAFTER; 1 if a bar is missed."""
+    """Measure, and write real-smollm2.json and real-smollm2.md; other drafters than the default add their name to the
+    file names. Returns 1 if a bar is missed."""
     options = arguments(words)
     chosen = "default" if options.drafter == WITH_HEAD else options.drafter.replace(",", "+")
     drafts = {"drafter": options.drafter, "draft_tokens": options.draft_tokens}
@@ -193,8 +194,8 @@ def main(words: Seq[str] | None = None) -> int:
 
 
 def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "default") -> dict[str, Any]:
-    """Everything that is written: speed-ups by family, those over rivals, and rates. chosen: what our drafter is
-    called."""
+    """Return the results to write: speed-ups by family, speed-ups over rivals, and rates. chosen: name of our
+    drafter."""
     loops = set()
     for contender in contenders:
         for texts in contender.texts.values():
@@ -208,7 +209,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "def
         return [contender.seconds[way][i][:passes] for i in places[family]]
 
     def typical(contender: Contender, way: str) -> float:
-        """Seconds a token, geometric mean of the families."""
+        """Return the geometric mean over families of the seconds per token."""
         return statistics.geometric_mean(estimate_mean(cells(contender, way, family)).value for family in names)
 
     slipstream = {c.side.bits: c for c in contenders if c.side.who == SLIPSTREAM}
@@ -281,7 +282,7 @@ def figures(results: dict[str, Any]) -> list[str]:
 
 
 def families(results: dict[str, Any]) -> list[str]:
-    """Speed-up of our drafter over plain decoding."""
+    """Tabulate the speed-up of our drafter over plain decoding."""
     body = []
     for family in results["prompts"]:
         each = [by_family[family] for by_family in results["gains"].values()]
@@ -295,7 +296,7 @@ def families(results: dict[str, Any]) -> list[str]:
 
 
 def rates(results: dict[str, Any]) -> list[str]:
-    """Tokens a second, prompt included: medians over prompts and passes."""
+    """Tabulate tokens per second, prompt included: medians over prompts and passes."""
     body = []
     for name, each in results["seconds"].items():
         medians = [spread([[1 / s for s in text] for text in cells])["median"] for cells in each.values()]

@@ -1,4 +1,4 @@
-"""The GGUF files that are compared, made once and kept."""
+"""The GGUF files that are compared. A file is made once, and then found again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from slipstream.checkpoints.config import DecoderConfig
 from slipstream.checkpoints.weights import load_weights
 
 IK_HOME = ROOT / ".venv-peer-ik"
-"""What `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""
+"""Folder that `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""
 GENAI_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-"""What `make peer-genai` makes."""
+"""Python interpreter of the environment that `make peer-genai` makes."""
 SIZES = {"510M": (4, 12), "1.1B": (6, 12)}
-"""Times the width of the embedded target, and layers more."""
+"""For each synthetic target, the factor on the embedded target's width, and the number of added layers."""
 
 
 def ik_environment() -> dict[str, str]:
@@ -35,7 +35,8 @@ def ik_environment() -> dict[str, str]:
 
 
 def started(side: Side, model: str, files: Path, **drafts: Any) -> Worker:
-    """The process of a contender, with the model loaded as "model". drafts: arguments of `slipstream_worker.load`."""
+    """Start the process of a contender, and load the model as "model". drafts: arguments of
+    `slipstream_worker.load`."""
     more = ik_environment() if side.who == IK else {}
     python = IK_HOME / "bin/python" if side.who == IK else sys.executable
     module = f"benchmarks.gguf.{'slipstream' if side.who == SLIPSTREAM else 'rival'}_worker"
@@ -47,7 +48,7 @@ def started(side: Side, model: str, files: Path, **drafts: Any) -> Worker:
 
 
 def started_from_checkpoint(side: Side, model: str, files: Path) -> Worker:
-    """The process of a contender that reads the checkpoint, loaded as "plain" and as "lookup"."""
+    """Start the process of a contender that reads the checkpoint, and load it as "plain" and as "lookup"."""
     genai = side.who == GENAI
     module, python = ("genai_peer", GENAI_PYTHON) if genai else ("transformers_peer", sys.executable)
     worker = Worker(side.label, f"benchmarks.peers.{module}", python)
@@ -60,7 +61,7 @@ def started_from_checkpoint(side: Side, model: str, files: Path) -> Worker:
 
 
 def file_of(model: str, kind: str, folder: Path) -> Path:
-    """The model as a file of this kind. Q4_K_M is written by llama.cpp (`make gguf`)."""
+    """Return the model as a GGUF file in this format. llama.cpp writes Q4_K_M (`make gguf`)."""
     if kind == "Q4_1":
         return zoo.smollm2_file()
     file = folder / f"{model}-{kind}.gguf"
@@ -71,8 +72,8 @@ def file_of(model: str, kind: str, folder: Path) -> Path:
 
 
 def checkpoint(model: str, folder: Path) -> Path:
-    """The weights in 16 bits. Those of SmolLM2 are the values of its 4-bit file, so its Q4_K_M file is rounded a second
-    time."""
+    """Return the folder of the model's weights in 16 bits. SmolLM2's weights are read from its 4-bit file, so its
+    Q4_K_M file is rounded a second time."""
     path = folder / model
     if path.exists():
         return path
@@ -89,7 +90,7 @@ def checkpoint(model: str, folder: Path) -> Path:
 
 
 def _unpacked(folder: Path) -> Path:
-    """Without a tokenizer: prompts are ids."""
+    """Write SmolLM2's weights in 16 bits, without a tokenizer, because prompts are token ids."""
     config = DecoderConfig.load(zoo.smollm2_file())
     weights = load_weights(zoo.smollm2_file(), config)
     folder.mkdir(parents=True)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gguf.gguf_writer CHECKPOINT FILE [f32|f16|q8_0|q4_k_m|...]
 
-Metadata and names of tensors are those of llama.cpp (gguf-py/gguf/constants.py). A model that llama.cpp would run as
-another one is refused, for example one with sliding windows.
+Metadata and names of tensors are the same as in llama.cpp (gguf-py/gguf/constants.py). A model is refused if llama.cpp
+would compute it differently, for example a model with sliding windows.
 """
 
 import json
@@ -44,13 +44,15 @@ _TEXTS = (
     "The café isn't open — “maybe” at 10:30, 第一章 🎈\n",
     '{"name": "x", "list": [1, 2.5, -3e10], "ok": true}',
 )
-"""Texts that are encoded by the tokenizer of the checkpoint, and by the one that the file's tokens make."""
+"""Texts that are encoded for comparison by the tokenizer of the checkpoint, and by the tokenizer built from the tokens
+in the file."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """file: what was written. stored: bytes of its weights, by type. tokens: how many were compared.
-    differing: how many of `_TEXTS` are encoded differently without tokenizer.json; None without a tokenizer."""
+    """The result of a conversion. file: the written file. stored: bytes of its weights, by type. tokens: how many
+    tokens were compared. differing: how many of `_TEXTS` are encoded differently without tokenizer.json; None without a
+    tokenizer."""
 
     file: Path
     stored: Mapping[str, int]
@@ -59,24 +61,24 @@ class Converted:
 
 
 def convert_to_gguf(checkpoint: str | Path, file: str | Path, quantize: str = "f16") -> Converted:
-    """Write a checkpoint (folder or hub id) as a GGUF file, complete or not at all.
+    """Write a checkpoint (folder or hub id) as a GGUF file. After an error there is no file.
 
     quantize  one of `QUANTISATIONS`. Matrices whose rows do not divide into blocks are stored with more bits.
 
-    Raises ParameterError for an unknown quantisation, UnsupportedModelError for a model that llama.cpp does not run as
-    our decoder does, LoadError without the packages that are needed, and what reading the checkpoint raises.
+    Raises ParameterError for an unknown quantisation, UnsupportedModelError for a model that llama.cpp computes
+    differently from our decoder, LoadError if a needed package is missing, and the errors of reading a checkpoint.
     """
     if quantize not in QUANTISATIONS:
         raise ParameterError(f"the quantisation is {quantize!r}", fix=did_you_mean(quantize, QUANTISATIONS))
     config = DecoderConfig.load(checkpoint)
     _check_convertible(config)
     if quantize not in PLAIN:
-        llama_cpp()  # before a long conversion
+        llama_cpp()  # fails now if it is missing, instead of after a long conversion
     path = Path(file).expanduser()
     if not path.parent.is_dir():
         raise ParameterError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in", fix="make it first")
     tokenizer, weights = tokenizer_of(checkpoint), load_weights(checkpoint, config, torch.float32)
-    config = weights.config  # it may have a head of its own
+    config = weights.config  # the output head may turn out not to be tied
     part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
     try:
         plain = quantize in PLAIN
@@ -146,7 +148,7 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for _, values in _tensors(config, weights):  # one after another: never the whole model in memory
+        for _, values in _tensors(config, weights):  # one at a time, to save memory
             writer.write_tensor_data(gguf.quants.quantize(values, _qtype(values.shape, quantize, gguf)))
     finally:
         writer.close()
@@ -182,7 +184,7 @@ def _add_shape(writer: Any, config: DecoderConfig, gguf: Any) -> None:
 
 
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of the file, in their order; shapes as in a checkpoint."""
+    """Return the tensors of the file in order, with shapes as in a checkpoint."""
     shapes = config.shapes()
     stored = {
         name: (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:])
@@ -192,13 +194,13 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def rotate_rows(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
-    """Rows of a query or key projection in the order of a file: see `Family.gguf_pairs`."""
+    """Reorder the rows of a query or key projection to the order in GGUF files: see `Family.gguf_pairs`."""
     order = rows_of_halves(config, name) if FAMILIES[config.model_type].gguf_pairs else None
     return values if order is None else values[np.argsort(order)]
 
 
 def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of `_shapes`, in float32."""
+    """Yield the tensors of `_shapes` in float32."""
     for name, parts in names_in_file(config).items():
         each = [rotate_rows(config, part, weights[part].numpy()) for part in parts]
         yield name, np.ascontiguousarray(each[0] if len(each) == 1 else np.concatenate(each))
@@ -208,7 +210,7 @@ def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.
 
 
 def _slowed(config: DecoderConfig) -> np.ndarray | None:
-    """[D/2]: by what llama.cpp divides each frequency, for Llama 3.1; None for other models."""
+    """Return the divisors [D/2] of rotary frequencies that llama.cpp needs for Llama 3.1; None for other models."""
     rope = config.rope_parameters
     if rope.get("rope_type", rope.get("type")) != "llama3":
         return None
@@ -229,8 +231,8 @@ def _quantised(checkpoint: Path, file: Path, kind: int) -> None:
 
 
 def _checked(part: Path, file: Path, reference: Any) -> Converted:
-    """Compare the texts of the file's tokens, read without the tokenizer.json in it, with those of the checkpoint, one
-    by one. Raises CheckpointError where one differs."""
+    """Compare the text of each token in the file, read without its tokenizer.json, with the text in the checkpoint.
+    Raises CheckpointError if a text differs."""
     header = read_header(part)
     if reference is None:
         return Converted(file, header.stored, 0, None)
@@ -239,7 +241,7 @@ def _checked(part: Path, file: Path, reference: Any) -> Converted:
     assert tokenizer is not None
     for i in header.token_texts:
         text, wanted = tokenizer.decode([i]), reference.decode([i])
-        # Incomplete characters may be another number of U+FFFD; some tokenizers drop a space at the beginning.
+        # Incomplete characters may differ in the number of U+FFFD; some tokenizers drop a space at the beginning.
         if text.replace("\ufffd", "") != wanted.replace("\ufffd", "") and text.strip(" ") != wanted.strip(" "):
             raise CheckpointError(
                 f"token {i} is {wanted!r} in the checkpoint and {text!r} in the GGUF file",
@@ -253,9 +255,9 @@ def _checked(part: Path, file: Path, reference: Any) -> Converted:
 def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
     """Write the tokenizer of a checkpoint as metadata.
 
-    writer     of the package gguf.
-    tokenizer  as `tokenizer_of` gives it for `checkpoint`. rows: of the model's embedding.
-    eos_ids    that end a text; the first three have a place.
+    writer     a `GGUFWriter` of the package gguf.
+    tokenizer  result of `tokenizer_of(checkpoint)`. rows: number of rows of the model's embedding.
+    eos_ids    end-of-text ids; the GGUF format has keys for the first three.
 
     Raises UnsupportedModelError for a kind of tokenizer that llama.cpp does not have.
     """
@@ -313,7 +315,8 @@ def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int
 
 
 def _split(described: dict[str, Any] | None) -> str:
-    """llama.cpp's name for how a byte-level tokenizer splits texts into words; that of GPT-2 if it has none."""
+    """Return llama.cpp's name of the way in which a byte-level tokenizer splits texts into words; GPT-2's if llama.cpp
+    has no name for it."""
     parts = list(flat_parts(described))
     if [part["type"] for part in parts] == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
         pattern = [parts[0]["pattern"].get("Regex")]

@@ -1,13 +1,13 @@
-"""Every kind of weights of GGUF files: perplexity on our own kernels against llama.cpp on the same file and text; and
-`quantize="int4"` against llama.cpp's Q4_K_M of the same weights.
+"""Compares perplexities of every weight format of GGUF files, on our own kernels and in llama.cpp, with the same file
+and text. Also compares `quantize="int4"` with llama.cpp's Q4_K_M of the same weights.
 
     python -m benchmarks.gguf.kinds --text ../shared/data/spec_bench/question.jsonl     # needs `make gguf`
 
-llama.cpp writes the files from the weights in 16 bits, all matrices in one kind. Where rows do not divide into the 256
-columns of a K-quant, it takes another kind; the table says what each file holds. SmolLM2's rows of 576 do not; those of
-the synthetic target of 79M parameters do. Perplexities of windows of 512 tokens may differ by 0.5 %: the ratio has a
-95 % interval, because both programs round activations, each in its own way. Distances are those of every token's
-distribution from the weights in 16 bits in float64.
+llama.cpp writes the files from the weights in 16 bits, with all matrices in one format. If rows do not divide into the
+256 columns of a K-quant, llama.cpp uses another format; the table shows the formats in each file. SmolLM2's rows of 576
+numbers do not divide; the rows of the synthetic target of 79M parameters do. Perplexities of windows of 512 tokens may
+differ by 0.5 %. The ratio has a 95 % interval, because both programs round activations in different ways. The KL
+divergence of each token's distribution is measured from the weights in 16 bits, computed in float64.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ KINDS = {
     "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q2_K": 21, "Q3_K": 11, "Q4_K": 14,
     "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
 }  # fmt: skip
-"""Kind of weights -> llama.cpp's number for a file of them (`llama_ftype`)."""
+"""For each weight format, llama.cpp's number of such files (`llama_ftype`)."""
 Score = Callable[[list[int]], Tensor]
-"""Token ids -> float64 [len(tokens), V]."""
+"""Function from token ids to logits, float64 [len(tokens), V]."""
 MIXTURE, NUMBER = "Q4_K_M", 15
 APART, WINDOW = 0.005, 512
 
 
 def text_of(path: Path) -> str:
-    """A text file, or the prompts of Spec-Bench or HumanEval one after another."""
+    """Return the content of a text file, or the joined prompts of Spec-Bench or HumanEval."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".jsonl":
         return text
@@ -58,7 +58,8 @@ def text_of(path: Path) -> str:
 
 
 def written(source: Path, file: Path, number: int, pure: bool) -> str | None:
-    """Let llama.cpp write a file in 16 bits in another kind; why it cannot, or None. pure: all matrices in it."""
+    """Let llama.cpp convert a file in 16 bits to another format. Returns why it cannot, or None. pure: all matrices get
+    this format."""
     library = llama_cpp()
     params = library.llama_model_quantize_default_params()
     params.ftype, params.pure, params.nthread = number, pure, THREADS
@@ -69,14 +70,14 @@ def written(source: Path, file: Path, number: int, pure: bool) -> str | None:
 
 
 def losses(score: Score, windows: Seq[list[int]]) -> Tensor:
-    """-log p of each token after the first of its window."""
+    """Return -log p of each token except the first token of each window."""
     return torch.cat(
         [torch.nn.functional.cross_entropy(score(ids)[:-1], torch.tensor(ids[1:]), reduction="none") for ids in windows]
     )
 
 
 def distance(score: Score, windows: Seq[list[int]], wanted: Seq[Tensor]) -> tuple[float, float]:
-    """(mean KL divergence in nats, share of equal argmaxes)."""
+    """Return (mean KL divergence in nats, share of equal argmaxes)."""
     each = [divergences(want, score(ids)) for ids, want in zip(windows, wanted, strict=True)]
     return float(torch.cat([kl for kl, _ in each]).mean()), float(torch.cat([same for _, same in each]).double().mean())
 
@@ -86,12 +87,13 @@ def on_kernels(file: Path, **settings: Any) -> Score:
 
 
 def on_engines(file: Path) -> tuple[Score, Score]:
-    """A file on our own kernels, and by llama.cpp."""
+    """Return the functions that score tokens with a file on our own kernels, and in llama.cpp."""
     return on_kernels(file), Scorer(file, WINDOW, THREADS)
 
 
 def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str]) -> tuple[list[Any], list[Any], bool]:
-    """Rows of both tables, and whether everything is in order. source: checkpoint in 16 bits."""
+    """Return the rows of both tables, and whether all comparisons are within their bounds. source: checkpoint in 16
+    bits."""
     base, kinds, orderly = convert_to_gguf(source, folder / "base.gguf", "f16").file, list[Any](), True
     for kind, number in ((kind, KINDS[kind]) for kind in only):
         file = base if kind == "F16" else folder / "kind.gguf"
@@ -127,12 +129,12 @@ def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str])
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Print both tables; 1 if a kind is not in order or int4 is worse than Q4_K_M."""
+    """Print both tables. Returns 1 if a format is out of its bounds, or int4 is worse than Q4_K_M."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.kinds", description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="text file, or question.jsonl, HumanEval.jsonl")
     parser.add_argument("--model", choices=("smollm2", "79M"), default="smollm2")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--scored", type=int, default=2048, help="tokens of the text")
+    parser.add_argument("--scored", type=int, default=2048, help="number of tokens of the text to score")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     options = parser.parse_args(words)
     small = options.model == "smollm2"

@@ -1,4 +1,4 @@
-"""Lists the systems compared on GGUF files, and the bars."""
+"""The systems that are compared on GGUF files, and the bars that must be reached."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MODELS = {"smollm2": "SmolLM2-135M-Instruct", "510M": "synthetic target, 510M", 
 
 @dataclass(frozen=True)
 class Side:
-    """One contender: who runs which file (`files.file_of`) or stored form of the checkpoint, and in how many bits.
-    quantize: of Slipstream, from the file in 16 bits."""
+    """One contender: a system, the format of its GGUF file (`files.file_of`) or of its checkpoint, and the bits of its
+    weights. quantize: Slipstream's setting for the file in 16 bits."""
 
     who: str
     kind: str
@@ -26,7 +26,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Bar:
-    """`top` must be `reach` times as fast as the fastest of `bottoms` whose perplexity is in order. what: a measurement
+    """A bar: `top` must be `reach` times as fast as the fastest of `bottoms` that counts by its perplexity. what: key
     of `Run.seconds`."""
 
     what: str
@@ -36,7 +36,7 @@ class Bar:
 
 
 def sides(model: str) -> dict[str, Side]:
-    """All contenders, by label."""
+    """Return all contenders by label."""
     small = "Q4_1" if model == "smollm2" else "Q4_K_M"  # SmolLM2's own file
     sides = [
         *(Side(SLIPSTREAM, kind, bits) for kind, bits in (("F16", 16), ("Q8_0", 8), (small, 4))),
@@ -51,7 +51,7 @@ def sides(model: str) -> dict[str, Side]:
 
 
 def bars(model: str) -> list[Bar]:
-    """A figure that must be reached."""
+    """Return the bars for a model."""
     ik, llamacpp = ((f"{who} Q8_0", f"{who} Q4_K_M") for who in (IK, LLAMACPP))
     if model == "smollm2":
         top = f"{SLIPSTREAM} Q4_1"

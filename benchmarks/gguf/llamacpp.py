@@ -1,7 +1,7 @@
-"""llama.cpp, through llama-cpp-python (`make gguf`): it writes files of fewer than eight bits, and scores texts.
+"""llama.cpp through llama-cpp-python (`make gguf`), which writes files of fewer than eight bits and scores texts.
 
-llama.cpp writes what it does on standard error, and its reasons for failing as well. Here the log is kept instead, and
-the reasons become part of our errors.
+llama.cpp logs to standard error, including the reasons why something failed. Here the last errors of the log are kept
+in memory instead, and become part of our errors.
 """
 
 import ctypes
@@ -16,18 +16,19 @@ from torch import Tensor
 from slipstream.errors import LoadError
 
 _ERROR, _CONTINUED = 4, 5
-"""Levels of llama.cpp's log (ggml.h)."""
+"""Log levels of llama.cpp (ggml.h)."""
 
 _faults: deque[str] = deque(maxlen=20)
-"""The last error messages."""
+"""The last error messages of llama.cpp."""
 
 _callbacks: list[Any] = []
-"""What llama.cpp calls for as long as the process lives."""
+"""Functions that llama.cpp may call until the process ends, so they must stay alive."""
 
 
 @cache
 def llama_cpp() -> Any:
-    """The module `llama_cpp`. From now on its log is kept, not printed. Raises LoadError if it is not installed."""
+    """Import and return the module `llama_cpp`, whose log is then kept instead of printed. Raises LoadError if it is
+    not installed."""
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as fault:  # the last two: its shared library cannot be loaded
@@ -52,14 +53,14 @@ def llama_cpp() -> Any:
 
 
 def faults() -> str:
-    """What llama.cpp has logged as errors since the last call, in one line."""
+    """Return the errors that llama.cpp has logged since the last call, in one line."""
     said = "; ".join(dict.fromkeys(line for line in _faults if line))
     _faults.clear()
     return said
 
 
 class Scorer:
-    """A file in llama.cpp, as a function of token ids."""
+    """A GGUF file loaded in llama.cpp. Calling it with token ids returns logits."""
 
     def __init__(self, file: Path, context: int, threads: int):
         library = llama_cpp()
@@ -69,7 +70,7 @@ class Scorer:
         )  # fmt: skip
 
     def __call__(self, tokens: list[int]) -> Tensor:
-        """float64 [len(tokens), V]"""
+        """Return the logits after each token, float64 [len(tokens), V]."""
         self._model.reset()
         self._model.eval(tokens)
         return torch.from_numpy(self._model.scores[: len(tokens)].copy()).double()

@@ -13,7 +13,8 @@ from benchmarks.protocol import THREADS
 SERVER = HOME / "build" / "bin" / "llama-server"
 PLAIN = "plain"
 LOOKED_UP, LONGEST = "3", "16"
-"""Tokens of an n-gram that is looked up, and of a draft. llama.cpp's own, 12 and 48 or more, are for longer texts."""
+"""Tokens of an n-gram to look up, and most tokens of a draft. llama.cpp's defaults, 12 and 48 or more, are for longer
+texts."""
 METHODS: dict[str, list[str]] = {
     PLAIN: [],
     "ngram-simple": ["--spec-ngram-simple-size-n", LOOKED_UP, "--spec-ngram-simple-size-m", LONGEST],
@@ -26,7 +27,7 @@ METHODS: dict[str, list[str]] = {
 
 
 class NgramServer:
-    """A running server. Raises RuntimeError where it does not start, with its last line."""
+    """A running server. If it does not start, raises RuntimeError with the last line of its log."""
 
     def __init__(self, file: Path, method: str, server: Path, log: Path, port: int = 18533):
         drafts = [] if method == PLAIN else ["--spec-type", method, *METHODS[method]]
@@ -45,7 +46,7 @@ class NgramServer:
         raise RuntimeError(f"llama-server ended: {log.read_text(errors='replace').strip().splitlines()[-1]}")
 
     def request(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Decode greedily. seconds: of a token after the prompt, by the server's own clock."""
+        """Decode greedily. seconds: time per token after the prompt, by the server's own clock."""
         body = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_predict": tokens, "prompt": ids}
         reply = ask("/completion", body | {"ignore_eos": True, "return_tokens": True, "cache_prompt": False})
         times = reply["timings"]

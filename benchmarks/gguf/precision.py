@@ -1,12 +1,14 @@
-"""Weights of four bits against float16 in GGUF files: speed, acceptance, and perplexity of held-out text.
+"""Compares weights of four bits with float16 in GGUF files: speed, acceptance, and perplexity of held-out text.
 
     python -m benchmarks.gguf.precision           # the embedded pair, half a minute; needs `make gguf`
 
-Every row has the embedded target in another format, and the same draft model: the embedded one in float16. All rows are
-one interleaved run in one process: for each prompt every arm runs once, in rotating order.
+Each row of the table has the embedded target in another format. The draft model is always the embedded draft model in
+float16. All rows are measured in one interleaved run in one process: for each prompt every arm runs once, in rotating
+order.
 
-Perplexity is that of the embedded held-out texts, on which nothing was trained: code prompts after their first token,
-and the known answers to edits after their requests. It needs no sampling, so only the choice of texts is random.
+Perplexity is measured on the embedded held-out texts, which were not in the training data: code prompts after their
+first token, and the known answers to edits after their requests. It needs no sampling, so only the choice of texts is
+random.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ from slipstream.measure.tables import Estimate, ends, interval, percent
 from slipstream.targets.describe import as_target
 
 KINDS = ("f16", "q8_0", "q4_k_m")
-"""The first is what the others are compared with."""
+"""Formats of the target. The others are compared with the first."""
 DRAFT_TOKENS = 4
 
 Text = tuple[list[int], list[int]]
-"""Token ids: what is read, and what is scored after it."""
+"""Two lists of token ids: the text that is read, and the text after it that is scored."""
 
 
 def held_out(llm: LLM) -> dict[str, list[Text]]:
-    """The texts whose perplexity is measured, by set."""
+    """Return the texts whose perplexity is measured, by set of prompts."""
     code = [llm.tokenizer.encode(entry["prompt"]) for entry in zoo.prompts("code")]
     edits = [
         (llm.chat_prompt(entry["prompt"]), llm.tokenizer.encode(entry["answer"], add_special_tokens=False))
@@ -56,7 +58,7 @@ def held_out(llm: LLM) -> dict[str, list[Text]]:
 
 
 def losses(llm: LLM, texts: Mapping[str, list[Text]]) -> dict[str, list[list[float]]]:
-    """For each text of each set: [negative log-likelihood in nats, its tokens]."""
+    """Return for each text of each set: [negative log-likelihood in nats, number of tokens]."""
     losses: dict[str, list[list[float]]] = {}
     for name, pairs in texts.items():
         params = [
@@ -69,14 +71,14 @@ def losses(llm: LLM, texts: Mapping[str, list[Text]]) -> dict[str, list[list[flo
 
 
 def perplexity(of: Seq[Seq[float]]) -> float:
-    """Of texts together: every token counts alike."""
+    """Return the perplexity of all texts together, in which every token has the same weight."""
     return math.exp(sum(loss for loss, _ in of) / sum(count for _, count in of))
 
 
 def times_of(
     arms: Mapping[str, LLM], prompts: Seq[Prompt], rounds: int, seen: dict[str, list[int]], clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Seconds [prompts][rounds] of each arm. seen: accepted and proposed tokens of each, added to."""
+    """Return the seconds [prompts][rounds] of each arm. Adds accepted and proposed tokens of each arm to `seen`."""
     seconds: dict[str, Any] = {name: [[] for _ in prompts] for name in arms}
     names = list(arms)
     for number in range(-1, rounds):  # the first pass is not timed
@@ -93,7 +95,7 @@ def times_of(
 
 
 def measure(options: argparse.Namespace, command: list[str], folder: Path) -> dict[str, Any]:
-    """The results, as plain JSON values."""
+    """Measure, and return the results as plain JSON values."""
     threads, clock = (1, process_time) if options.processor_time else (THREADS, perf_counter)
     neighbours = OtherProcesses()
     draft = as_target(convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file, threads=threads)
@@ -132,7 +134,7 @@ def measure(options: argparse.Namespace, command: list[str], folder: Path) -> di
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """One row a format."""
+    """Tabulate the results, with one row for each format."""
     heads = [
         "weights", "MB", "plain, tokens/s", "over float16", f"with the draft model, K={DRAFT_TOKENS}",
         "over float16 plain", "accepted", "perplexity, code", "perplexity, edits",
@@ -150,7 +152,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def compared(results: Mapping[str, Any]) -> str:
-    """Tabulate the loss of the held-out texts by format, and how its weights are stored."""
+    """Describe for each format the loss of the held-out texts, and how the weights are stored."""
     base, said = results["rows"][0], []
     for row in results["rows"][1:]:
         losses, base_losses = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
@@ -170,15 +172,15 @@ def compared(results: Mapping[str, Any]) -> str:
 
 def main(words: Seq[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.precision", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=4, help="of each set, for speed")
+    parser.add_argument("--prompts", type=int, default=4, help="number of prompts of each set whose speed is measured")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="one thread, and its processor time instead of wall time: for a machine with other work",
+        help="run one thread and measure its processor time instead of wall time, for a machine with other work",
     )
-    parser.add_argument("--json", action="store_true", help="everything, instead of the table")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON instead of the table")
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         command = ["python", "-m", "benchmarks.gguf.precision", *(sys.argv[1:] if words is None else words)]

@@ -1,9 +1,9 @@
-"""Writes GGUF files of the shapes of published models, with random weights in the kinds that published files hold.
+"""Writes GGUF files with the shapes of published models, and random weights in the formats of published files.
 
-A file has what llama.cpp's converter writes: metadata, names of tensors, a byte-level tokenizer that is padded to the
-size of the vocabulary. Two choices make texts predictable where kernels round in their own ways: the row of a token in
-the embedding weighs as much as all layers together, and the output matrix is the embedding, moved by a row. So the most
-likely token after token i is i + 1, by far, and logits still depend on all layers.
+A file has the same content as a file of llama.cpp's converter: metadata, names of tensors, and a byte-level tokenizer
+that is padded to the size of the vocabulary. Two choices make outputs predictable although kernels round differently:
+the embedding of a token is as large as the outputs of all layers together, and the output matrix is the embedding,
+moved by one row. So token i + 1 is by far the most likely token after token i, but logits still depend on all layers.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from slipstream.checkpoints.recurrence import DELTA
 from slipstream.checkpoints.weight_blocks import TYPES
 
 FIRST = 257
-"""The first token that is no text: texts of benchmarks are of tokens from here on."""
+"""The first id that is not a byte of text. Prompts of benchmarks consist of ids from here on."""
 MIXTURE, MXFP4 = "Q4_K_M", "MXFP4_MOE"
 _TYPES = {each.name: (number, each.count, each.nbytes) for number, each in TYPES.items()}
 _OTHERWISE = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""What llama.cpp stores instead where rows do not divide into 256 columns."""
+"""Formats that llama.cpp uses instead if rows do not divide into 256 columns."""
 _SCALES: Mapping[str, tuple[float, ...]] = {
     "Q4_K": (1 / 258, 7.5 / 258), "Q5_K": (1 / 527, 15.5 / 527), "Q6_K": (1 / 1365,), "Q8_0": (1 / 73.9,),
     "Q5_0": (1 / 9.23,), "Q5_1": (1 / 9.23, -15.5 / 9.23),
 }  # fmt: skip
-"""The float16 numbers of a block of random integers, for weights with a standard deviation of 1 and a mean of 0."""
+"""The float16 numbers of a block of random integers, so that its weights have a mean of 0 and a standard deviation of
+1."""
 _PLAIN = ("conv1d", "conv.weight", "ffn_gate_inp", "ssm_alpha", "ssm_beta", "rope_factors")
-"""Parts of the names of matrices that published files hold in float32."""
+"""Parts of the names of matrices that are float32 in published files."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model.
+    """The shape of a published model.
 
     config   its config.json.  keys: metadata of its architecture that `_metadata` does not derive.
-    layers   of the published model, if the file has fewer.
-    fused    names of tensors, without their layer, that hold several of ours.
-    factors  tensors of divisors of rotary frequencies -> their value.
+    layers   number of layers of the published model, if the file has fewer.
+    fused    names of tensors, without their layer, that contain several of our tensors.
+    factors  names of the tensors with divisors of rotary frequencies, and the value of all divisors.
     """
 
     config: Mapping[str, Any]
@@ -129,7 +130,7 @@ TINY = Shape({
 
 
 def write_random_model(shape: Shape, file: Path, seed: int = 0) -> None:
-    """Write a file of this shape, complete or not at all."""
+    """Write a file of this shape. An interrupted call leaves no file."""
     config, part = shape.decoder, file.with_name(file.name + ".part")
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = dict(_tensors(shape, config))
@@ -198,7 +199,7 @@ def _metadata(shape: Shape, config: DecoderConfig) -> dict[str, Any]:
 
 
 def _tensors(shape: Shape, config: DecoderConfig) -> Iterable[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Names of the tensors of the file, with their kinds and dimensions."""
+    """Return the names of the file's tensors, with their formats and dimensions."""
     shapes = config.shapes()
     for name in shape.factors:
         yield f"{name}.weight", ("F32", (len(shape.config["rope_scaling"]["short_factor"]),))
@@ -212,7 +213,7 @@ def _tensors(shape: Shape, config: DecoderConfig) -> Iterable[tuple[str, tuple[s
 
 
 def kind_of(name: str, dims: tuple[int, ...], layers: int, mixture: str) -> str:
-    """How llama.cpp stores a tensor in a mixture of kinds."""
+    """Return the format in which llama.cpp stores a tensor, in a mixture of formats such as Q4_K_M."""
     if len(dims) == 1 or name.endswith(".bias") or any(part in name for part in _PLAIN):
         return "F32"
     if mixture == MXFP4:
@@ -231,7 +232,7 @@ def kind_of(name: str, dims: tuple[int, ...], layers: int, mixture: str) -> str:
 def _random_values(
     shape: Shape, config: DecoderConfig, name: str, kind: str, dims: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
-    """The bytes of a tensor. Matrices give outputs as large as their inputs."""
+    """Return the random bytes of a tensor. Outputs of a matrix are as large as its inputs."""
     stem = name.removesuffix(".weight")
     if name == "token_embd.weight":
         size = math.sqrt(2 * config.layers) / config.embedding_scale
@@ -251,7 +252,8 @@ def _random_values(
 
 
 def random_blocks(kind: str, outs: int, columns: int, rng: np.random.Generator, size: float) -> np.ndarray:
-    """Random weights [outs, blocks, bytes of a block] with a mean of about 0. size: their standard deviation."""
+    """Return random weights [outs, blocks, bytes of a block] with a mean of about 0. size: standard deviation of the
+    weights."""
     _, count, nbytes = _TYPES[kind]
     raw = np.frombuffer(rng.bytes(outs * columns // count * nbytes), np.uint8).reshape(outs, columns // count, nbytes)
     raw = raw.copy()
@@ -279,9 +281,9 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Encode a value of metadata with its type. Lists are of integers or texts."""
+    """Encode a metadata value with its type. Lists contain integers or strings."""
     if isinstance(value, list):
-        if isinstance(value[0], int):  # llama.cpp reads no others
+        if isinstance(value[0], int):  # llama.cpp reads no other lists of numbers
             return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
         return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
     if isinstance(value, str):

@@ -1,5 +1,5 @@
-"""ik_llama.cpp or llama.cpp on GGUF files, through the C interface of their Python packages: `llama_decode`, and
-numpy's argmax over the logits. (The samplers of ik_llama.cpp's package take 10 ms a token.)"""
+"""Worker of ik_llama.cpp or llama.cpp on GGUF files. It uses the C interface of their Python packages: `llama_decode`,
+and numpy's argmax over the logits. (The samplers of ik_llama.cpp's package take 10 ms per token.)"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError:
     IK = False
 CONTEXT, CHUNK = 4096, 512
 NGRAMS, DRAFT = (3, 2), 4
-"""Lengths of n-grams that are looked up, and of a draft; longer ones lose more on texts that do not repeat."""
+"""Lengths of n-grams to look up, and draft length. Longer drafts lose more time on texts that do not repeat."""
 models: dict[str, Model] = {}
 draft_models: dict[str, DraftModel] = {}
 
@@ -55,7 +55,8 @@ class Model:
             api.llama_memory_clear(api.llama_get_memory(self.context), True)
 
     def decode(self, ids: list[int], start: int, every: bool = False) -> np.ndarray:
-        """Logits after the last token [1, V], or after each [n, V]."""
+        """Run tokens at the positions from `start` on. Returns the logits after the last token [1, V], or with `every`
+        after each token [n, V]."""
         batch = self.batch
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
@@ -70,7 +71,7 @@ class Model:
     def forget(self, start: int) -> None:
         """Drop the keys and values of positions from `start` on."""
         if IK:
-            drop = api._lib.llama_kv_cache_seq_rm  # the package has no name for it
+            drop = api._lib.llama_kv_cache_seq_rm  # the package does not wrap this function
             drop.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
             drop(self.context, 0, start, -1)
         else:
@@ -84,12 +85,12 @@ class Model:
 
 
 class DraftModel(Model):
-    """A model that drafts, with keys and values of the tokens `known`."""
+    """A draft model. known: the tokens whose keys and values are in its KV cache."""
 
     known: Seq[int] = ()
 
     def draft(self, text: list[int], most: int, least: float) -> list[int]:
-        """A greedy chain after the text, up to the first token with a probability below `least`."""
+        """Draft a greedy chain after the text, up to the first token whose probability is below `least`."""
         same = min(len(commonprefix([list(self.known), text])), len(text) - 1)
         self.forget(same)
         for at in range(same, len(text), CHUNK):
@@ -108,7 +109,7 @@ class DraftModel(Model):
 
 
 def load(name: str, file: str, threads: int, quantize: None = None, draft: str | None = None) -> dict[str, Any]:
-    """Load a file under a name. draft: file of a draft model, which drafts in place of lookup."""
+    """Load a file under a name. draft: file of a draft model, which then drafts instead of the n-gram lookup."""
     models[name] = Model(file, threads)
     if draft is not None:
         draft_models[name] = DraftModel(draft, threads)
@@ -119,13 +120,13 @@ def request(
     name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = (),
     chain: int = 16, least: float = 0.75,
 ) -> dict[str, Any]:  # fmt: skip
-    """See `slipstream_worker`. drafted: by the draft model that was loaded, else by lookup, also in the
-    prediction, if there is one. chain, least: most draft tokens of a draft model, and the probability below which it
-    drafts no further (llama.cpp's `--draft-max` and `--draft-p-min`)."""
+    """See `slipstream_worker`. drafted: draft with the draft model if one was loaded, else with n-gram lookup in the
+    sequence and in the prediction. chain, least: most draft tokens of a draft model, and the probability below which it
+    stops drafting (llama.cpp's `--draft-max` and `--draft-p-min`)."""
     model, started = models[name], time.perf_counter()
     generated = [int(model.read(ids)[0].argmax())]
     first = time.perf_counter() - started
-    before = [*prediction, *ids]  # a lookup prefers what stands last
+    before = [*prediction, *ids]  # in this order, because a lookup prefers the last match
     while len(generated) < tokens and generated[-1] not in ends:
         room = tokens - len(generated) - 1
         if drafted and name in draft_models:
@@ -145,7 +146,8 @@ def request(
 
 
 def lookup(text: list[int], most: int) -> list[int]:
-    """Return the text after the last earlier occurrence of the longest n-gram at the end, of `NGRAMS` tokens."""
+    """Return the tokens that followed the last earlier occurrence of the n-gram at the end of the text. n is the first
+    of `NGRAMS` for which there is an occurrence."""
     whole = np.asarray(text)
     for length in NGRAMS:
         if most < 1 or len(text) <= length:
@@ -174,7 +176,7 @@ def logits(name: str, ids: list[int], file: str) -> dict[str, Any]:
 
 
 def memory(name: str) -> dict[str, Any]:
-    """Bytes: the highest of the process so far."""
+    """Return the peak memory of the process so far, in bytes."""
     return {"peak": peak_memory()}
 
 

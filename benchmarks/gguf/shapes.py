@@ -1,15 +1,17 @@
-"""Shapes of published models with random weights: Slipstream against ik_llama.cpp and llama.cpp on the same GGUF file.
+"""Compares Slipstream with ik_llama.cpp and llama.cpp on the same GGUF files, which have the shapes of published models
+and random weights.
 
     python -m benchmarks.gguf.shapes [--models Gemma-3-1B ...] [--minutes 20]
 
-Every contender is a process of its own, and each runs once a round, in rotating order: decoding after a prompt of 32
-tokens, then the first token after a prompt of 512. Before, the logits of all after a short prompt are compared, so that
-they run the same model: random weights would hide that they do not. Models that the results hold are not measured
-again; --fresh measures them anew. Mixtures of experts have fewer layers than published, and their vocabulary once.
+Every contender is a process of its own and runs once per round, in rotating order: decoding after a prompt of 32
+tokens, then the first token after a prompt of 512. Before that, the logits of all contenders after a short prompt are
+compared, to check that they run the same model; the outputs of random weights would not show a difference. Models that
+are in the results file are not measured again, except with --fresh. Mixtures of experts have fewer layers than
+published, and share one matrix for embedding and output head.
 
-Hybrids also copy a text that stands in the prompt: Slipstream with the drafter "suffix" and the text as a prediction,
-llama-server with each of its n-gram drafters. For mixtures, passes over several rows are compared with the bytes of the
-experts that they read.
+Hybrids also copy a text that is in the prompt: Slipstream with the drafter "suffix" and the text as a prediction,
+llama-server with each of its n-gram drafters. For mixtures, the times of passes over several rows are compared with the
+bytes of the experts that these passes read.
 """
 
 from __future__ import annotations
@@ -53,13 +55,13 @@ from slipstream.checkpoints.weight_formats import FORMATS
 from slipstream.measure.provenance import OtherProcesses, commit, machine, now, public, public_values
 
 PROMPT, ALIKE = 32, 0.9
-"""Tokens of the short prompt; the correlation of logits below which a contender runs another model."""
+"""Tokens of the short prompt; correlation of logits below which a contender is assumed to run another model."""
 WIDE = {"gpt-oss-20b": 4, "Qwen3-30B-A3B": 4, "Qwen3.6-35B-A3B": 3}
-"""Mixture -> the rows whose pass is compared with that of one."""
+"""For each mixture, the number of rows whose pass is compared with a pass over one row."""
 RIVALS_OFF = ("Qwen3.6-35B-A3B",)
-"""Models of which only passes are measured."""
+"""Models for which rivals are not run, and only passes are measured."""
 PASSAGE, HEAD = 160, 32
-"""Tokens of the text that is copied, and of it those with which the copy begins."""
+"""Tokens of the text that is copied, and how many of its first tokens are given as the beginning of the copy."""
 
 
 PARTS = [heading, noise, figures, speeds, passes, copies, left_out]
@@ -70,13 +72,15 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=(*SHAPES, "tiny"), default=list(SHAPES))
     parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, IK, LLAMACPP), default=[SLIPSTREAM, IK, LLAMACPP])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=128, help="that are decoded")
-    parser.add_argument("--minutes", type=float, default=20.0, help="no model and no round begins after so many")
-    parser.add_argument("--fresh", action="store_true", help="measure models again that the results hold")
+    parser.add_argument("--tokens", type=int, default=128, help="number of tokens to decode")
+    parser.add_argument("--minutes", type=float, default=20.0, help="time limit: no model and no round begins later")
+    parser.add_argument("--fresh", action="store_true", help="measure models again that are in the results")
     parser.add_argument("--write-only", action="store_true", help="write the files, measure nothing")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf" / "shapes", help="where files are kept")
     parser.add_argument("--server", type=Path, default=SERVER, help="llama-server, for copies")
-    parser.add_argument("--ngrams", nargs="*", choices=METHODS, default=list(METHODS), help="of llama-server")
+    parser.add_argument(
+        "--ngrams", nargs="*", choices=METHODS, default=list(METHODS), help="llama-server's n-gram drafters"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
 
@@ -94,7 +98,7 @@ def started(who: str) -> Worker:
 
 
 class Measurement:
-    """Measures one model. skipped: contender -> why. facts: as in the results."""
+    """Measures one model. skipped: reasons by contender. facts: as in the results."""
 
     def __init__(self, name: str, file: Path, only: Seq[str]):
         self.name, self.file, self.shape = name, file, SHAPES.get(name, TINY)
@@ -120,12 +124,13 @@ class Measurement:
         return {"drafter": "suffix"} if who == SLIPSTREAM else {}
 
     def text(self, length: int, seed: int) -> list[int]:
-        """Random tokens, but for the last one: greedy texts count up from it."""
+        """Return random tokens. The last token is fixed, because the greedy output counts up from it."""
         rng = np.random.default_rng(seed)
         return [*rng.integers(FIRST, self.vocab, length - 1).tolist(), FIRST + seed % 100]
 
     def compare(self) -> None:
-        """Compare logits, the largest left out, which says nothing of layers; drop who runs another model."""
+        """Compare the logits of all contenders, and drop contenders that run another model. The largest logit is left
+        out, because it does not depend on the layers."""
         ids, found = self.text(PROMPT, 1), dict[str, np.ndarray]()
         with tempfile.TemporaryDirectory() as folder:
             for who, worker in self.workers.items():
@@ -154,7 +159,7 @@ class Measurement:
         self.times[what].setdefault(who, []).append(seconds)
 
     def copy(self, server: Path, rounds: int, log: Path, methods: Seq[str]) -> None:
-        """Copy a passage of the prompt, in turns with llama-server in each of its ways."""
+        """Measure copying a passage of the prompt, in turns with llama-server plain and with each n-gram drafter."""
         passage = list(range(FIRST, FIRST + PASSAGE))
         ids = [*passage, *self.text(16, 5), *passage[:HEAD]]
         rest = passage[HEAD:]
@@ -191,8 +196,8 @@ class Measurement:
         entry["right"] &= right
 
     def sizes(self) -> dict[str, dict[str, float]]:
-        """Return the bytes that every token reads ("always"), the bytes of one expert of a layer, and the bytes of one
-        token ("token"): in the file, which rivals read, and as our kernels keep them."""
+        """Return sizes in bytes, in the format of the file, which rivals read, and in the format of our kernels:
+        "always" (read for every token), "expert" (one expert of a layer), and "token" (all that one token reads)."""
         config, kinds = self.shape.decoder, {each.name: each for each in TYPES.values()}
         sizes = {form: {"always": 0.0, "expert": 0.0} for form in ("file", "packed")}
         for tensor in read_header(self.file).tensors:
@@ -209,7 +214,7 @@ class Measurement:
         return sizes
 
     def passes(self, wide: int, rounds: int) -> dict[str, Any]:
-        """Milliseconds of passes over one row and several, and the bytes that each reads."""
+        """Return the milliseconds of passes over one row and over several rows, and the bytes that they read."""
         sizes, found = self.sizes()["packed"], {}
         call, cells = self.workers[SLIPSTREAM].call, {1: list[float](), wide: list[float]()}
         read = {count: list[float]() for count in cells}
@@ -260,7 +265,7 @@ def measure(name: str, options: argparse.Namespace, deadline: float) -> dict[str
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Write shapes.json and shapes.md after each model; 1 if a bar is missed."""
+    """Write shapes.json and shapes.md after each model. Returns 1 if a bar is missed."""
     options, deadline = arguments(words), None
     for name in options.models:
         if not (file := options.files / f"{name}.gguf").exists():

@@ -1,4 +1,4 @@
-"""The figures of `benchmarks.gguf.shapes` and its tables."""
+"""The figures and tables of `benchmarks.gguf.shapes`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILDS = (
 
 
 def figures_of(models: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare what was measured with the bars. A model without a rival that runs has no figure against rivals."""
+    """Compare the measurements with the bars. A model that no rival runs has no figure against rivals."""
     return [row for name, model in models.items() for row in _figures(name, model)]
 
 
@@ -63,7 +63,7 @@ def _row(text: str, bar: float, estimate: Mapping[str, Any], at_most: bool = Fal
 
 
 def _share(model: Mapping[str, Any], who: str) -> float:
-    """Return the share of the bandwidth that a loop of additions reaches."""
+    """Return the read bandwidth of decoding, as a share of the bandwidth of a loop that only adds."""
     took = statistics.median(model["seconds"][DECODING][who])
     return float(_token_bytes(model, who) / took / model["bandwidth"])
 
@@ -123,7 +123,7 @@ def _rates(seconds: list[float]) -> str:
 
 
 def passes(results: dict[str, Any]) -> list[str]:
-    """Milliseconds of a pass by its rows."""
+    """Tabulate the milliseconds of a pass by its number of rows."""
     body = [
         (name, count, f"{each['milliseconds']:.1f}", f"{each['bytes'] / 1e9:.2f}")
         for name, model in results["models"].items()
@@ -133,7 +133,7 @@ def passes(results: dict[str, Any]) -> list[str]:
 
 
 def copies(results: dict[str, Any]) -> list[str]:
-    """Speed of copies of a text that stands in the prompt."""
+    """Tabulate the speed of copying a text that is in the prompt."""
     body = []
     for name, model in results["models"].items():
         for who, each in model["copies"].items():

@@ -1,4 +1,4 @@
-"""Slipstream on GGUF files, plain."""
+"""Worker of Slipstream on GGUF files."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def load(
     drafters: Mapping[str, str] | None = None,
     draft_quantize: str | None = None,
 ) -> dict[str, Any]:
-    """Load a file under a name, plain, and with drafters as the command line takes them: names of the registry,
-    separated by commas, and a draft model or head. drafters: further ones for the same target, by name, with the draft
-    model in the format `draft_quantize`."""
+    """Load a file under a name, for plain decoding and with a drafter. The drafter is given as on the command line:
+    names of the registry, separated by commas, and a draft model or head. drafters: further drafters for the same
+    target, by name. draft_quantize: weight format of the draft model."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
     chosen, options = parse_draft(names_of(drafter), draft)
     drafting[name] = LLM(models[name].target, chosen, draft_options=options, draft_tokens=draft_tokens)
@@ -48,8 +48,8 @@ def load(
 def request(
     name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = ()
 ) -> dict[str, Any]:
-    """Greedy continuation of `ids`. ends: ids that end it. seconds: from the call to the last token; first: to
-    the first `count` tokens."""
+    """Continue `ids` greedily. ends: ids that end the output. In the result, seconds is the time until the last token,
+    and first the time until the first `count` tokens."""
     started, first, count = time.perf_counter(), 0.0, 0
     llm = (drafting if drafted else models)[name]
     seq = llm.sequence(ids, SamplingParams(max_tokens=tokens, ignore_eos=True, stop_token_ids=tuple(ends)))
@@ -61,7 +61,7 @@ def request(
 
 
 def loss(name: str, ids: list[int]) -> dict[str, Any]:
-    """Sum of -log p of ids after the first, in one window."""
+    """Return the sum of -log p over all ids after the first, in one window."""
     target = models[name].target
     seq = Sequence(ids[:1])
     logits = target.run([seq], Draft.chains([ids[1:]])).logits[: len(ids) - 1]
@@ -72,7 +72,7 @@ def loss(name: str, ids: list[int]) -> dict[str, Any]:
 
 
 def logits(name: str, ids: list[int], file: str) -> dict[str, Any]:
-    """Write the logits after the last token to a file of numpy, float32 [V]."""
+    """Write the logits after the last token to a numpy file, float32 [V]."""
     target = models[name].target
     seq = Sequence(ids)
     np.save(file, target.run([seq], Draft.empty(1)).logits[-1].float().numpy())
@@ -81,8 +81,8 @@ def logits(name: str, ids: list[int], file: str) -> dict[str, Any]:
 
 
 def rows(name: str, count: int, repeats: int, first: int = 20) -> dict[str, Any]:
-    """Milliseconds of a pass over `count` rows of one text, after 64 tokens, and the experts that it read in all
-    layers. first: the first draft token."""
+    """Return the milliseconds of a pass over `count` rows of one sequence, after 64 tokens, and the number of experts
+    that it read in all layers. first: the first draft token."""
     target = models[name].target
     seq, times, experts = Sequence(list(range(10, 74))), [], []
     target.run([seq], Draft.empty(1))
@@ -99,7 +99,7 @@ def rows(name: str, count: int, repeats: int, first: int = 20) -> dict[str, Any]
 
 
 def bandwidth(gigabytes: float = 1.0) -> dict[str, Any]:
-    """Bytes a second that a loop reads which does nothing but add, on all threads of torch; the best of ten."""
+    """Return the bytes per second that a loop reads which only adds, on all threads of torch; the best of ten runs."""
     numbers, best = torch.ones(int(gigabytes * 2**28)), math.inf
     for _ in range(10):
         started = time.perf_counter()
@@ -109,7 +109,7 @@ def bandwidth(gigabytes: float = 1.0) -> dict[str, Any]:
 
 
 def memory(name: str) -> dict[str, Any]:
-    """Bytes: the highest of the process so far, weights that a pass reads, keys and values."""
+    """Return sizes in bytes: peak memory of the process so far, weights that a pass reads, and KV cache."""
     parts = models[name].target.executor.memory()
     return {"peak": peak_memory(), **parts}
 

@@ -1,1 +1,1 @@
-"""Targets that transformers runs: Slipstream's loop against transformers' own."""
+"""Compares Slipstream with transformers' own generation, on targets that transformers runs."""

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.huggingface`: our loop against transformers' own, on targets that transformers runs.
+"""`python -m benchmarks.huggingface` compares our loop with transformers' own, on targets that transformers runs.
 
     python -m benchmarks.huggingface --only assisted --minutes 4
     python -m benchmarks.huggingface --only control --target FOLDER --draft FOLDER
 
-The target is the embedded one, made wider and deeper by zeros: it writes what the embedded target writes and costs as
-much as a model of its size, so the draft model that ships is accepted as often as on the embedded target.
+The target is the embedded target, made wider and deeper with zeros. It writes the same text and costs as much as any
+model of its size, so the embedded draft model has the same acceptance rate as with the embedded target.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slipstream.measure.provenance import OtherProcesses, digest
 from slipstream.tokens.text import load_tokenizer
 
 TOGETHER = 8
-"""Texts at once."""
+"""Number of requests in a batch."""
 T5 = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 """The shape of T5-small, 60M parameters."""
 
@@ -56,13 +56,13 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def bad_draft(files: Path) -> Path:
-    """A draft model that is right by chance only; made once."""
+    """Return a draft model with random weights, which is right only by chance. It is made once."""
     path = files / "random-draft"
     return path if path.exists() else random_weights(path, zoo.draft_dir())
 
 
 def texts_at_once(session: Session, prompts: Prompts, tokens: int, rounds: int) -> dict[str, bool]:
-    """Series apart_X and together_X for X plain, draft and t5. Returns whether the texts were the same."""
+    """Measure the series apart_X and together_X for X plain, draft and t5. Returns whether outputs were the same."""
     worker = session.workers["slipstream"]
     rng = np.random.default_rng(0)
     sources = [rng.integers(3, T5["vocab_size"], 40 + 8 * i).tolist() for i in range(TOGETHER)]
@@ -79,7 +79,8 @@ def texts_at_once(session: Session, prompts: Prompts, tokens: int, rounds: int) 
 
 
 def fastest(session: Session) -> str | None:
-    """The assisted generation with the least typical time, whose times become the series "assisted"."""
+    """Return the contender with assisted generation whose typical time is lowest. Its times become the series
+    "assisted"."""
     there = [key for key in ASSISTED if key in session.cells]
     if not there:
         return None
@@ -89,14 +90,15 @@ def fastest(session: Session) -> str | None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, and write huggingface-GROUP.json and .md of each group; 1 if a bar is missed."""
+    """Measure, and write huggingface-GROUP.json and huggingface-GROUP.md of each group. Returns 1 if a bar is
+    missed."""
     options = arguments(words)
     options.words = sys.argv[1:] if words is None else words
     return max([measure(options, name) for name in options.only])
 
 
 def measure(options: argparse.Namespace, name: str) -> int:
-    """One group."""
+    """Measure one group."""
     group, console = GROUPS[name], Console(stderr=True)
     options.files.mkdir(parents=True, exist_ok=True)
     target, draft = (str(path) for path in (options.target or larger(options.files), options.draft or zoo.draft_dir()))
@@ -127,7 +129,7 @@ def measure(options: argparse.Namespace, name: str) -> int:
             results = assemble(session, list(group.figures), prompts, source, FIGURES)
         finally:
             session.close()
-    source["neighbours"] = neighbours.share()  # now that every child has been waited for
+    source["neighbours"] = neighbours.share()  # after all child processes have ended
     options.out.mkdir(parents=True, exist_ok=True)
     file, table = options.out / f"huggingface-{name}", shown(results)
     file.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
@@ -137,7 +139,7 @@ def measure(options: argparse.Namespace, name: str) -> int:
 
 
 def shown(results: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Render the results as Markdown."""
     source = results["provenance"]
     more = []
     if source["fastest_assisted"]:

@@ -1,4 +1,4 @@
-"""Lists the systems compared on targets that transformers runs, and the bars."""
+"""The systems that are compared on targets that transformers runs, and the bars that must be reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = {
     "transformers": WORKERS["transformers"],
 }
 LENGTHS = (2, 4, 6, 10)
-"""Draft lengths of draft models: of each contender the fastest on prompts that are not measured is taken."""
+"""Draft lengths of draft models. Each contender uses the length that is fastest on prompts that are not measured."""
 AUTO_BAD, CUSTOM_BAD = "bad", "custom_bad"
 
 OURS = {
@@ -36,7 +36,7 @@ ASSISTED = {
     "heuristic": Contender("transformers, assisted, heuristic", "transformers", "heuristic", lengths=LENGTHS),
     "defaults": Contender("transformers, assisted, its defaults", "transformers", "confident", draft_tokens=20),
 }
-"""transformers' assisted generation: the settings that its documentation names. The fastest counts."""
+"""transformers' assisted generation, with the settings that its documentation names. The fastest setting counts."""
 THEIRS = {
     "transformers": Contender("transformers, generate", "transformers", "target"),
     **ASSISTED,
@@ -47,8 +47,8 @@ CONTENDERS = {key: replace(who, prompts="both") for key, who in {**OURS, **THEIR
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders of one interleaved run, and the figures out of it; without contenders, batches are compared with their
-    texts one after another."""
+    """Contenders of one interleaved run, and the figures computed from it. A group without contenders compares batches
+    with the same requests one after another."""
 
     contenders: tuple[str, ...]
     figures: tuple[str, ...]

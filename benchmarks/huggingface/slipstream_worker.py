@@ -1,4 +1,5 @@
-"""Slipstream with a target that transformers runs: plain, with drafters, in batches, and within `generate`."""
+"""Worker of Slipstream with a target that transformers runs: plain, with drafters, in batches, and inside
+`generate`."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ from slipstream.targets.describe import as_target
 
 modules: dict[str, Any] = {}
 targets: dict[tuple[str, str], Any] = {}
-loaded: dict[str, dict[str, Any]] = {}  # the arguments that each name was loaded with
-engines: dict[tuple[str, int], Any] = {}  # (name, draft length): what it has learned about lengths is kept
+loaded: dict[str, dict[str, Any]] = {}  # arguments of `load` by name
+engines: dict[tuple[str, int], Any] = {}  # (name, draft length): reused, with what it has learnt
 
 
 def load(
     name: str, target: str, draft: str | None = None, draft_executor: str = AUTO, custom: bool = False
 ) -> dict[str, Any]:
-    """Name a way of decoding. Each model is loaded once, in float32.
+    """Store settings of decoding under a name. Each model is loaded once, in float32.
 
-    draft  a drafter's name, or a folder. custom: whether it is used through `generate(custom_generate=...)`.
+    draft  a drafter's name, or the folder of a draft model. custom: whether to decode with
+           `generate(custom_generate=...)`.
     """
     loaded[name] = {"target": target, "draft": draft, "draft_executor": draft_executor, "custom": custom}
     _engine(name, 0)
@@ -36,7 +38,7 @@ def load(
 def _module(path: str) -> Any:
     if path not in modules:
         modules[path] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        # As in the peer: the end of the text is ignored.
+        # As in `transformers_peer`, end-of-text tokens are ignored.
         modules[path].generation_config.eos_token_id = modules[path].config.eos_token_id = None
         modules[path].generation_config.pad_token_id = 0
     return modules[path]
@@ -55,7 +57,7 @@ def _draft(draft: str | None, executor: str) -> Any:
 
 
 def _engine(name: str, draft_tokens: int) -> Any:
-    """draft_tokens: 0 lets Slipstream choose."""
+    """Return an engine, which is made at its first use. draft_tokens: draft length; 0: chosen in each step."""
     key = name, draft_tokens
     if key not in engines:
         how, most = loaded[name], draft_tokens or AUTO
@@ -68,9 +70,9 @@ def _engine(name: str, draft_tokens: int) -> Any:
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` 0: chosen in each step.
+    """Continue `ids` greedily by `tokens` tokens. draft_tokens: draft length; 0: chosen in each step.
 
-    seconds: wall time of the call, prefill included. stats: what the engine counted.
+    In the result, seconds is the wall time of the call, prefill included, and stats are the engine's statistics.
     """
     engine = _engine(name, draft_tokens)
     if loaded[name]["custom"]:
@@ -100,7 +102,7 @@ def _params(tokens: int) -> SamplingParams:
 
 
 def batch(name: str, prompts: Seq[list[int]], tokens: int, rounds: int) -> dict[str, Any]:
-    """Seconds of all prompts in one batch, and of one after another, in turns."""
+    """Measure the seconds of all prompts in one batch, and of the same prompts one after another, in turns."""
     engine, params = _engine(name, 0), _params(tokens)
     assert len(prompts) <= engine.max_batch
     together, apart, same = list[float](), list[float](), True
@@ -117,7 +119,7 @@ def batch(name: str, prompts: Seq[list[int]], tokens: int, rounds: int) -> dict[
 
 
 def load_t5(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """A T5 of random weights, for `batch`: its time depends on its shape."""
+    """Make a T5 with random weights for `batch`. Its speed depends only on its shape."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)

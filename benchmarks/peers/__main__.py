@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Slipstream and other engines in one interleaved run."""
+"""`python -m benchmarks.peers` measures Slipstream and other engines in one interleaved run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def versions(session: Session) -> dict[str, Any]:
-    """The versions of each worker's packages, once per module. Dead workers are left out."""
+    """Return the versions of each worker's packages, once per worker module. Workers that died are left out."""
     versions: dict[str, Any] = {}
     for name, worker in session.workers.items():
         try:
@@ -63,7 +63,7 @@ def versions(session: Session) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run, print, and write three files. 1 if not even our own plain decoding could be measured."""
+    """Measure, print, and write three files. Returns 1 if our own plain decoding could not be measured."""
     options, console = arguments(words), Console(stderr=True)
     options.out.mkdir(parents=True, exist_ok=True)  # fails before the run if the folder is not writable
     target, draft = options.target or str(zoo.target_dir()), options.draft or str(zoo.draft_dir())
@@ -90,7 +90,7 @@ def main(words: list[str] | None = None) -> int:
             results = assemble(session, prompts, source)
         finally:
             session.close()
-    source["neighbours"] = neighbours.share()  # now that every child has been waited for
+    source["neighbours"] = neighbours.share()  # after all child processes have ended
     table = markdown(results, {key: contenders[key].label for key in keys})
     (options.out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "peers.md").write_text(table)

@@ -1,5 +1,5 @@
-"""OpenVINO GenAI: `LLMPipeline`, plain, with a draft model and with prompt lookup. Runs in its own environment
-(`make peer-genai`)."""
+"""Worker of OpenVINO GenAI: `LLMPipeline`, plain, with a draft model and with prompt lookup. Runs in its own
+environment (`make peer-genai`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from benchmarks.protocol import ROOT, THREADS, fingerprint, serve, versions
 EXPORTS = ROOT / ".venv-peers" / "exports"
 PROPERTIES = {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
 FLOAT32 = {**PROPERTIES, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-# The pipeline chooses the precision of its arithmetic: bfloat16 where the processor has it. It would store keys and
-# values in 8 bits, but every contender of the table stores them in 16 or 32.
+# Without a setting, the pipeline chooses the precision of its arithmetic, which is bfloat16 if the processor has it,
+# and stores keys and values in 8 bits. All other contenders store keys and values in 16 or 32 bits.
 FAST = {**PROPERTIES, "KV_CACHE_PRECISION": "f16"}
-LOOKUP_NGRAM = 3  # the longest end of the text that prompt lookup searches for
+LOOKUP_NGRAM = 3  # longest n-gram at the end of the text that prompt lookup searches for
 pipelines: dict[str, genai.LLMPipeline] = {}
 lookups: dict[str, bool] = {}
 
 
 def scheduler() -> genai.SchedulerConfig:
-    """One request at a time. The prefix cache is off: rounds repeat prompts, and their prefill must be timed."""
+    """Configure the pipeline for one request at a time. The prefix cache is off, because rounds repeat prompts and
+    their prefill must be timed."""
     config = genai.SchedulerConfig()
     config.enable_prefix_caching = False
     config.max_num_seqs = 1
@@ -37,8 +38,8 @@ def scheduler() -> genai.SchedulerConfig:
 
 
 def export(path: str, precision: str, *options: str) -> Path:
-    """Convert a checkpoint by optimum-intel, once for each content of its weights; `precision`: fp32, fp16 or int8.
-    options: more of `optimum-cli export openvino`."""
+    """Convert a checkpoint with optimum-intel, unless the same weights were converted before. precision: fp32, fp16 or
+    int8. options: further options of `optimum-cli export openvino`."""
     folder = EXPORTS / f"{fingerprint(path)}-{precision}"
     if not (folder / "openvino_model.bin").exists():
         tool = Path(sys.executable).parent / "optimum-cli"
@@ -59,9 +60,10 @@ def load(
     precision: str = "fp32",
     float32: bool = True,
 ) -> dict[str, Any]:
-    """Build a pipeline under a name, exporting what has not been exported yet; a draft model is stored as its target.
+    """Build a pipeline under a name. Checkpoints that were not exported yet are exported, a draft model in the same
+    format as its target.
 
-    float32: compute in float32, else in what the pipeline chooses.
+    float32: compute in float32 instead of the precision that the pipeline chooses.
     """
     options: dict[str, Any] = {"prompt_lookup": True} if lookup else {}
     properties = FLOAT32 if float32 else FAST
@@ -74,10 +76,10 @@ def load(
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0, ends: Sequence[int] = ()) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens, or up to one of `ends`; `draft_tokens` > 0 drafts as many per
-    step.
+    """Continue `ids` greedily by `tokens` tokens, or up to one of `ends`. draft_tokens: draft length; 0: plain
+    decoding.
 
-    seconds: wall time of the call, prefill included. Ids go in and come out, so no text is made.
+    In the result, seconds is the wall time of the call, prefill included. Nothing is detokenised.
     """
     config = genai.GenerationConfig()
     config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, not ends, False

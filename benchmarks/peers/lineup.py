@@ -1,6 +1,6 @@
-"""The compared contenders: every engine in each of its ways of decoding and at several accuracies, on the same prompts.
+"""The contenders: every engine in all its modes of decoding and in several weight formats, on the same prompts.
 
-They are compared within a class (how many bits the weights have) and a mode (plain, draft model, lookup).
+Contenders are compared within a class (number of bits of the weights) and a mode (plain, draft model, lookup).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SYSTEMS = {
     "vllm_draft": "vLLM",
     "vllm_ngram": "vLLM",
 }
-"""Worker -> name of the system."""
+"""Name of the system by worker."""
 CLASSES = {16: "16 bits", 8: "8 bits", 4: "4 bits"}
-"""Accuracy classes, by the bits of a weight: 16 are 16 or 32."""
+"""Classes by the bits of a weight. Class 16 includes weights of 32 bits."""
 BASE = "plain"
 SIXTEEN = "keys, values and the rows that enter a matrix product are rounded to float16"
 BINDINGS = "drafts by a second model through the bindings' draft interface; llama.cpp's own loop has no Python binding"
@@ -68,7 +68,7 @@ LOOKUP = {
 
 
 def exports(end: str, words: str) -> dict[str, Contender]:
-    """OpenVINO GenAI's further contenders of one mode; end: of the names of its models."""
+    """Return OpenVINO GenAI's further contenders of one mode. end: end of the names of its models."""
     exports = {}
     for bits, export in ((16, "fp16"), (8, "int8")):
         for suffix, arithmetic in (("", "f32"), ("_fast", "default")):
@@ -88,12 +88,13 @@ OURS = {
     (16, "plain"): "plain", (16, "draft model"): "draft", (16, "lookup"): "suffix",
     (8, "plain"): "int8", (8, "draft model"): "int8_draft", (8, "lookup"): "int8_suffix",
 }  # fmt: skip
-"""The contender of Slipstream that is compared with the others of a class and mode: one each, whatever it measures."""
+"""Slipstream's contender for each class and mode. It is fixed before the measurement, and is compared with all other
+engines."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Two contenders of one class and mode: one of Slipstream (None: it has none) and one of another engine."""
+    """Two contenders of one class and mode, one of Slipstream (None: there is none) and one of another engine."""
 
     bits: int
     mode: str
@@ -102,8 +103,8 @@ class Match:
 
 
 def lineup(draft_tokens: int | None = None, lookup_tokens: int | None = None) -> dict[str, Contender]:
-    """All contenders, engine by engine. Each draft model and each lookup chooses its own draft length, unless all of
-    them are given one."""
+    """Return all contenders, ordered by engine. draft_tokens, lookup_tokens: draft length of all contenders with a
+    draft model or lookup; None: each uses its fastest length on other prompts."""
     given = {"plain": None, "draft model": draft_tokens, "lookup": lookup_tokens}
     entries = {}
     for mode, contenders in MODES.items():
@@ -117,13 +118,13 @@ def lineup(draft_tokens: int | None = None, lookup_tokens: int | None = None) ->
 
 
 def matches(contenders: Mapping[str, Contender]) -> list[Match]:
-    """Slipstream's contender of each class and mode with every one of the other engines."""
+    """Pair Slipstream's contender of each class and mode with every contender of other engines."""
     rivals = [(key, who) for key, who in contenders.items() if who.worker != "slipstream"]
     matches = [Match(who.bits, who.mode, OURS.get((who.bits, who.mode)), key) for key, who in rivals]
     return sorted(matches, key=lambda match: (-match.bits, list(MODES).index(match.mode)))
 
 
 def alternating(prompts: Prompts) -> Prompts:
-    """Both sets, alternating as long as both last: code, edit, code, edit, ..."""
+    """Alternate the prompts of both sets (code, edit, code, edit, ...) until one set has no more."""
     pairs = zip_longest(prompts["code"], prompts["edit"])
     return {"both": [prompt for pair in pairs for prompt in pair if prompt is not None]}

@@ -1,9 +1,10 @@
-"""llama.cpp through llama-cpp-python: F32, F16, Q8_0, Q4_K_M, and with its two kinds of draft.
+"""Worker of llama.cpp through llama-cpp-python: in F32, F16, Q8_0 and Q4_K_M, plain, with prompt lookup and with a
+draft model.
 
-Its `draft_model` is a callable from ids to draft ids. The package has prompt lookup; a draft model is a second `Llama`
-that continues greedily, which the interface allows but no class of the package provides. llama.cpp's own speculation
-(of `llama-server`) is not reachable from Python, so this measures the bindings' loop. Runs in its own environment
-(`make peer-llamacpp`).
+The package's `draft_model` is a callable from ids to draft ids. The package provides prompt lookup. For a draft model,
+we pass a second `Llama` that continues greedily. llama.cpp's own speculative decoding (in `llama-server`) cannot be
+called from Python, so this measures the loop of the Python bindings. Runs in its own environment (`make
+peer-llamacpp`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ models: dict[str, llama_cpp.Llama] = {}
 
 
 class Continuation(LlamaDraftModel):
-    """Drafts the greedy continuation by another model, whose `generate` keeps the keys of the common prefix."""
+    """Drafts the greedy continuation of a second model. Its `generate` keeps the KV of the common prefix."""
 
     def __init__(self, model: llama_cpp.Llama):
         self.model, self.num_pred_tokens = model, 0
@@ -49,8 +50,8 @@ class Continuation(LlamaDraftModel):
 
 
 def quantized(checkpoint: str, kind: str) -> Path:
-    """The checkpoint as a GGUF file of that kind, made once for each content of its weights: F32 by our converter
-    in the environment of the driver, the others by llama.cpp."""
+    """Return the checkpoint as a GGUF file in this format, which is made once for the same weights. Our converter makes
+    F32 files, in the environment of the driver; llama.cpp makes the others."""
     file = FILES / f"{fingerprint(checkpoint)}-{kind}.gguf"
     if file.exists():
         return file
@@ -70,7 +71,7 @@ def quantized(checkpoint: str, kind: str) -> Path:
 
 
 def census(file: Path) -> str:
-    """Which formats the matrices of a file are stored in, by their share of its weights: "69 % Q5_0, 31 % Q8_0"."""
+    """Describe the formats of a file's matrices, with their share of the weights: "69 % Q5_0, 31 % Q8_0"."""
     sizes: Counter[str] = Counter()
     for tensor in gguf.GGUFReader(str(file)).tensors:
         if len(tensor.shape) > 1:
@@ -79,8 +80,8 @@ def census(file: Path) -> str:
 
 
 def _model(file: Path, kind: str, draft: LlamaDraftModel | None = None) -> llama_cpp.Llama:
-    # F32 keeps its keys and values in float32; the others have llama.cpp's default, float16, and flash attention, with
-    # which they are faster.
+    # With F32 weights, keys and values are float32. With other formats they are float16, llama.cpp's default, and flash
+    # attention is on, because it is faster.
     cache = {"type_k": 0, "type_v": 0} if kind == "F32" else {}
     return llama_cpp.Llama(
         str(file), n_ctx=CONTEXT, n_batch=512, n_threads=THREADS, n_threads_batch=THREADS, verbose=False,
@@ -89,8 +90,8 @@ def _model(file: Path, kind: str, draft: LlamaDraftModel | None = None) -> llama
 
 
 def load(name: str, target: str, kind: str, draft: str | None = None, lookup: bool = False) -> dict[str, Any]:
-    """Load a model under a name, converting and quantising what has not been yet; a draft model is stored as its
-    target. note: how the target is stored."""
+    """Load a model under a name. Files that do not exist yet are converted and quantised, a draft model in the same
+    format as its target. Returns a note about the formats in the target's file."""
     helper: LlamaDraftModel | None = LlamaPromptLookupDecoding(max_ngram_size=LOOKUP_NGRAM) if lookup else None
     if draft:
         helper = Continuation(_model(quantized(draft, kind), kind))
@@ -100,9 +101,9 @@ def load(name: str, target: str, kind: str, draft: str | None = None, lookup: bo
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; a model with a drafter drafts `draft_tokens` per step.
+    """Continue `ids` greedily by `tokens` tokens. A model with a drafter drafts `draft_tokens` per step.
 
-    seconds: wall time of the call, prefill included; nothing is kept from an earlier call.
+    In the result, seconds is the wall time of the call, prefill included. No KV is reused from an earlier call.
     """
     model = models[name]
     model.reset()

@@ -1,4 +1,4 @@
-"""Slipstream itself: plain, with any of its drafters, with int8 weights, and its target's bare forward."""
+"""Worker of Slipstream: plain, with any drafter, with int8 weights, and forward passes of the target alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slipstream import LLM, SamplingParams
 from slipstream.executor.executor import Batch, Executor
 
 models: dict[str, LLM] = {}
-loaded: dict[str, dict[str, Any]] = {}  # the arguments that each was loaded with
-forwards = [0.0]  # seconds inside executors since the last generate began
+loaded: dict[str, dict[str, Any]] = {}  # arguments of `load` by name
+forwards = [0.0]  # seconds spent in executors since the last `generate` began
 
 
 def load(
@@ -24,15 +24,15 @@ def load(
     draft: str | list[str] | None = None,
     quantize: str | None = None,
 ) -> dict[str, Any]:
-    """Load an engine under a name; `draft` and the rest as in `LLM`."""
+    """Load an engine under a name. `draft` and the other arguments are as in `LLM`."""
     loaded[name] = {"target": target, "draft": draft, "quantize": quantize}
     _engine(name, 0)
     return {}
 
 
 def _engine(name: str, draft_tokens: int) -> LLM:
-    """The engine of that name, created again for another draft length, because a drafter may prepare for one length
-    only."""
+    """Return the engine with this name. It is created again if the draft length changes, because a drafter may prepare
+    for one length only."""
     if name not in models or models[name].draft_tokens != draft_tokens:
         models.pop(name, None)
         llm = LLM(**loaded[name], draft_tokens=draft_tokens, dtype="float32", threads=THREADS)
@@ -42,8 +42,8 @@ def _engine(name: str, draft_tokens: int) -> LLM:
 
 
 def clock_executors(llm: LLM) -> None:
-    """Count the seconds that the executors of target and draft model spend in their passes, in `forwards`."""
-    drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
+    """Add the seconds that the executors of target and draft model spend in forward passes to `forwards`."""
+    drafter = getattr(llm.drafter, "drafter", llm.drafter)  # without its `Guard`
     parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
     for model in parts:
         if hasattr(model, "executor"):
@@ -51,7 +51,7 @@ def clock_executors(llm: LLM) -> None:
 
 
 def _clock(executor: Executor) -> None:
-    """Count the seconds that this executor spends in its passes: one at a time, and unrolled over several tokens."""
+    """Add the seconds that this executor spends in single passes and in `decode_steps` to `forwards`."""
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
@@ -70,10 +70,10 @@ def _clock(executor: Executor) -> None:
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens.
+    """Continue `ids` greedily by `tokens` tokens.
 
-    seconds: wall time of the call, prefill and detokenisation included. step: of its steps alone; forwards: of
-    target and draft passes within them. stats: what the engine counted.
+    In the result, seconds is the wall time of the call, with prefill and detokenisation; step is the time of the
+    engine's steps; forwards is the time of target and draft passes in these steps; stats are the engine's statistics.
     """
     params, engine = SamplingParams(max_tokens=tokens, ignore_eos=True), _engine(name, draft_tokens)
     forwards[0] = 0.0
@@ -88,9 +88,10 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
 
 
 def rows(name: str, past: int, counts: Seq[int], repeats: int) -> dict[str, Any]:
-    """Seconds of the target's forward over each number of new rows after `past` tokens, alternating, `repeats` times.
+    """Measure the seconds of the target's forward pass over each number of new rows after `past` tokens, alternating,
+    `repeats` times.
 
-    All rows' logits are computed, as in verification.
+    The logits of all rows are computed, as in verification.
     """
     target = models[name].target
     executor, vocab = target.executor, target.vocab_size  # type: ignore[attr-defined]

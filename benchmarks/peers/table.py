@@ -1,4 +1,4 @@
-"""The results of a finished session: a JSON document, and a table and a plot created from it."""
+"""Makes a JSON document from a finished session, and tables and a plot from the document."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from slipstream.measure.tables import Estimate, Plot, ends
 
 SCHEMA = 2
 NEAR_TIE = 1e-3
-"""Gap between the target's two best logits that float32 rounding may close; logits here are of the order of ten."""
+"""If the target's two best logits differ by less, float32 rounding may change their order. Logits here are about
+ten."""
 NONE = "Slipstream has none"
 VERDICTS = ("slower", "no difference shown", "faster", NONE, "not measured")
-"""What a comparison can say, in the order of the tables: losses first."""
+"""Possible results of a comparison, in the order of the tables: losses first."""
 
 
 def assemble(session: Session, prompts: Prompts, provenance: dict[str, Any]) -> dict[str, Any]:
-    """The results as plain JSON values; `prompts` has the one set "both".
+    """Return the results as plain JSON values. prompts: has only the set "both".
 
-    matches: Slipstream with every setting of the others, within each class and mode. best: with the fastest one of each
-    system there.
+    In the result, matches compares Slipstream with every setting of other systems within each class and mode, and best
+    compares it with the fastest setting of each system.
     """
     compared = [_match(match, session) for match in matches(session.contenders)]
     texts = {row["key"]: row for row in agreements(session, prompts)}
@@ -61,7 +62,7 @@ def _row(key: str, session: Session, prompts: Prompts, text: dict[str, Any] | No
 
 
 def _match(match: Match, session: Session) -> dict[str, Any]:
-    """How many times as fast as the other contender Slipstream's is, paired by prompt and round."""
+    """Estimate how many times as fast Slipstream's contender is as the other contender, paired by prompt and round."""
     row: dict[str, Any] = dict(vars(match))
     if match.ours is None:
         return row | {"verdict": NONE}
@@ -73,8 +74,8 @@ def _match(match: Match, session: Session) -> dict[str, Any]:
 
 
 def best(compared: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-    """Of the comparisons with each system, within each class and mode, the one with its fastest contender; of a system
-    that was not measured there, the first."""
+    """Select for each system, class and mode the comparison with the system's fastest contender, or the first
+    comparison if the system was not measured."""
     groups: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
     for row in compared:
         system = SYSTEMS[session.contenders[row["theirs"]].worker]
@@ -93,8 +94,8 @@ def _last(reason: str) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """A row's text against Slipstream's plain decoding: identical, different at near-ties, other weights, or
-    different."""
+    """Describe how a contender's outputs compare with Slipstream's plain decoding: identical, different at near-ties,
+    different because of other weights, or different."""
     if row["key"] == BASE:
         return "the reference"
     text = row["text"]
@@ -117,7 +118,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any], labels: dict[str, str]) -> str:
-    """The tables for people. labels: contender -> name, of all requested contenders, measured or not."""
+    """Render the results as Markdown. labels: names of all requested contenders, measured or not."""
     blocks = [
         noise(results),
         comparison("Slipstream and the fastest setting of each system", results["best"], results, labels),
@@ -133,7 +134,7 @@ def markdown(results: dict[str, Any], labels: dict[str, str]) -> str:
 def comparison(
     title: str, compared: list[dict[str, Any]], results: dict[str, Any], labels: dict[str, str]
 ) -> list[str]:
-    """Comparisons within a class and mode, losses first and in bold."""
+    """Tabulate comparisons within a class and mode. Losses come first and are bold."""
     lines = [f"**{title}**: tokens/s on code / edits", ""]
     lines += ["| class | mode | ours | theirs | ours is (95 %) | |", "|---|---|---|---|---|---|"]
     measured = {row["key"]: row for row in results["contenders"]}
@@ -156,7 +157,7 @@ def _over(value: float) -> str:
 
 
 def named(label: str, row: dict[str, Any] | None) -> str:
-    """A contender with its speed and draft length, if it was measured."""
+    """Return a contender's label, with speed and draft length if it was measured."""
     if row is None:
         return label
     length = f", K={row['draft_tokens']}" if row["draft_tokens"] else ""
@@ -164,7 +165,7 @@ def named(label: str, row: dict[str, Any] | None) -> str:
 
 
 def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
-    """All contenders in the order of the line-up; for those not measured, the reason."""
+    """Tabulate all contenders in the order of the line-up, with the reason if a contender was not measured."""
     lines = ["| contender | class | draft length | code, tokens/s | edits, tokens/s | over our plain (95 %) | text |"]
     lines.append("|---|---|---|---|---|---|---|")
     measured = {row["key"]: row for row in results["contenders"]}
@@ -188,7 +189,7 @@ def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
 
 
 def chosen(results: dict[str, Any]) -> list[str]:
-    """How the prompts were chosen, and how many outputs loop all the same."""
+    """Describe how the prompts were chosen, and how many outputs still loop."""
     choice, count = results["provenance"].get("choice"), sum(map(len, results["prompts"].values()))
     how = "Prompts: the first of each file, not chosen by whether their outputs loop."
     if choice:
@@ -203,7 +204,7 @@ def notes(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> Plot:
-    """Speed over Slipstream's plain decoding, one line per contender, coloured by engine."""
+    """Plot the speed over Slipstream's plain decoding, with one line for each contender, coloured by engine."""
     rows = [row for row in results["contenders"] if "over_plain" in row]
     systems = list(dict.fromkeys(SYSTEMS.values()))
     lines = [(row["label"], from_json(Estimate, row["over_plain"]), systems.index(row["system"])) for row in rows]

@@ -1,4 +1,4 @@
-"""transformers: `generate`, plain, with an assistant model, and with prompt lookup."""
+"""Worker of transformers: `generate`, plain, with an assistant model, and with prompt lookup."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def load(
     confidence: float = 0.0,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Load target and assistant, each only once for all names.
+    """Load target and assistant model, each only once even if several names use them.
 
-    schedule, confidence  `num_assistant_tokens_schedule` and `assistant_confidence_threshold` of this name.
+    schedule, confidence  transformers' `num_assistant_tokens_schedule` and `assistant_confidence_threshold`.
     """
     settings[name] = schedule, confidence
     for role, path in (("target", target), ("draft", draft)):
         if path is None or role in models:
             continue
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-        # Every contender ignores the end of the text, without forbidding its token, as min_new_tokens would.
+        # Every contender ignores end-of-text tokens. min_new_tokens is not used, because it would forbid these tokens.
         model.generation_config.eos_token_id = model.config.eos_token_id = None
         model.generation_config.pad_token_id = 0
         models[role] = model
@@ -40,11 +40,11 @@ def load(
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0, ends: Sequence[int] = ()) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens, or up to one of `ends`; `draft_tokens` > 0 drafts as many per
-    step, by the assistant or, if the name is "lookup", from the text so far. With another schedule than "constant" so
-    many at first.
+    """Continue `ids` greedily by `tokens` tokens, or up to one of `ends`. draft_tokens: draft length; 0: plain
+    decoding. The assistant model drafts, or prompt lookup if the name is "lookup". With another schedule than
+    "constant", this is only the first draft length.
 
-    seconds: wall time of the call, prefill included.
+    In the result, seconds is the wall time of the call, prefill included.
     """
     prompt = torch.tensor([ids])
     options: dict[str, Any] = {"eos_token_id": list(ends)} if ends else {}
@@ -65,7 +65,7 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0, ends
 
 
 def margin(ids: list[int]) -> dict[str, Any]:
-    """Distance between the two largest logits after `ids` (natural units), and the ids that have them."""
+    """Return the distance between the two largest logits after `ids` (natural units), and their ids."""
     with torch.inference_mode():
         top = models["target"](torch.tensor([ids])).logits[0, -1].topk(2)
     return {"margin": float(top.values[0] - top.values[1]), "ids": top.indices.tolist()}

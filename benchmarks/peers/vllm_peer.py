@@ -1,4 +1,4 @@
-"""vLLM's CPU build: plain, with a draft model, and with n-grams. Runs in its own environment
+"""Worker of vLLM's CPU build: plain, with a draft model, and with n-gram lookup. Runs in its own environment
 (`make vllm`)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # runs the engine in this process, without messages between processes
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS applies, as for all
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # so that OMP_NUM_THREADS applies, as in all workers
     "KMP_BLOCKTIME": "5",  # ms that threads spin before they sleep, and the next: as vLLM sets them when it binds
     "KMP_TPAUSE": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -20,8 +20,8 @@ os.environ |= {
 
 
 def preload() -> None:
-    """Restart with the OpenMP and allocator libraries that vLLM's documentation recommends to preload, if they exist:
-    it warns of a significant loss of speed without them."""
+    """Restart this process with the OpenMP and allocator libraries that vLLM's documentation recommends to preload, if
+    they exist. Without them, vLLM warns of a significant loss of speed."""
     here = Path(sys.prefix, "lib")
     wanted = [*here.glob("libiomp5.so"), *here.glob("*/*/vllm/libs/libtcmalloc*.so*")]
     already = os.environ.get("LD_PRELOAD", "")
@@ -39,13 +39,13 @@ from vllm import LLM, SamplingParams  # noqa: E402
 from benchmarks.protocol import serve, versions  # noqa: E402
 
 CONTEXT, LOOKUP_NGRAM = 1024, 3
-engines: dict[str, tuple[int, LLM]] = {}  # with the draft length that each was created for
+engines: dict[str, tuple[int, LLM]] = {}  # with the draft length for which each was created
 loaded: dict[str, dict[str, Any]] = {}
 
 
 def load(name: str, target: str, draft: str | None = None, lookup: bool = False) -> dict[str, Any]:
-    """Store the arguments. The draft length is fixed when an engine is created, so the first `generate` creates it. A
-    plain engine is created here."""
+    """Store the arguments. A plain engine is created here. An engine with a drafter is created by the first `generate`,
+    because its draft length is fixed when it is created."""
     loaded[name] = {"target": target, "draft": draft, "lookup": lookup}
     if not draft and not lookup:
         _engine(name, 0)
@@ -53,7 +53,7 @@ def load(name: str, target: str, draft: str | None = None, lookup: bool = False)
 
 
 def speculation(draft: str | None, lookup: bool, draft_tokens: int) -> dict[str, Any] | None:
-    """vLLM's `speculative_config`."""
+    """Return vLLM's `speculative_config`; None for plain decoding."""
     if not draft_tokens or not (draft or lookup):
         return None
     if lookup:
@@ -80,9 +80,9 @@ def _engine(name: str, draft_tokens: int) -> LLM:
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens.
+    """Continue `ids` greedily by `tokens` tokens.
 
-    seconds: wall time of the call, prefill included; ids go in and come out, so no text is made.
+    In the result, seconds is the wall time of the call, prefill included. Nothing is detokenised.
     """
     engine = _engine(name, draft_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.recording`: record plain and speculative decoding of one text, as an animated SVG.
+"""`python -m benchmarks.recording` records plain and speculative decoding of one text, as an animated SVG.
 
-SmolLM2-135M-Instruct corrects a text, as in the first scene of `slipstream demo`. Both methods decode it alternately,
-several times; the pass of median time of each method is drawn. Decoding is greedy, so all texts must be
-token-identical; otherwise nothing is drawn. The tokens appear at the measured times, slowed down by one stated factor.
+SmolLM2-135M-Instruct corrects a text, as in the first scene of `slipstream demo`. Plain and speculative decoding run
+alternately several times, and for each of them the run with the median time is drawn. Decoding is greedy, so all
+outputs must have the same tokens; otherwise nothing is drawn. Tokens appear at the measured times, slowed down by one
+factor, which the picture states.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NOTES = {
     "ngram": "drafts by n-gram lookup",
     "eagle3": "drafts with an EAGLE-3 head",
 }
-"""The picture's text about a drafter."""
+"""Text in the picture about each drafter."""
 
 
 def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
@@ -57,7 +58,7 @@ def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
 
 
 def rounds(llm: LLM, prompt: list[int], draft: str | list[str], length: int, note: str, count: int) -> list[list[Take]]:
-    """[plain, speculative] of each round, after one warm-up round. The drafter is created again each time."""
+    """Record rounds of [plain, speculative], after one warm-up round. The drafter is created again in each round."""
     takes = []
     for _ in range(count + 1):
         llm.use(None)
@@ -81,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def origin(llm: LLM, each: list[list[Take]], other_load: float | None) -> str:
-    """Where the picture comes from. each: the passes of each method by time; other_load: share of the machine's time
-    that went to other work, or None if the system does not tell."""
+    """Describe the origin of the picture. each: the runs of plain and of speculative decoding, sorted by time.
+    other_load: share of the machine's time that other processes used; None: unknown."""
     cpu = machine()
     command = " ".join(["python -m benchmarks.recording", *sys.argv[1:]])
     times = [

@@ -37,7 +37,7 @@ WIDEST = 58
 
 @dataclass(frozen=True)
 class Token:
-    """text: of one output token; drafted: whether it is an accepted draft token; seconds: when it appeared."""
+    """An output token. text: its text; drafted: whether it is an accepted draft token; seconds: when it appeared."""
 
     text: str
     drafted: bool
@@ -49,8 +49,8 @@ class Take:
     """One timed decoding.
 
     name, note              title and second line of its pane.
-    tokens                  in order, the end-of-text token included.
-    seconds                 from the request to the end, prompt processing included.
+    tokens                  output tokens in order, with the end-of-text token.
+    seconds                 time from the request to the end, prefill included.
     mean_acceptance_length  tokens per step.
     """
 
@@ -71,8 +71,8 @@ class Take:
 
 @dataclass(frozen=True)
 class Recording:
-    """request: one line; takes: [plain, speculative]; slowdown: seconds of the picture per measured second; origin:
-    command, date and machine."""
+    """Everything that is drawn. request: the request, in one line. takes: [plain, speculative]. slowdown: seconds in
+    the picture per measured second. origin: command, date and machine."""
 
     request: str
     takes: list[Take]
@@ -92,7 +92,7 @@ class Piece:
 
 
 def wrapped(text: str) -> str:
-    """The text with a line break in place of a blank where a line would be longer than `WIDEST`; as long as before."""
+    """Replace blanks by line breaks so that no line is longer than `WIDEST`. The length of the text does not change."""
     chars, start, blank = list(text), 0, -1
     for i, char in enumerate(text):
         if char == "\n":
@@ -119,7 +119,7 @@ def pieces(take: Take) -> Iterator[Piece]:
 
 
 class Picture:
-    """Collects shapes and the keyframes that they use. length: of the loop, in seconds."""
+    """Collects shapes and the keyframes that they use. length: length of the animation's loop in seconds."""
 
     def __init__(self, length: float):
         self.length = length
@@ -133,7 +133,7 @@ class Picture:
         self.add(f'<text x="{x:g}" y="{y:g}" class="{kind}"{more}>{escape(text)}</text>')
 
     def appears(self, at: float) -> str:
-        """CSS class of an element that is hidden from the end of the hold until `at` seconds of the loop."""
+        """Return the CSS class of an element that is hidden from `HOLD` seconds until `at` seconds of the loop."""
         return self.frames.setdefault(round(at, 3), f"t{len(self.frames)}")
 
     def keyframes(self) -> str:
@@ -146,7 +146,7 @@ class Picture:
 
 
 def draw(recording: Recording, narrow: bool = False) -> str:
-    """The SVG document. narrow: panes below each other, for phones."""
+    """Return the SVG document. narrow: panes below each other, for phones."""
     plain = recording.takes[0]
     lines = wrapped(plain.text).rstrip("\n").split("\n")
     columns = max(map(len, lines))
@@ -178,14 +178,14 @@ def draw(recording: Recording, narrow: bool = False) -> str:
 
 
 def fitted(text: str, column: float = COLUMN) -> str:
-    """Attributes that give a text the same width in every monospaced font."""
+    """Return SVG attributes that give a text the same width in every monospaced font."""
     return f' textLength="{len(text) * column:.1f}" lengthAdjust="spacingAndGlyphs"'
 
 
 def pane(
     picture: Picture, recording: Recording, take: Take, width: float, height: float, pad: float, head: float
 ) -> None:
-    """Title, text, and below them a bar whose length is time."""
+    """Draw the pane of one decoding: title, text, and below them a bar whose length is the time."""
     plain = recording.takes[0]
     fast = take is not plain
     picture.add(f'<rect width="{width:g}" height="{height:g}" rx="8" class="pane edge"/>')
@@ -220,7 +220,7 @@ def pane(
 
 
 def grouped(take: Take) -> dict[float, list[Piece]]:
-    """Pieces by the time at which they appear."""
+    """Group pieces by the time at which they appear."""
     groups: dict[float, list[Piece]] = {}
     for piece in pieces(take):
         groups.setdefault(piece.seconds, []).append(piece)
@@ -228,7 +228,7 @@ def grouped(take: Take) -> dict[float, list[Piece]]:
 
 
 def captions(picture: Picture, recording: Recording, narrow: bool, margin: float, width: float, height: float) -> None:
-    """The meaning of the colour and of the times."""
+    """Draw the legend: the meaning of the colour and of the times."""
     plain, fast = recording.takes
     y = height - (36 if narrow else 15)
     picture.add(f'<rect x="{margin + 2:g}" y="{y - 10:g}" width="22" height="13" rx="3" class="pill"/>')

@@ -1,1 +1,1 @@
-"""Serving speed over HTTP: `make bench-serve`."""
+"""Measures the speed of servers over HTTP: `make bench-serve`."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.serve`: the speed table of the server, measured over HTTP.
+"""`python -m benchmarks.serve` makes the speed table of the server, measured over HTTP.
 
-The arms of a group interleave in one run. With --only, the other groups keep their earlier results. With
---larger, the target has 79M parameters (`derived_models.larger`), and results have files of their own.
+The arms of a group are interleaved in one run. With --only, the results of other groups are kept. With --larger, the
+target has 79M parameters (`derived_models.larger`), and the results are written to other files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run, print, and write serve.json and serve.md. 1 if a figure is below its bar."""
+    """Measure, print, and write serve.json and serve.md. Returns 1 if a figure misses its bar."""
     options, console = arguments(words), Console(stderr=True)
     pair = Pair()
     if options.larger or options.vllm:
@@ -71,7 +71,7 @@ def main(words: list[str] | None = None) -> int:
 def measured(
     name: str, group: Group, options: argparse.Namespace, pair: Pair, results: dict[str, Any], console: Console
 ) -> None:
-    """Measure one group, and put what was found into the results."""
+    """Measure one group, and put the measurements into the results."""
     config = TrafficConfig(rounds=options.rounds, seconds=options.seconds)
     neighbours = OtherProcesses()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -89,16 +89,17 @@ def measured(
             if name == "speed":
                 results["probes"] = {drafter: measure(drafter, str(pair.target)) for drafter in vllm_lineup.LOOKUPS}
     for arm in result["data"]["arms"]:
-        for part in ("first", "next", "whole"):  # of single requests: too much for a file that is kept
+        for part in ("first", "next", "whole"):  # times of single requests would make the file too large
             del arm["cells"][part]
-    result["provenance"]["neighbours"] = neighbours.share()  # now that every server has been waited for
+    result["provenance"]["neighbours"] = neighbours.share()  # after all servers have ended
     result["provenance"]["command"] = public(command_line(["python", "-m", "benchmarks.serve", *sys.argv[1:]]))
     results["runs"][name] = result
     results["skipped"] = {k: v for k, v in results["skipped"].items() if k not in places} | skipped
 
 
 def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, str]) -> list[TrafficArm]:
-    """The arms of the servers that run, without comparisons with others. Raises SystemExit if there are none."""
+    """Return the arms of a group whose servers run, without comparisons with arms that do not run. Raises SystemExit if
+    no server runs."""
     absent = {name: Endpoint(f"http://absent/{number}") for number, name in enumerate(skipped)}
     arms: dict[int, TrafficArm] = {}
     for arm in group.arms({**places, **absent}):
@@ -127,7 +128,7 @@ def probed(places: dict[str, Endpoint], pair: Pair) -> dict[str, Any]:
         for number in range(HOST_ROUNDS + 1):
             for name in drafters:
                 one = worker.call("measure", name=name, prompts=chosen, tokens=HOST_TOKENS)
-                if number:  # the first one warms up
+                if number:  # the first measurement warms up
                     probed["host"][name].append(one)
     finally:
         worker.close()

@@ -1,4 +1,4 @@
-"""The table: each figure, its bar, and its inputs."""
+"""The table of figures: each figure with its bar and the measurements from which it is computed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from benchmarks.serve.lineup import EDITS, FIXED, LOADS, PEER_LOADS, off_of
 from slipstream.measure.estimates import Estimate, estimate_mean, estimate_ratio
 
 Arms = Mapping[tuple[str, int], dict[str, Any]]
-"""(name, streams) -> arm of a result."""
+"""Arms of a result by (name, number of streams)."""
 
 
 @dataclass
 class Row:
-    """value, low, high, note  as in `Estimate`; value None: not measured, for `reason`. group: whose run it is of."""
+    """A figure. value, low, high, note: as in `Estimate`; a value of None is not measured, see `reason`. group: the
+    group of servers whose run it is from."""
 
     figure: str
     group: str
@@ -42,7 +43,7 @@ class Row:
         return f"{'at most' if self.at_most else 'at least'} {edge}"
 
     def show(self, value: float) -> str:
-        """Never rounded to the other side of the bar."""
+        """Format a value, never rounded to the other side of the bar."""
         return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
 
     def taken(self, estimate: Estimate, detail: str = "") -> Row:
@@ -58,7 +59,8 @@ def arms_of(result: Mapping[str, Any] | None) -> Arms:
 
 
 def faster(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> Estimate:
-    """Ratio of tokens a second, `top` over `bottom`, by pairs of passes. Raises KeyError if one was not measured."""
+    """Estimate the ratio of tokens per second of arm `top` over arm `bottom`, by pairs of passes. Raises KeyError if an
+    arm was not measured."""
     above, below = (seconds_per_token(arms[key]) for key in (bottom, top))
     many = min(len(above), len(below))
     return estimate_ratio(above[:many], below[:many])
@@ -74,7 +76,8 @@ def speed(arms: Arms, key: tuple[str, int]) -> str:
 
 
 def rows(runs: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any], skipped: Mapping[str, str]) -> list[Row]:
-    """All figures. runs: group -> result; probes: name -> numbers, see `__main__`; skipped: server -> why."""
+    """Return all figures. runs: results by group. probes: numbers by name, see `__main__`. skipped: reasons by
+    server."""
     streams, adaptive, peers = (arms_of(runs.get(name)) for name in ("streams", "adaptive", "peers"))
     rows = [_streams(streams), _best_drafter(streams)]
     for many in LOADS:
@@ -131,8 +134,8 @@ def _best_drafter(arms: Arms) -> Row:
 
 
 def _best_fixed(arms: Arms, streams: int) -> Row:
-    """Against the fastest of the fixed lengths and off, each over plain decoding of its own server: the best of several
-    noisy figures, so a little too much."""
+    """Compare chosen lengths with the fastest fixed length or plain decoding, each relative to plain decoding of its
+    own server. The fastest of several noisy measurements is a little too high, so this comparison is strict."""
     row = Row(f"chosen lengths against the best fixed one, {counted(streams)}", "adaptive", 0.97)
     plain = {"auto": off_of("auto")} | {f"K={k}": off_of("fixed") for k in FIXED}
     if not all((name, streams) in arms for name in (*plain, *plain.values())):
@@ -147,7 +150,7 @@ def _best_fixed(arms: Arms, streams: int) -> Row:
 
 
 def _over(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> list[float]:
-    """Ratio of the times per token of two arms, for each pass of both."""
+    """Return the ratio of two arms' times per token, for each pass."""
     pairs = zip(seconds_per_token(arms[top]), seconds_per_token(arms[bottom]), strict=False)
     return [above / below for above, below in pairs]
 

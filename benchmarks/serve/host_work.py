@@ -1,4 +1,4 @@
-"""The time of an engine's steps outside forward passes, with several requests in each step: a process of its own."""
+"""Worker that measures the time of an engine's steps outside forward passes, with several requests in each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAMS = 16
 
 
 def load(name: str, target: str, draft: str | None, draft_tokens: int) -> dict[str, Any]:
-    """A target with a drafter, which is a name or the folder of a draft model."""
+    """Load a target with a drafter. draft: name of a drafter, or folder of a draft model."""
     llm = LLM(target, draft, draft_tokens=draft_tokens, dtype="float32", threads=THREADS, max_batch=STREAMS)
     clock_executors(llm)
     models[name] = llm
@@ -23,8 +23,8 @@ def load(name: str, target: str, draft: str | None, draft_tokens: int) -> dict[s
 
 
 def measure(name: str, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Decode these prompts at once, greedily. Seconds of all steps after the prompts were read, and of the forward
-    passes of target and draft model within them; steps; tokens."""
+    """Decode these prompts together, greedily. Returns the seconds of all steps after the prompts were read, the
+    seconds of the forward passes of target and draft model in these steps, and the numbers of steps and tokens."""
     llm = models[name]
     engine = llm.engine()
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Lists the groups of servers and arms that are measured. The arms of a group interleave."""
+"""The groups of servers and arms that are measured. The arms of a group are interleaved."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from slipstream.tokens.text import load_tokenizer
 LOADS = (1, 2, 4, 8, 16, 64)
 PEER_LOADS = (1, 4, 16, 64)
 AUTO = "auto"
-"""The value of --draft-tokens with which lengths are chosen in each step."""
+"""Value of --draft-tokens with which draft lengths are chosen in each step."""
 FIXED = (2, 4, 6)
-"""Fixed draft lengths; the best of them, or none, is what the lengths that are chosen are compared with."""
+"""Fixed draft lengths. Chosen lengths are compared with the best of these lengths and plain decoding."""
 TOKENS = 64
 ALL_PROMPTS = 33
-"""So many requests ask for every embedded prompt at least once."""
+"""With this number of requests, every embedded prompt is requested at least once."""
 
 EDITS = ("edit", "long text")
-"""Arms whose texts are known in part; each is asked for without and with a prediction."""
+"""Arms whose outputs are partly known. Each arm is measured without and with a prediction."""
 
 Requests = Callable[[int, int], TrafficRequest]
 
 
 @dataclass(frozen=True)
 class Group:
-    """servers: (folder for files, models) -> those to start. arms: (places of the servers that run) -> arms; arms of
-    servers that do not are left out."""
+    """A group. servers: function from (folder for files, models) to the servers to start. arms: function from the
+    addresses of running servers to the arms; arms of servers that do not run are left out."""
 
     servers: Callable[[Path, Pair], Mapping[str, Served]]
     arms: Callable[[Mapping[str, Endpoint]], list[TrafficArm]]
 
 
 def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requests:
-    """Make greedy requests for exactly `tokens` tokens. distinct: each with a first line of its own."""
+    """Make greedy requests for exactly `tokens` tokens. distinct: every request has a different first line."""
     chosen = TrafficPrompts(select_entries(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
     def request(number: int, i: int) -> TrafficRequest:
@@ -55,12 +55,12 @@ def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requ
 
 
 def load_of(streams: int) -> Traffic:
-    """So many streams, each at least once; 6 requests at least."""
+    """Return the traffic of `streams` streams, with at least one request for each stream, and at least 6 requests."""
     return Traffic(concurrency=streams, requests=max(6, streams if streams > 16 else 2 * streams), warm_up=streams)
 
 
 def fixed(name: str) -> str:
-    """The usual draft length of a drafter, as an option's value."""
+    """Return the default fixed draft length of a drafter, as the value of an option."""
     return str(DRAFTERS[name].length)
 
 
@@ -77,8 +77,9 @@ def adaptive_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
 
 
 def adaptive_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
-    """Every server is compared with itself, without speculation: two processes with the same options differ by up to a
-    tenth. All prompts come from the prefix cache, in every arm: what is compared is decoding."""
+    """Return the arms of chosen and fixed lengths. Every server is compared with its own plain decoding, because two
+    processes with the same options differ by up to a tenth. In every arm all prompts are in the prefix cache, so that
+    only decoding is compared."""
     arms: list[TrafficArm] = []
     for streams in LOADS:
         load = Traffic(concurrency=streams, requests=max(12, min(64, 3 * streams)), warm_up=min(16, streams))
@@ -94,7 +95,7 @@ def adaptive_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
 
 
 def off_of(server: str) -> str:
-    """The arm in which a server decodes plainly."""
+    """Return the name of the arm in which a server decodes plainly."""
     return f"{server}: off"
 
 
@@ -134,8 +135,8 @@ def stream_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
 
 
 def edits(predicted: bool) -> Requests:
-    """The six longest embedded edits, with as many tokens as the known answer has; the prediction is the text that is
-    to be edited."""
+    """Make requests for the six longest embedded edits, with as many tokens as the known answer has. The prediction is
+    the text to edit."""
     chosen = sorted(zoo.prompts("edit"), key=lambda entry: -len(entry["answer"]))[:6]
 
     def request(number: int, i: int) -> TrafficRequest:
@@ -162,12 +163,13 @@ def prediction(text: str) -> dict[str, str]:
 
 
 LONG, OPENINGS, CHANGED = 480, 3, 12
-"""Tokens of the long texts, how many there are, and every how many lines the prediction has another one."""
+"""Tokens of a long text, number of long texts, and the distance in lines between two changes in the prediction."""
 
 
 def long_texts(place: Endpoint, predicted: bool) -> Requests:
-    """Texts of 480 tokens, of which the prediction has every twelfth line changed. The embedded model does not copy a
-    file of this length faithfully, so the text that is expected is its own greedy one, asked for once beforehand."""
+    """Make requests for texts of 480 tokens. In the prediction, every twelfth line of the text is changed. The embedded
+    model does not copy a file of this length without errors, so the text is its own greedy output, which is requested
+    once beforehand."""
     openings = [entry["prompt"] for entry in zoo.prompts("code")][:OPENINGS]
     known: dict[str, str] = {}
 
@@ -202,7 +204,8 @@ def peer_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
 
 
 def peer_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
-    """Text to continue, in every system. llama-cpp-python knows no `ignore_eos`, and takes one request at a time."""
+    """Return the arms of all systems, which continue text. llama-cpp-python does not support `ignore_eos`, and runs one
+    request at a time."""
     arms: list[TrafficArm] = []
     asked = prompts("code", TOKENS)
 
@@ -230,5 +233,5 @@ GROUPS = {
 
 
 def texts_of_prompts() -> list[list[int]]:
-    """The embedded prompts as token ids."""
+    """Return the embedded prompts as token ids."""
     return [list(tokenizer().encode(entry["prompt"])) for kind in ("code", "edit") for entry in zoo.prompts(kind)]

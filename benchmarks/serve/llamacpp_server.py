@@ -1,4 +1,7 @@
-"""llama-cpp-python's server: python -m benchmarks.serve.llamacpp_server CHECKPOINT KIND PORT, in its environment."""
+"""Runs llama-cpp-python's server, in its environment:
+
+python -m benchmarks.serve.llamacpp_server CHECKPOINT FORMAT PORT
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from benchmarks.protocol import THREADS
 
 
 def main(checkpoint: str, kind: str, port: str) -> None:
-    """Answer until the process is ended."""
+    """Answer requests until the process is ended."""
     model = ModelSettings(
         model=str(quantized(checkpoint, kind)), model_alias="embedded", n_ctx=CONTEXT, n_batch=512,
         n_threads=THREADS, n_threads_batch=THREADS, flash_attn=kind != "F32", verbose=False,

@@ -1,7 +1,7 @@
-"""Measures latencies that a load does not show: the first text after a known prefix, and gaps of a running stream while
-a prompt arrives.
+"""Measures latencies that a load test does not show: the time to the first text after a known prefix, and the gaps in a
+running stream while a prompt arrives.
 
-Prompts here are token ids, so that their lengths are exact. Each returns plain lists of numbers.
+Prompts are token ids, so that their lengths are exact. Functions return plain lists of numbers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slipstream.measure.traffic_client import COMPLETIONS, TrafficClient, Traffi
 
 TIMEOUT = 120.0
 PREFIX, TAIL = 768, 16
-"""Tokens of the prefix that is asked for twice, and of what follows it."""
+"""Tokens of the prefix that two requests share, and of the rest of each prompt."""
 RUNNING = 700
-"""Tokens of a stream into which prompts arrive."""
+"""Tokens of a stream during which prompts arrive."""
 ARRIVALS = 3
 """Prompts that arrive during one stream, one after another."""
 
 
 def ids(rng: random.Random, texts: Seq[Seq[int]], count: int) -> list[int]:
-    """Make token ids of a given number: real texts in random order, after a few random ids, so that no cache has
-    them."""
+    """Return `count` token ids: a few random ids, so that no prefix cache has the prompt, and then real texts in random
+    order."""
     ids = [rng.randrange(1, 4000) for _ in range(8)]
     while len(ids) < count:
         ids += rng.choice(texts)
@@ -40,7 +40,8 @@ def asking(prompt: list[int], tokens: int) -> TrafficRequest:
 
 
 async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
-    """Seconds to the first text of `count` prompts: {"cold", "warm"}. Warm: the same prefix, another tail."""
+    """Measure the seconds to the first text of `count` prompts: "cold", and "warm" for a second prompt with the same
+    prefix and another tail."""
     rng, seconds = random.Random(seed), dict[str, list[float]](cold=[], warm=[])
     clock = asyncio.get_running_loop().time
     async with TrafficClient(place, TIMEOUT) as client:
@@ -56,8 +57,8 @@ async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: i
 
 
 async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
-    """Of `count` streams into which prompts arrive, one entry for each prompt: {"longest": the longest gap while it was
-    read, "median": the median gap of the stream while nothing else ran}, seconds."""
+    """Measure gaps in `count` streams while prompts arrive. Returns for each prompt, in seconds: "longest", the longest
+    gap while the prompt was read, and "median", the median gap of the stream while nothing else ran."""
     rng, seconds = random.Random(seed), dict[str, list[float]](longest=[], median=[])
     async with TrafficClient(place, TIMEOUT) as client:
         for _ in range(count):
@@ -76,7 +77,8 @@ async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> 
 async def _disturbed(
     client: TrafficClient, rng: random.Random, texts: Seq[Seq[int]]
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """(from when to when each prompt was read, when the pieces of the stream arrived)."""
+    """Run one stream while prompts arrive. Returns (begin and end of the time in which each prompt was read, times at
+    which pieces of the stream arrived)."""
     clock, pace = asyncio.get_running_loop().time, 0.15
     stream = asyncio.create_task(client.ask(asking(ids(rng, texts, 64), RUNNING), clock()))
     windows = []

@@ -1,4 +1,4 @@
-"""The results as Markdown: losses first."""
+"""Renders the results as Markdown. Missed figures come first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORDER = ("missed", "not measured", "reached")
 
 
 def markdown(results: dict[str, Any], rows: list[Row]) -> str:
-    """The whole page."""
+    """Return the complete page."""
     return document(results, [lambda _: figures(rows), *(_group(name) for name in results["runs"]), _notes])
 
 

@@ -1,4 +1,4 @@
-"""Host time of the plug-in's drafts: many rows of long contexts, without an engine."""
+"""Measures the host time of drafting in the vLLM plug-in, with many rows of long contexts and without an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS, CONTEXT, STEPS, MOST = 64, 2000, 40, 16
 
 
 class Text:
-    """A request that writes a known text, greedily: what was drafted right is accepted."""
+    """A greedy request whose output is known. Draft tokens are accepted if they equal the known output."""
 
     def __init__(self, number: int, tokens: list[int]):
         self.id, self.tokens, self.length, self.draft = f"row {number}", tokens, CONTEXT, list[int]()
@@ -31,7 +31,7 @@ class Text:
 
 
 def texts(vocabulary: str) -> list[list[int]]:
-    """Sources of Python's library, long enough for every step to accept a whole draft."""
+    """Return source files of Python's library, long enough for all steps even if every draft is accepted completely."""
     tokenizer = load_tokenizer(vocabulary)
     need, texts = CONTEXT + STEPS * (MOST + 1) + MOST, list[list[int]]()
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda file: -file.stat().st_size):
@@ -43,8 +43,9 @@ def texts(vocabulary: str) -> list[list[int]]:
 
 
 def measure(drafter: str, vocabulary: str) -> dict[str, float]:
-    """Microseconds a row: the median step, the slowest one but for the first, which reads all prompts, and the first.
-    Lengths are full: each row drafts in each step. accepted: draft tokens a row and step."""
+    """Return microseconds per row of the median step, of the first step, which reads all prompts, and of the slowest
+    other step. Every row drafts its full draft length in every step. accepted: accepted draft tokens per row and
+    step."""
     rows = [Text(i, ids) for i, ids in enumerate(texts(vocabulary))]
     drafts = RowDrafts(make_lookup(1 << 20, drafter), MOST, CONTEXT + 4000, timed=False)
     alive, spent, accepted = {row.id for row in rows}, [], 0

@@ -19,15 +19,15 @@ from slipstream.measure.vllm_server import ServerProcess, VllmServer, find_prelo
 
 CONTEXT = 1024
 STREAMS = 64
-"""Most requests in one step, everywhere."""
+"""Most requests in one step, in all servers."""
 LOADING = 300.0
-"""Seconds that a server may take until it answers; vLLM compiles at its first start."""
+"""Seconds that a server may take until it answers. vLLM compiles at its first start."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What is served: checkpoint folders, and the drafters that are measured alone. name: added to that of the
-    results."""
+    """The served models: folders of target and draft model, and the drafters that are measured alone. name: added to
+    the name of the results."""
 
     target: Path = field(default_factory=zoo.target_dir)
     draft: Path = field(default_factory=zoo.draft_dir)
@@ -39,8 +39,10 @@ class Pair:
 class Served:
     """A server to start.
 
-    command      of the process; {port} is a free one. server: vLLM's by our launcher, in place of a command.
-    environment  variables besides ours. needs: a file that exists if it is installed; make: what installs it.
+    command      command of the process; {port} stands for a free port.
+    server       instead of a command: vLLM's server, started by our launcher.
+    environment  additional environment variables.
+    needs        a file that exists if the server is installed. make: target of the Makefile that installs it.
     """
 
     command: Seq[str]
@@ -51,12 +53,12 @@ class Served:
 
     @property
     def missing(self) -> str:
-        """Why it cannot be started; "" if it can."""
+        """Return why the server cannot be started; "" if it can."""
         return "" if self.needs is None or self.needs.exists() else f"not installed: run `make {self.make}`"
 
 
 def slipstream_server(pair: Pair, *options: str, draft: Path | None = None) -> Served:
-    """`slipstream serve` with these options. draft: of a drafter that is a model."""
+    """Return `slipstream serve` with these options. draft: folder of the draft model, if the drafter is a model."""
     models = ["--target", str(pair.target), *(["--draft", str(draft)] if draft else [])]
     return Served(
         [sys.executable, "-m", "slipstream", "serve", "--port", "{port}", "--max-batch", str(STREAMS),
@@ -68,12 +70,12 @@ VLLM = interpreter(".venv-vllm")
 
 
 def vllm(choice: DrafterChoice, arguments: Mapping[str, Any]) -> Served:
-    """vLLM's server, as `slipstream serve --engine vllm` starts it."""
+    """Return vLLM's server, as `slipstream serve --engine vllm` starts it."""
     return Served((), needs=VLLM, make="vllm", server=VllmServer(choice, arguments, THREADS))
 
 
 def vllm_by_hand(pair: Pair) -> Served:
-    """vLLM's own command. It has the environment variables of `peers/vllm_peer.py`."""
+    """Return vLLM's own command, with the environment variables of `peers/vllm_peer.py`."""
     return Served(
         [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target),
          "--served-model-name", "embedded", "--dtype", "float32", "--max-model-len", str(CONTEXT),
@@ -85,7 +87,7 @@ def vllm_by_hand(pair: Pair) -> Served:
 
 
 def llamacpp(pair: Pair, kind: str) -> Served:
-    """llama-cpp-python's server, with a GGUF file of this kind (see `peers/llamacpp_peer.py`)."""
+    """Return llama-cpp-python's server, with a GGUF file in this format (see `peers/llamacpp_peer.py`)."""
     python = interpreter(".venv-peer-llamacpp")
     return Served(
         [str(python), "-m", "benchmarks.serve.llamacpp_server", str(pair.target), kind, "{port}"],
@@ -96,7 +98,8 @@ def llamacpp(pair: Pair, kind: str) -> Served:
 
 @contextmanager
 def running(chosen: Mapping[str, Served]) -> Iterator[tuple[dict[str, Endpoint], dict[str, str]]]:
-    """(name -> where it answers, name -> why it does not): all of them load at the same time."""
+    """Start servers, which load at the same time. Yields (addresses by name, reasons by name of servers that do not
+    run)."""
     with ExitStack() as stack:
         skipped = {name: served.missing for name, served in chosen.items() if served.missing}
         started = {name: stack.enter_context(process(name, served)) for name, served in chosen.items()
@@ -112,7 +115,7 @@ def running(chosen: Mapping[str, Served]) -> Iterator[tuple[dict[str, Endpoint],
 
 @contextmanager
 def process(name: str, served: Served) -> Iterator[ServerProcess]:
-    """A server that was started, and ends with the block."""
+    """Start a server, which ends with the `with` block."""
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(THREADS)}
     if served.server is not None:
         with served.server.process(VLLM, name, environment=quiet | KEPT_SMALL) as process:
@@ -126,5 +129,5 @@ def process(name: str, served: Served) -> Iterator[ServerProcess]:
 
 
 KEPT_SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
-"""Of vLLM: GiB of its KV cache, because several servers run; and how long threads spin, as vLLM sets it when it binds
-them."""
+"""Environment variables of vLLM: a small KV cache (GiB), because several servers run; and how long threads spin, which
+vLLM sets itself only if it binds threads."""

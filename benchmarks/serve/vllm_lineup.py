@@ -1,4 +1,5 @@
-"""`python -m benchmarks.serve --vllm`: our drafters inside vLLM against vLLM's own, and its acceptance against ours."""
+"""`python -m benchmarks.serve --vllm` compares our drafters inside vLLM with vLLM's own drafters, and acceptance in
+vLLM with acceptance in Slipstream."""
 
 from __future__ import annotations
 
@@ -19,18 +20,20 @@ LOADS = (1, 8)
 KINDS = ("edit", "code")
 PLAIN, PLUG_IN, HAND = "vLLM", "vLLM, plug-in", "vLLM by hand"
 NGRAM = {f"vLLM, n-gram, K={k}": k for k in (4, 8)}
-"""vLLM's own lookup at two lengths; the better one of each load is what the plug-in is compared with."""
+"""vLLM's own n-gram lookup with two draft lengths. For each load, the plug-in is compared with the faster of the
+two."""
 ONE_BY_ONE = "vLLM, no async scheduling"
-"""vLLM prepares a step while the one before runs, but not with lookups, its own or ours: they need the last tokens."""
+"""vLLM prepares a step while the previous step runs. It cannot do so with lookup drafters, because they need the newest
+tokens."""
 NOVEL = "novel text"
 MODELS = ("model", "suffix")
-"""Drafters whose acceptance is compared, at the usual fixed length of each."""
+"""Drafters whose acceptance is compared, each with its default fixed draft length."""
 LOOKUPS = ("suffix", "ngram", "suffix,ngram")
 AROUND = {"max_model_len": CONTEXT, "max_num_seqs": STREAMS, "dtype": "float32"}
 
 
 def speculating(pair: Pair, drafter: str, draft_tokens: int, **more: Any) -> Served:
-    """vLLM with one of our choices."""
+    """Return vLLM's server with this drafter and draft length."""
     draft = str(pair.draft) if drafter == "model" else None
     return vllm(DrafterChoice(drafter, draft_tokens, str(pair.target), draft), AROUND | more)
 
@@ -54,7 +57,7 @@ def lookup(draft_tokens: int) -> dict[str, Any]:
 
 
 def speed_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
-    """Edits and code by each server, and edits with a prediction."""
+    """Return arms with edits and code for each server, and with edits with a prediction."""
     arms: list[TrafficArm] = []
     for streams in LOADS:
         load = load_of(streams)
@@ -69,8 +72,8 @@ def speed_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
 
 
 def cost_arms(places: Mapping[str, Endpoint]) -> list[TrafficArm]:
-    """Measures the cost of the plug-in for text that cannot be drafted (sampled at a high temperature), and of the
-    launcher."""
+    """Return arms that measure the cost of our launcher, and of the plug-in for text that cannot be drafted, which is
+    sampled at a high temperature."""
     arms: list[TrafficArm] = []
     for streams in LOADS:
         asked = prompts("varied", TOKENS, temperature=1.5, seed=7)
@@ -113,7 +116,7 @@ GROUPS = {
 
 
 def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """All figures. runs: group -> result; host: lookup -> microseconds, of `row_drafts_host.measure`."""
+    """Return all figures. runs: results by group. host: results of `row_drafts_host.measure` by drafter."""
     speeds, costs, lengths = (arms_of(runs.get(group)) for group in GROUPS)
     rows = []
     for streams in LOADS:
@@ -177,7 +180,7 @@ def _against_ngram(arms: Arms, kind: str, streams: int) -> tuple[Estimate, str]:
 
 
 def _mean_against_ngram(arms: Arms, streams: int) -> tuple[Estimate, str]:
-    """The geometric mean over both kinds, pass by pass."""
+    """Return the geometric mean over edits and code, for each pass."""
     import math
 
     from benchmarks.serve.figures import seconds_per_token
@@ -191,8 +194,8 @@ def _mean_against_ngram(arms: Arms, streams: int) -> tuple[Estimate, str]:
 
 
 def _predicted(arms: Arms, streams: int) -> tuple[Estimate, str]:
-    """The speed-up of decoding by the acceptance of the plug-in and the times of plain steps alone: a step takes a time
-    for itself and one for each row, from the two loads of plain decoding."""
+    """Predict the speed-up of decoding from the acceptance of the plug-in and the times of plain steps. A step takes a
+    fixed time and a time for each row; both are fitted to the two loads of plain decoding."""
     few, many = (arms[f"{PLAIN}: code", load]["next"]["mean"] for load in LOADS)
     each_row = max(0.0, (many - few) / (LOADS[1] - LOADS[0]))
     drafting, plain = arms[f"{PLUG_IN}: code", streams], arms[f"{PLAIN}: code", streams]

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.protocol import serve, versions
 
 WEIGHTS = {"other": (1, 3, 1, 1)}
-REPLIES = os.dup(1)  # what the driver reads: `serve` gives standard output another meaning
+REPLIES = os.dup(1)  # the driver reads this copy, because `serve` redirects standard output
 state = {"method": ""}
 
 

@@ -1,4 +1,4 @@
-"""GGUF files made by hand, for tests that need no package: random blocks, and models of each family."""
+"""Makes GGUF files without any package, for tests: random blocks, and models of each family."""
 
 import struct
 from collections.abc import Mapping, Sequence as Seq
@@ -20,21 +20,22 @@ _SCALES: dict[str, tuple[int, ...]] = {
     "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,),
     "MXFP4": (),
 }  # fmt: skip
-"""Bytes at which a block has a float16; 0 in other kinds."""
+"""Offsets of the float16 numbers in a block. Blocks of other formats have one at offset 0."""
 
 VOCAB = 96
 SPREAD = {
     "Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4, "Q2_K": 0.005, "Q3_K": 0.002, "IQ4_NL": 0.0015,
     "IQ4_XS": 1e-4,
 }  # fmt: skip
-"""Standard deviation of the numbers of a block: weights of about 0.1."""
+"""Standard deviation of the float16 numbers of a block, which gives weights of about 0.1."""
 
 
 def gguf_bytes(
     metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], version: int = 3, alignment: int = 32,
     kinds: Mapping[str, str] | None = None,
 ) -> bytes:  # fmt: skip
-    """A file with tensors of float32 or, by `kinds`, float16 or blocks: uint8 [..., outs, blocks, bytes of a block]."""
+    """Return the bytes of a file. Tensors are float32, or in the format that `kinds` gives: float16, or blocks as uint8
+    [..., outs, blocks, bytes of a block]."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         out += _text(key) + _value(value)
@@ -52,7 +53,7 @@ def gguf_bytes(
 
 
 def tiny_model(**changes: Any) -> bytes:
-    """A Llama of one layer, without a tokenizer. changes: metadata, None to leave one out."""
+    """Return a Llama with one layer and no tokenizer. changes: changed metadata; None removes a key."""
     shape = {
         "vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
@@ -62,14 +63,15 @@ def tiny_model(**changes: Any) -> bytes:
 
 
 def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
-    """uint8 [outs, blocks, bytes of a block]. scale: standard deviation of the float16 numbers in them."""
+    """Return random blocks, uint8 [outs, blocks, bytes of a block]. scale: standard deviation of their float16
+    numbers."""
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (outs, blocks, SIZES[name][1]), dtype=np.uint8)
     for at in _SCALES.get(name, (0,)):
         numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
         raw[..., at : at + 2] = numbers.view(np.uint8)
     if name == "MXFP4":
-        powers = (104, 144) if scale == 1.0 else (122, 124)  # as far as float16 has them, or for weights of about 0.1
+        powers = (104, 144) if scale == 1.0 else (122, 124)  # the range of float16, or weights of about 0.1
         raw[..., 0] = rng.integers(*powers, (outs, blocks))
     return raw
 
@@ -84,7 +86,7 @@ def _value(value: Any) -> bytes:
         return struct.pack("<I", _STRING) + _text(value)
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
-    if isinstance(value, bytes):  # as it is in the file
+    if isinstance(value, bytes):  # encoded already
         return value
     if isinstance(value, int):
         return struct.pack("<II", _UINT32, value) if 0 <= value < 2**32 else struct.pack("<Iq", _INT64, value)
@@ -98,7 +100,8 @@ def _value(value: Any) -> bytes:
 
 
 def family_config(family: str, tied: bool = False, **shape: int) -> DecoderConfig:
-    """Two layers of width 256, which all kinds of blocks divide, or of another shape."""
+    """Return a configuration of two layers. Their width is 256, which is divisible by the blocks of all formats, unless
+    `shape` says otherwise."""
     common: dict[str, Any] = {
         "model_type": family, "vocab_size": VOCAB, "eos_token_id": [1], "tie_word_embeddings": tied,
     }  # fmt: skip
@@ -123,7 +126,8 @@ def family_config(family: str, tied: bool = False, **shape: int) -> DecoderConfi
 def gguf_model(
     folder: Path, config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[Path, dict[str, np.ndarray]]:
-    """(file, its canonical weights where they are floating-point). Matrices are stored in these kinds in turn."""
+    """Write a model in which matrices have these formats in turn. Returns (file, canonical weights that are stored as
+    floating-point numbers)."""
     data, floats = model_bytes(config, kinds, **metadata)
     (folder / "model.gguf").write_bytes(data)
     return folder / "model.gguf", floats
@@ -132,13 +136,13 @@ def gguf_model(
 def model_bytes(
     config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[bytes, dict[str, np.ndarray]]:
-    """The content of a file, see `gguf_model`."""
+    """Return the content of the file of `gguf_model`, and the canonical weights."""
     whole, tensors, stored, floats = model_parts(config, kinds, **metadata)
     return gguf_bytes(whole, tensors, kinds=stored), floats
 
 
 def byte_characters() -> list[str]:
-    """The characters that stand for the bytes 0..255 in tokens of byte-level BPE."""
+    """Return the characters that stand for the bytes 0..255 in tokens of byte-level BPE."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = iter(range(256, 512))
     return [chr(byte if byte in shown else next(rest)) for byte in range(256)]
@@ -147,7 +151,7 @@ def byte_characters() -> list[str]:
 def byte_level_keys(
     pre: str | None, words: Seq[str] = (), merges: Seq[str] = (), special: Seq[str] = (), rows: int = 300, **ids: str
 ) -> dict[str, Any]:
-    """Metadata of a byte-level tokenizer. ids: role -> text of a token, as bos="<s>"."""
+    """Return the metadata of a byte-level tokenizer. ids: text of the token of each role, such as bos="<s>"."""
     tokens = [*byte_characters(), *words, *special]
     types = [1] * (256 + len(words)) + [3] * len(special) + [5] * (rows - len(tokens))
     keys = {
@@ -161,7 +165,7 @@ def byte_level_keys(
 def model_parts(
     config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
-    """Metadata, tensors and their kinds of a file, as `gguf_bytes` takes them; and its canonical weights."""
+    """Return the arguments of `gguf_bytes` for a model (metadata, tensors, formats), and its canonical weights."""
     known = {architecture: model_type for model_type, architecture in MODEL_TYPES.items()} | {"mixtral": "llama"}
     name = known[config.model_type]
     keys: dict[str, Any] = {

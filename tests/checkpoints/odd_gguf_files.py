@@ -24,7 +24,8 @@ def write(
     file: Path, family: str = "llama", change: Callable[[Tensors], Tensors] | None = None,
     kinds: Mapping[str, str] | None = None, **metadata: Any,
 ) -> Path:  # fmt: skip
-    """A file of two layers of random weights, whose greedy texts depend on every setting. change: of its tensors."""
+    """Write a model with two layers and random weights, whose greedy output depends on every setting. change: function
+    that changes its tensors."""
     whole, tensors, _, _ = model_parts(family_config(family, **SHAPE), **TOKENS | metadata)
     tensors = {name: tensor if "norm" in name else tensor * 3 for name, tensor in tensors.items()}
     file.write_bytes(gguf_bytes(whole, change(tensors) if change else tensors, kinds=kinds))
@@ -32,7 +33,7 @@ def write(
 
 
 def added(*parts: str) -> Callable[[Tensors], Tensors]:
-    """Tensors and random biases of these parts of each layer."""
+    """Return a function that adds random biases of these parts of each layer to the tensors."""
     rows = {"q": 64, "k": 32, "v": 32, "output": 64, "gate": 96, "up": 96, "down": 64}
     biases = {
         f"blk.{i}.{part}.bias": _random.standard_normal(rows[part.split("_")[1]]) for i in range(2) for part in parts
@@ -41,7 +42,7 @@ def added(*parts: str) -> Callable[[Tensors], Tensors]:
 
 
 def fused(tensors: Tensors) -> Tensors:
-    """Query, key and value of each layer in one tensor."""
+    """Join the query, key and value projections of each layer to one tensor."""
     kept = dict(tensors)
     for kind in ("weight", "bias"):
         for i in range(2):
@@ -110,4 +111,4 @@ ODD: Mapping[str, Mapping[str, Any]] = {
     "words that are merged": {"tokenizer.ggml.pre": "qwen2"},
     "suppressed tokens": {"tokenizer.ggml.suppress_tokens": [97, 98]},
 }  # fmt: skip
-"""Name -> arguments of `write`."""
+"""Arguments of `write` by the name of the case."""

@@ -1,5 +1,5 @@
-"""Tiny checkpoints with recurrent layers, whose weights depend on their names only, and the files that llama.cpp's own
-converter wrote of them (`hybrids/`)."""
+"""Tiny checkpoints with recurrent layers, whose weights depend only on the names of tensors. llama.cpp's own converter
+made GGUF files from these checkpoints (`hybrids/`)."""
 
 import zlib
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ _FALCON = {
     "mlp_multipliers": [0.5, 2.0], "attention_out_multiplier": 0.5, "attention_in_multiplier": 2.0,
     "ssm_multipliers": [0.25, 0.5, 2.0, 0.5, 4.0], "ssm_in_multiplier": 2.0, "ssm_out_multiplier": 0.5,
 }  # fmt: skip
-"""Powers of two, which the converter can apply to weights in float16."""
+"""Multipliers that are powers of two, so that the converter can apply them to float16 weights without rounding."""
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lfm2": ("Lfm2", _SHAPE | {
@@ -62,25 +62,25 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "nemotron_h_moe": ("NemotronH", _SHAPE | _NEMOTRON | {"hybrid_override_pattern": "ME*E"}),
     "falcon-h1": ("FalconH1", _SHAPE | _FALCON | {"head_dim": 16}),
 }  # fmt: skip
-"""File -> kind of its configuration in transformers, and the configuration."""
+"""By file: name of the configuration class in transformers, and the configuration."""
 
 
 _STORED = {
     "experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
     "router.weight": "router.layer.weight",
 }  # fmt: skip
-"""Names of parameters in transformers -> in published checkpoints."""
+"""Names of parameters in transformers, and in published checkpoints."""
 
 
 def _weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A weight that depends on its name only, exact in float16."""
+    """Return a weight that depends only on its name and is exact in float16."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     low, high = (0, 90) if name.endswith(("A_log", "norm.weight", "layernorm.weight")) else (-127, 128)
     return torch.from_numpy(rng.integers(low, high, shape).astype(np.float32) / (64 if low == 0 else 512))
 
 
 def make_checkpoint(folder: Path, name: str) -> Path:
-    """Write the checkpoint of a file. Qwen3-Next and Qwen3.5 have a layer that predicts a further token."""
+    """Write the checkpoint from which a file was made. Qwen3-Next and Qwen3.5 have an MTP layer."""
     from transformers import AutoModelForCausalLM
 
     kind, shape = MODELS[name]

@@ -75,12 +75,12 @@ WRAPPED: dict[str, Callable[[], Any]] = {
 
 
 def make(name: str, folder: Path) -> Any:
-    """Write a whole multimodal model, and return it."""
+    """Write a complete multimodal model, and return it."""
     torch.manual_seed(5)
     model = transformers.AutoModelForImageTextToText.from_config(WRAPPED[name](), attn_implementation="eager")
     with torch.no_grad():
         for each in model.parameters():
-            if each.ndim == 1:  # norms start at 1 or 0: a wrong shift of them would have no effect on the best token
+            if each.ndim == 1:  # norms start at 1 or 0, where a wrong shift would not change the best token
                 each.add_(torch.randn_like(each) * 0.3)
     model.save_pretrained(folder)
     return model.double().eval()

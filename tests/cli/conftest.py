@@ -1,4 +1,4 @@
-"""`cli` runs a command in this process and returns its output; models and prompts to run it on."""
+"""Fixtures: `cli`, which runs a command in this process and returns its output, and models and prompts for commands."""
 
 import io
 import json
@@ -24,7 +24,7 @@ class Result:
 
     @property
     def said(self) -> str:
-        """Standard error on one line, as line breaks depend on the width of the terminal."""
+        """Standard error on one line, because line breaks depend on the width of the terminal."""
         return " ".join(self.err.split())
 
     @property
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def width(self) -> int:
-        """Of the longest line of standard output."""
+        """Length of the longest line of standard output."""
         return max(map(len, self.out.splitlines()))
 
 
@@ -44,7 +44,8 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
         monkeypatch.delenv(name, raising=False)
 
     def run(*arguments: object, stdin: str | bytes | None = "", code: int | None = None) -> Result:
-        """stdin: text, bytes in any encoding, or None: closed. code: the one that it must end with."""
+        """Run a command. stdin: text, bytes in any encoding, or None for closed standard input. code: the exit code
+        that the command must have."""
         given = io.TextIOWrapper(io.BytesIO(stdin), "utf-8") if isinstance(stdin, bytes) else stdin
         monkeypatch.setattr(sys, "stdin", io.StringIO(given) if isinstance(given, str) else given)
         capfd.readouterr()
@@ -60,7 +61,8 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def refused(cli: Callable[..., Result]) -> Callable[..., str]:
-    """Runs a command that ends with code 2 and one message, which it returns, and writes nothing else."""
+    """Function that runs a command which must be refused: with exit code 2 and one message, and without other output.
+    Returns the message."""
 
     def run(*arguments: object, **how: str | bytes | None) -> str:
         result = cli(*arguments, **how, code=2)
@@ -72,7 +74,7 @@ def refused(cli: Callable[..., Result]) -> Callable[..., str]:
 
 @pytest.fixture
 def report(cli: Callable[..., Result], tmp_path: Path) -> Callable[[Path], str]:
-    """The page of a result file."""
+    """Function that returns the HTML page of a result file."""
 
     def made(file: Path) -> str:
         cli("report", file, "--out", tmp_path / "page.html", code=0)
@@ -83,13 +85,13 @@ def report(cli: Callable[..., Result], tmp_path: Path) -> Callable[[Path], str]:
 
 @pytest.fixture
 def pair(tiny: Tiny) -> list[object]:
-    """Options for the tiny pair, exact to the last bit."""
+    """Options for the tiny pair, in float64 so that outputs are always the same."""
     return ["-m", tiny.target, "-md", tiny.draft, "--executor", "torch", "--dtype", "float64", "--device", "cpu"]
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A file of two prompts, each of a category."""
+    """A file of two prompts of different categories."""
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt": f"for name in names{i}:\n", "category": kind} for i, kind in enumerate("ab")]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -98,7 +100,7 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def embedded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """The tiny pair in place of the embedded models."""
+    """Replace the embedded models by the tiny pair."""
     monkeypatch.setattr("slipstream.zoo.target_dir", lambda: tiny.target)
     monkeypatch.setattr("slipstream.zoo.draft_dir", lambda: tiny.draft)
     return tiny
@@ -113,14 +115,15 @@ def hosted_pair(tiny: Tiny) -> Iterator[Host]:
 
 @pytest.fixture
 def host(hosted_pair: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """A server of the tiny pair, whose key is in the environment."""
+    """A server of the tiny pair, whose API key is in the environment."""
     monkeypatch.setenv("OPENAI_API_KEY", "a-key")
     return hosted_pair
 
 
 @pytest.fixture
 def wrong_token(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """Makes the token at a place of each text wrong that a drafter of this name drafts for."""
+    """Function that plants a fault: if the drafter with this name drafts, the output token at index `place` is
+    wrong."""
     generate = LLM.generate
 
     def plant(drafter: str, place: int) -> None:

@@ -1,4 +1,4 @@
-"""Values for every sampling parameter, and what may depend on it."""
+"""Values for every sampling parameter, and the visible part of a result."""
 
 import math
 from dataclasses import replace
@@ -35,13 +35,13 @@ VALUES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "ignore_eos": (True, ["no", "yes", "", 0, 1, None, np.True_], []), "seed": (8, [1.5, "a"], []),
     "logprobs": (2, [-1], []), "draft_tokens": (1, [-1], []),
 }  # fmt: skip
-"""For each field a value other than its default, whose effect shows in the tests of `test_sampling_parameters.py`;
-values that are refused; and, where it is part of the distribution, values to combine with those of the others."""
+"""For each field: a value other than the default, whose effect is visible in `test_sampling_parameters.py`; values that
+are refused; and, if the field changes the distribution, values to combine with values of other fields."""
 
 CHANGED, REFUSED, CHOICES = ({name: values[i] for name, values in VALUES.items() if values[i] != []} for i in range(3))
 
 
 def visible(completion: Completion) -> tuple[object, ...]:
-    """Everything but the times."""
+    """Return all parts of a completion except measured times."""
     counts = {name: count for name, count in completion.stats.as_dict().items() if "second" not in name}
     return replace(completion, stats=None), counts  # type: ignore[type-var]

@@ -1,18 +1,19 @@
-"""Proof by enumeration: the exact distribution of what the production code emits.
+"""Proof by enumeration: the exact distribution of the tokens that the production code emits.
 
-`ExactDice` replaces `Dice`. Where production draws a number, it returns *one* possible answer, records the others as
-branches to run later, and multiplies the weight of the run by the answer's probability. Running until
-no branch is left gives every outcome of `verify` with its probability. A run is replayed from its beginning by its
-tape, the list of answers to give, so the code under test needs no hook for it.
+`ExactDice` replaces `Dice`. When production draws a random number, `ExactDice` returns *one* possible answer, records
+the other answers as branches to run later, and multiplies the weight of the run by the answer's probability. When no
+branch is left, every outcome of `verify` is known with its probability. A branch is run from the beginning with its
+tape, the list of answers to give, so the code under test needs no hook.
 
-Probabilities are float64 when production computes them; each is converted back to the fraction it represents by
-`rational`. Why that is the right one: two different fractions with denominators up to D lie at least 1/D^2 = 1e-10
-apart, float64 arithmetic on numbers of order one is good to 1e-13 here, and `rational` insists on 1e-12. So if the
-true value has a denominator of at most D, it is the one found. It has: with p and q in n-ths, n <= 12, the largest
-denominators come from block verification's h = Z / (Z + 1 - w), where w is a product of at most 3 ratios a/b with
-b <= n, so that Z and w are multiples of 1/n^4 and h has a denominator of at most 2 n^4 = 41472; and from a fourth
-sibling drawn without replacement, at most n^4. If the argument fails for a future rule, distributions that do
-not sum to 1 exactly, or a final distribution that is not p exactly, show it.
+Production computes probabilities in float64. `rational` converts them back to the fractions that they represent. This
+conversion is correct for the following reason. Two different fractions with denominators up to D are at least 1/D^2 =
+1e-10 apart, float64 arithmetic on numbers of about 1 has an error of 1e-13 here, and `rational` accepts an error of at
+most 1e-12. So if the true value has a denominator of at most D, `rational` finds it. The denominators are small enough:
+p and q have a denominator n <= 12. The largest denominators come from h = Z / (Z + 1 - w) in block verification, where
+w is a product of at most 3 ratios a/b with b <= n, so that Z and w are multiples of 1/n^4 and h has a denominator of at
+most 2 n^4 = 41472; and from a fourth sibling drawn without replacement, with at most n^4. If this argument does not
+hold for a future rule, a test fails, because distributions do not sum to 1 exactly or the final distribution is not
+exactly p.
 """
 
 from collections import defaultdict
@@ -37,19 +38,19 @@ D = 10**5
 
 @cache
 def rational(x: float) -> Fraction:
-    """The fraction with a denominator of at most D that the float64 `x` represents."""
+    """Return the fraction with a denominator of at most D that the float64 `x` represents."""
     fraction = Fraction(x).limit_denominator(D)
     assert abs(fraction - Fraction(x)) < Fraction(1, 10**12), f"{x!r} is no fraction with a denominator up to {D}"
     return fraction
 
 
 def chance(x: float) -> Fraction:
-    """Probability that `Dice.accept` returns True: 1 above 1, 0 for NaN and below 0."""
+    """Return the probability that `Dice.accept` returns True: x, but 1 above 1, and 0 for NaN and below 0."""
     return Fraction(0) if not x > 0 else Fraction(1) if x >= 1 else rational(x)
 
 
 Options = list[tuple[Any, Fraction]]
-"""The answers that are possible, each with its probability."""
+"""The possible answers, each with its probability."""
 
 
 def possible(options: Options) -> Options:
@@ -59,13 +60,13 @@ def possible(options: Options) -> Options:
 
 @cache
 def acceptance(x: float) -> Options:
-    """Answers of `Dice.accept`."""
+    """Return the possible answers of `Dice.accept`."""
     return possible([(True, chance(x)), (False, 1 - chance(x))])
 
 
 @cache
 def choices(row: tuple[float, ...]) -> Options:
-    """Answers of `Dice.choose` and `Dice.pick`."""
+    """Return the possible answers of `Dice.choose` and `Dice.pick`."""
     return possible([(token, rational(x)) for token, x in enumerate(row)])
 
 
@@ -87,7 +88,8 @@ class Walk:
 
 
 class ExactDice(Dice):
-    """rule, rows: to know for which sequences the next answer can matter (see `on_trial`)."""
+    """Dice whose answers are enumerated. rule, rows: tell for which sequences the next answer has an effect (see
+    `on_trial`)."""
 
     def __init__(self, rule: Rule, rows: Seq[WeightedDraft], tapes: Seq[tuple[int, ...]]):
         self.rule, self.rows = rule, rows
@@ -100,7 +102,7 @@ class ExactDice(Dice):
     def _accept(self, b: int, x: float) -> bool:
         walk = self.walks[b]
         if not on_trial(self.rule, self.rows[b].shape, tuple(walk.answers)):
-            return True  # the answer must not matter; this one would do most harm
+            return True  # the answer must have no effect; if it had, True would do most harm
         walk.answers.append(walk.take(acceptance(x)))
         return walk.answers[-1]
 
@@ -115,12 +117,12 @@ class ExactDice(Dice):
 
 
 def rows_of(*distributions: list[float]) -> Tensor:
-    """[R, V] in float64."""
+    """Return distributions as a tensor [R, V] in float64."""
     return torch.tensor(distributions, dtype=torch.float64)
 
 
 class FixedDice(Dice):
-    """Dice of production, whose every uniform is `u`."""
+    """The production dice, with `u` in place of every random number."""
 
     def __init__(self, u: float, batch: int = 1):
         super().__init__([Stream(0)] * batch, [0] * batch, [0] * batch)
@@ -132,8 +134,8 @@ class FixedDice(Dice):
 
 @cache
 def on_trial(rule: Rule, shape: Shape, answers: tuple[bool, ...]) -> bool:
-    """Whether the next answer can matter to a sequence that has received `answers`. In a batch the rules proceed
-    in lockstep and also ask for sequences that are finished; branching there would change nothing and cost a lot."""
+    """Return whether the next answer can have an effect for a sequence that has received `answers`. In a batch, the
+    rules also draw numbers for sequences that are finished; branching there would change nothing and take much time."""
     if rule.name == "block":
         return len(answers) < len(shape.parents)
     if rule.name != "rejection":
@@ -150,7 +152,7 @@ def on_trial(rule: Rule, shape: Shape, answers: tuple[bool, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run emitted: its tokens, how many of them were draft tokens, and its probability."""
+    """The result of one run: the emitted tokens, the number of draft tokens among them, and the run's probability."""
 
     tokens: Text
     accepted: int
@@ -158,7 +160,8 @@ class Outcome:
 
 
 def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
-    """The draft and the distributions [B + N, V] that `verify` takes, for one sequence per entry."""
+    """Return the arguments of `verify`, a draft and distributions [B + N, V], with one sequence for each entry of
+    `rows`."""
     kinds = "".join(row.shape.kinds for row in rows)
     q = [probs for row in rows for probs in row.q_rows]
     draft = Draft.trees(
@@ -173,8 +176,8 @@ def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
 
 
 def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[list[Outcome]]:
-    """Every outcome of verifying each of `drafts`, given that draft. They are verified in batches of `at_once`, so
-    a batch mixes runs of several drafts and shapes."""
+    """Return for each draft all outcomes of its verification, with their probabilities given this draft. Drafts are
+    verified in batches of `at_once`, so a batch mixes runs of several drafts and shapes."""
     outcomes: list[list[Outcome]] = [[] for _ in drafts]
     todo: list[tuple[int, tuple[int, ...]]] = [(i, ()) for i in range(len(drafts))]
     while todo:
@@ -191,7 +194,7 @@ def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list
 
 
 def weighed(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[Outcome]:
-    """The outcomes of all `drafts` together, each with the probability of its draft and of the run after it."""
+    """Return the outcomes of all `drafts`, each with the probability of its draft times the probability of its run."""
     return [
         Outcome(outcome.tokens, outcome.accepted, draft.weight * outcome.weight)
         for draft, outcomes in zip(drafts, explore(rule, drafts, at_once), strict=True)
@@ -200,12 +203,12 @@ def weighed(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list
 
 
 def outcomes_of(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> list[Outcome]:
-    """Every outcome of drafting *and* verifying, with its probability."""
+    """Return every outcome of drafting *and* verifying, with its probability."""
     return weighed(rule, list(every_draft(world, shape)), at_once)
 
 
 def completed(world: World, outcomes: Iterable[Outcome], length: int) -> dict[Text, Fraction]:
-    """The distribution of the first `length` tokens: each outcome is continued by the target alone."""
+    """Return the distribution of the first `length` tokens, if each outcome is continued by plain decoding."""
     mass: dict[Text, Fraction] = defaultdict(Fraction)
     for outcome in outcomes:
         assert 1 <= len(outcome.tokens) <= length
@@ -224,20 +227,21 @@ def completed(world: World, outcomes: Iterable[Outcome], length: int) -> dict[Te
 
 
 def target_distribution(world: World, length: int) -> dict[Text, Fraction]:
-    """The distribution of the first `length` tokens of plain decoding."""
+    """Return the distribution of the first `length` tokens of plain decoding."""
     return completed(world, [Outcome((t,), 0, p) for t, p in enumerate(world.p(())) if p], length)
 
 
 def emitted_distribution(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> dict[Text, Fraction]:
-    """The distribution of the first height + 1 tokens when a step with that rule and shape comes first."""
+    """Return the distribution of the first height + 1 tokens, if the first step uses this rule and a draft of this
+    shape."""
     return completed(world, outcomes_of(rule, world, shape, at_once), shape.height + 1)
 
 
 def distance(a: dict[Text, Fraction], b: dict[Text, Fraction]) -> Fraction:
-    """Total variation distance."""
+    """Return the total variation distance of two distributions."""
     return sum((abs(a.get(t, Fraction(0)) - b.get(t, Fraction(0))) for t in {*a, *b}), Fraction(0)) / 2
 
 
 def mean_accepted(rule: Rule, world: World, shape: Shape) -> Fraction:
-    """Expected number of accepted draft tokens of one step."""
+    """Return the expected number of accepted draft tokens of one step."""
     return sum((o.accepted * o.weight for o in outcomes_of(rule, world, shape)), Fraction(0))

@@ -1,4 +1,5 @@
-"""Drafters whose draft tokens are known beforehand, and plain decoding written out a second time, as oracle."""
+"""Drafters whose draft tokens are known beforehand, and a second, simple implementation of plain decoding to compare
+with."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq
@@ -6,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 import torch
 from torch import Tensor
 
-from slipstream.core import warp as warping  # its `warp` may be a cached one, see `hurry`
+from slipstream.core import warp as warping  # imported as a module, because `hurry` may replace its `warp`
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Budget, Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
@@ -25,7 +26,7 @@ def decode(ids: Seq[int]) -> str:
 
 
 def sequence(target: ToyTarget, prompt: Seq[int] = (1, 2, 3), seed: int | None = 0, **params: object) -> Sequence:
-    """A request as the facade would make it."""
+    """Make a sequence as `LLM` would make it for a request."""
     return Sequence(
         list(prompt),
         SamplingParams(seed=seed, **params),
@@ -38,7 +39,7 @@ def sequence(target: ToyTarget, prompt: Seq[int] = (1, 2, 3), seed: int | None =
 def run_steps(
     seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, rule: str = "rejection", draft_tokens: int = 4
 ) -> Iterator[Verdict]:
-    """Step until every sequence has ended, checking the invariant of the KV at every boundary."""
+    """Step until every sequence has ended, and check the invariant of the KV length between steps."""
     for seq in seqs:
         seq.rule = RULES[rule]
     while active := [seq for seq in seqs if not seq.finish]:
@@ -53,7 +54,7 @@ def run_steps(
 
 
 def finish(seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, **how: object) -> list[list[int]]:
-    """Run to the end; the outputs."""
+    """Run all sequences to their end, and return the outputs."""
     list(run_steps(seqs, target, drafter, **how))  # type: ignore[arg-type]
     return [seq.output for seq in seqs]
 
@@ -63,7 +64,7 @@ def depths(budgets: Seq[Budget]) -> list[int]:
 
 
 def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
-    """The n tokens that follow by argmax, one at a time and with no machinery."""
+    """Return the n tokens that follow greedily, computed one at a time by argmax."""
     tokens = list(tokens)
     for _ in range(n):
         tokens.append(int(target.logits(tokens).argmax()))
@@ -71,7 +72,8 @@ def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
 
 
 class Scripted(NoDrafter):
-    """Drafts the target's argmax continuation, wrong from place `wrong_at(step)` on (None: right throughout)."""
+    """Drafts the target's greedy continuation. In each step, draft tokens from index `wrong_at(step)` on are wrong
+    (None: all are right)."""
 
     name = "scripted"
     traits = DrafterTraits()
@@ -121,7 +123,7 @@ class Sampling(Scripted):
 
 
 class Bushy(Scripted):
-    """Deterministic trees of random tokens, duplicates included; half of them hold the right path among the rest."""
+    """Drafts deterministic trees of random tokens, with duplicates. Half of the trees contain the right path, too."""
 
     name = "bushy"
 
@@ -129,7 +131,8 @@ class Bushy(Scripted):
         return Draft.trees(self.tree(seq, depth) for seq, depth in zip(seqs, depths(budgets), strict=True))
 
     def tree(self, seq: Sequence, depth: int) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the nodes: a few strays, perhaps the right path, more strays."""
+        """Return tokens and parents of the nodes: a few random nodes, perhaps the right path, then more random
+        nodes."""
         ids, parents, heights, rng = list[int](), list[int](), list[int](), random.Random(f"{seq.tokens}")
 
         def add(parent: int, token: int) -> int:

@@ -12,12 +12,12 @@ from tests.tokens.tokenizer_kinds import letters
 
 
 def letter_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """Token i writes letter i; no token is special. Not to be changed: it is made once."""
+    """Return a tokenizer in which token i writes letter i and no token is special. Do not change it: it is cached."""
     return letters(tuple(LETTERS[:vocab]))
 
 
 def constraint_of(params: SamplingParams, vocab: int, stop_ids: frozenset[int] = frozenset()) -> TextConstraint | None:
-    """As `LLM` gives it to a sequence with these parameters."""
+    """Return the constraint that `LLM` would give to a sequence with these parameters."""
     if params.structured is None:
         return None
     return grammars(vocab).make_constraint(params.structured, stop_ids)

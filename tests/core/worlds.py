@@ -1,4 +1,4 @@
-"""Tiny languages with exact distributions, and every draft that a drafter could make of them.
+"""Tiny languages with exact distributions of target and drafter, and all drafts that the drafter could make.
 
 All probabilities are fractions with one small denominator, so that what verification computes from them in float64
 can be converted back to the fraction it represents (see `tests.core.exact`).
@@ -17,14 +17,14 @@ Distribution = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class World:
-    """`p` and `q` give the target's and the drafter's distribution after a text (the tokens emitted since the step
-    began)."""
+    """A tiny language. p, q: functions that return the target's and the drafter's distribution after a text. A text is
+    the tokens since the step began."""
 
     vocab: int
     p: Callable[[Text], Distribution]
     q: Callable[[Text], Distribution]
     fixed: Callable[[Text, int], int] = lambda text, node: 0
-    """A deterministic draft token: depends only on the text before it and on the node."""
+    """Function that returns a deterministic draft token, from the text before it and the node."""
 
 
 def probs(*weights: int) -> Distribution:
@@ -37,15 +37,15 @@ def point(vocab: int, token: int) -> Distribution:
 
 
 def steady(p: Distribution, q: Distribution) -> World:
-    """The same distributions after every text; deterministic draft tokens are the argmax of q."""
+    """Make a world with the same distributions after every text. Deterministic draft tokens are the argmax of q."""
     return World(len(p), lambda _: p, lambda _: q, lambda text, node: q.index(max(q)))
 
 
 @cache
 def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
-    """Distributions that differ after every text: with zeros, with p == q here and there, with point masses, all of one
-    denominator in 4..12. greedy: p is a point mass everywhere, as at temperature 0. Each is drawn once: it is asked for
-    again with every draft."""
+    """Make a world with random distributions that differ after every text. Some have zeros, some are point masses, and
+    after some texts p == q; all have the same denominator in 4..12. greedy: every p is a point mass, as at temperature
+    0. Distributions are cached, because every draft needs them again."""
     n = random.Random(f"{seed}").randint(4, 12)
 
     def draw(*key: object) -> Distribution:
@@ -68,7 +68,7 @@ def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree and how each of its draft tokens is made. One letter a node:
+    """A draft tree, and how each of its draft tokens is made. Each node has one letter:
 
     s  sampled from q, independent of its siblings      w  sampled from q without the earlier `w` siblings
     p  a point mass                                     n  a point mass that is not acceptable
@@ -91,8 +91,8 @@ class Shape:
 
 @dataclass
 class WeightedDraft:
-    """One draft of one sequence: tokens, the distribution that each was drawn from, and the probability of the
-    whole."""
+    """One draft of one sequence: its tokens, the distribution from which each token was drawn, and the probability of
+    the draft."""
 
     world: World
     shape: Shape
@@ -101,17 +101,17 @@ class WeightedDraft:
     weight: Fraction = Fraction(1)
 
     def text(self, node: int) -> Text:
-        """The text that `node` ends; -1 is the empty one."""
+        """Return the text that ends with `node`; the empty text for -1."""
         return () if node < 0 else (*self.text(self.shape.parents[node]), self.tokens[node])
 
     @cached_property
     def rows(self) -> list[list[float]]:
-        """The target's distribution at the last pending token and at every node."""
+        """Return the target's distribution at the last pending token and at every node."""
         return [_floats(self.world.p(self.text(node))) for node in range(-1, len(self.tokens))]
 
     @cached_property
     def q_rows(self) -> list[list[float]]:
-        """`q` in float64."""
+        """Return `q` in float64."""
         return [_floats(q) for q in self.q]
 
 
@@ -120,7 +120,7 @@ def _floats(distribution: Distribution) -> list[float]:
 
 
 def every_draft(world: World, shape: Shape) -> Iterator[WeightedDraft]:
-    """Every draft of that shape which has a positive probability."""
+    """Yield every draft of this shape that has a positive probability."""
 
     def grow(draft: WeightedDraft) -> Iterator[WeightedDraft]:
         node = len(draft.tokens)
@@ -146,7 +146,7 @@ def _distribution_of(draft: WeightedDraft, node: int) -> Distribution:
     if kind == "w":
         gone = {draft.tokens[i] for i in range(node) if shape.parents[i] == parent and shape.kinds[i] == "w"}
         rest = [0 if t in gone else x for t, x in enumerate(q)]
-        if not sum(rest):  # nothing is left to draw: such a drafter falls back on a deterministic draft token
+        if not sum(rest):  # no token is left to draw, so the drafter falls back to a deterministic draft token
             return point(world.vocab, world.fixed(text, node))
         q = tuple(Fraction(x) / sum(rest) for x in rest)
     return q

@@ -1,6 +1,7 @@
-"""Rules that look right and are not: the negative controls of the proofs and of `verify`. Each must be found wrong.
+"""Wrong rules that look right. They are the negative controls of the proofs and of `verify`, which must find each rule
+to be wrong.
 
-Letters as in the table of `test_rules.py`.
+Letters are as in the table of `test_rules.py`.
 """
 
 from collections.abc import Callable
@@ -14,17 +15,17 @@ from slipstream.core.draft import Draft
 from slipstream.core.rules import Decision, Rule
 
 Accept = Callable[[Tensor, Tensor, int], Tensor]
-"""p [B] and q [B] of the draft tokens at a depth (from 1 on) -> probability of accepting each."""
+"""Function from p [B] and q [B] of the draft tokens at a depth (from 1 on) to their probabilities of acceptance."""
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """[B, V]"""
+    """Return the residual max(p - q, 0), or p where it is zero, [B, V]."""
     mass = (p - q).clamp(min=0)
     return torch.where(mass.sum(-1, keepdim=True) > 0, mass, p)
 
 
 def ratio(p: Tensor, q: Tensor, depth: int) -> Tensor:
-    """With `residual` the right rule."""
+    """Return the right probability of acceptance: together with `residual`, it gives the right rule."""
     return p / q
 
 
@@ -32,12 +33,12 @@ def chain_rule(
     name: str, accept: Accept = ratio, otherwise: Callable[[Tensor, Tensor], Tensor] = residual, bonus: int = 1,
     neighbour: int = 0, **how: Any,
 ) -> Rule:  # fmt: skip
-    """The rejection rule for chains, with something changed.
+    """Return the rejection rule for chains with a change.
 
-    otherwise  p, q [B, V] -> the mass to draw from after a rejection.
-    bonus      how many rows after the last draft token the bonus token is drawn from.
-    neighbour  a rejected draft token gets the residual of the sequence that comes so much later in the batch.
-    how        fields of the `Rule`: tokenwise.
+    otherwise  function from p, q [B, V] to the unnormalised distribution to draw from after a rejection.
+    bonus      how many rows after the last draft token the distribution of the bonus token is taken.
+    neighbour  after a rejection, use the residual of the sequence this many places later in the batch.
+    how        fields of the `Rule`, such as tokenwise.
     """
 
     def decide(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
@@ -77,7 +78,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "C: accept with p/q, else sample p": {"otherwise": keep},
     "D: accept if p >= q, else the residual": {"accept": lambda p, q, depth: 2 * (p >= q).double()},
 }
-"""What is wrong -> arguments of `chain_rule`."""
+"""For each wrong rule, the arguments of `chain_rule`."""
 A, B, C, D = (chain_rule(name, **fault) for name, fault in FAULTS.items())
 
 

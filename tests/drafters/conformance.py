@@ -1,9 +1,8 @@
-"""What every `Drafter` promises, as tests. `test_conformance.py` runs them on every drafter of the registry. A new
-drafter is found in the registry, and needs a line in `makers.MAKERS` only if it cannot be made from a target alone.
+"""Tests of the promises that every `Drafter` makes. `test_conformance.py` runs them on every drafter of the registry. A
+new drafter is found in the registry, and needs a line in `makers.MAKERS` only if it cannot be made from a target alone.
 Further promises of drafters without a model are in `lookup_conformance.py`.
 
-A drafter outside the registry can be put through the same tests: subclass `Conformance` and provide the fixture
-`case`.
+To run these tests on a drafter outside the registry, subclass `Conformance` and provide the fixture `case`.
 """
 
 import random
@@ -37,8 +36,9 @@ LENGTH = 20
 
 @dataclass
 class Case:
-    """target: makes the target, in float64 and with a small vocabulary; make: makes the drafter for it.
-    enumerated: how many drafting steps, with which sampling parameters; how: of the numbers, see `Branch`."""
+    """A drafter under test. target: function that makes the target, in float64 and with a small vocabulary. make:
+    function that makes the drafter for a target. enumerated: numbers of drafting steps to enumerate, and their sampling
+    parameters. how: arguments of `Branch`."""
 
     target: Callable[[], Target]
     make: Callable[[Target], Drafter]
@@ -50,7 +50,7 @@ class Case:
         return LLM(target, self.make(target), draft_tokens=2, **how)
 
     def prompts(self, n: int) -> list[list[int]]:
-        """Of different lengths, some of which repeat themselves."""
+        """Return n prompts of different lengths. Some of them repeat themselves."""
         rng = random.Random(n)
         vocab = self.target().vocab_size
         words = [[rng.randrange(vocab) for _ in range(3)] for _ in range(3)]
@@ -58,7 +58,7 @@ class Case:
 
 
 class Proposal(NamedTuple):
-    """A draft for one sequence, and the text that it was proposed after."""
+    """A draft for one sequence, and the tokens before the draft."""
 
     text: list[int]
     ids: list[int]
@@ -67,7 +67,7 @@ class Proposal(NamedTuple):
 
 
 class Recorder:
-    """Passes everything on, checks every draft, and records what was proposed for each sequence in each step."""
+    """Wraps a drafter: checks every draft, and records the proposals for each sequence in each step."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
@@ -97,7 +97,7 @@ class Recorder:
 
 
 def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
-    """Each row of q is a distribution under which its draft token is possible."""
+    """Assert that each row of q is a distribution in which its draft token has a positive probability."""
     if draft.q is None or not len(draft):
         return
     assert draft.q.dtype == torch.float64, "q in another dtype than the target's distribution biases the ratio"
@@ -108,7 +108,8 @@ def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
 
 
 def check_siblings(draft: Draft) -> None:
-    """If every draft token is a point mass, a second equal child of one node can never be accepted."""
+    """Assert that equal tokens are not children of the same node if draft tokens are point masses. The second of them
+    could never be accepted."""
     if draft.q is not None:
         return
     for b in range(draft.batch):
@@ -119,7 +120,7 @@ def check_siblings(draft: Draft) -> None:
 
 
 def size(thing: object, seen: dict[int, object] | None = None) -> int:
-    """How many values `thing` holds, recursively; tensors and arrays count by elements."""
+    """Count the values in `thing` recursively. Tensors and arrays count by elements."""
     if isinstance(thing, (str, bytes, int, float, type(None))):
         return 1  # even if counted before: equal small integers are one object
     seen = {} if seen is None else seen  # keeps counted objects alive, so that no id is reused
@@ -143,7 +144,7 @@ def size(thing: object, seen: dict[int, object] | None = None) -> int:
 
 
 def alone(case: Case, prompt: Seq[int], params: SamplingParams, draft_tokens: int) -> tuple[list, list[int]]:
-    """What is proposed for a sequence without others in the batch, and its text."""
+    """Run one sequence alone. Returns the proposals for it, and its output."""
     target = case.target()
     recorder = Recorder(case.make(target), target.vocab_size)
     seq = Sequence(list(prompt), params)
@@ -154,20 +155,20 @@ def alone(case: Case, prompt: Seq[int], params: SamplingParams, draft_tokens: in
 
 @cache
 def oracle_of(make: Callable[[], Target]) -> Oracle:
-    """One for all tests: what it knows of a text is kept."""
+    """Return the oracle of a target. All tests share it, because it caches its results."""
     return Oracle(make())
 
 
 @cache
 def coupled_texts(make: Callable[[], Target], prompts: tuple[tuple[int, ...], ...], params: tuple[SamplingParams, ...]):
-    """Of plain decoding under the rule `coupled`."""
+    """Return the outputs of plain decoding under the rule `coupled`."""
     done = LLM(make(), rule="coupled", draft_tokens=4).generate(list(map(list, prompts)), list(params))
     return [each.token_ids for each in done]
 
 
 class Conformance:
-    """Provide a fixture `case: Case`. A drafter that does not make some of these promises declares them and the reason:
-    `class TestMine(Conformance, exempt={"test_...": "why"})`."""
+    """The tests. A subclass provides a fixture `case: Case`. A drafter that does not make some of these promises
+    declares them with the reason: `class TestMine(Conformance, exempt={"test_...": "why"})`."""
 
     def __init_subclass__(cls, exempt: Mapping[str, str] | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -176,7 +177,7 @@ class Conformance:
             setattr(cls, name, None)  # pytest then finds no test of that name
 
     def test_drafts_are_well_formed_and_within_every_budget(self, case: Case) -> None:
-        """Budgets that differ from sequence to sequence and from step to step, 0 among them; `Recorder` checks."""
+        """`Recorder` checks the drafts. Budgets differ between sequences and steps, and some are 0."""
         rng = random.Random(1)
         for temperature in (0.0, 1.0):
             target = case.target()
@@ -191,7 +192,7 @@ class Conformance:
                 _settle(target, recorder, seqs, draft, rng)
 
     def test_a_draft_that_is_not_used_does_no_harm(self, case: Case) -> None:
-        """A step may run without the draft that was proposed for it; the drafter sees an empty one in `observe`."""
+        """A step may run without the proposed draft. `observe` of the drafter then gets an empty draft."""
         target, rng = case.target(), random.Random(2)
         recorder = Recorder(case.make(target), target.vocab_size)
         seqs = [Sequence(prompt, SamplingParams(temperature=1.0, max_tokens=200, seed=2)) for prompt in case.prompts(3)]
@@ -200,7 +201,7 @@ class Conformance:
             _settle(target, recorder, seqs, Draft.empty(3) if index % 2 else draft, rng)
 
     def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
-        """Sequences join and leave one by one; each gets exactly the drafts that it gets alone."""
+        """Sequences join and leave a batch one by one. Each sequence gets exactly the drafts that it gets alone."""
         for temperature in (0.0, 1.0):
             target = case.target()
             recorder = Recorder(case.make(target), target.vocab_size)
@@ -224,7 +225,7 @@ class Conformance:
                     assert together[:3] == alone_step[:3]
 
     def test_releases_everything(self, case: Case) -> None:
-        """A second pass over the same requests leaves the drafter no larger than the first did."""
+        """After a second pass over the same requests, the drafter is not larger than after the first pass."""
         target = case.target()
         drafter = case.make(target)
         llm = LLM(target, drafter, max_batch=3, draft_tokens=4)
@@ -236,7 +237,7 @@ class Conformance:
         drafter.release(10**9)  # unknown ids are ignored
 
     def test_can_start_in_the_middle_of_a_sequence(self, case: Case) -> None:
-        """After `release` (preemption, or a fault) the sequence goes on, with drafts."""
+        """After `release` (because of preemption or a fault), the sequence continues and gets drafts again."""
         target = case.target()
         recorder = Recorder(case.make(target), target.vocab_size)
         truth = oracle_of(case.target)
@@ -259,8 +260,8 @@ class Conformance:
             assert guard.faults == 0
 
     def test_every_output_length_up_to_two_more_than_the_draft_length(self, case: Case) -> None:
-        """Exactly max_tokens long, from 1 to two more than the draft length (transformers issue 46993: prompt
-        lookup overran max_new_tokens)."""
+        """Outputs are exactly max_tokens long, for 1 to two more than the draft length. (In transformers issue 46993,
+        prompt lookup exceeded max_new_tokens.)"""
         target, prompt = case.target(), [0, 1, 2, 0, 1, 2, 0]
         llm, text = LLM(target, case.make(target), draft_tokens=7), oracle_of(case.target).greedy(prompt, 9)
         for n in range(1, 10):
@@ -277,7 +278,7 @@ class Conformance:
         assert [d.token_ids for d in done] == [d.token_ids for d in plain]
 
     def test_coupled_text_depends_on_target_and_seed_alone(self, case: Case) -> None:
-        """For every draft length and batch it is the text of plain decoding."""
+        """The output is the output of plain decoding, for every draft length and batch."""
         target, prompts = case.target(), case.prompts(4)
         how = [{"temperature": 1.0 + 0.1 * seed, "frequency_penalty": 0.3 * (seed % 2)} for seed in range(4)]
         params = [SamplingParams(max_tokens=LENGTH, seed=seed, **each) for seed, each in enumerate(how)]
@@ -289,8 +290,8 @@ class Conformance:
             assert not any(d.stats.drafter_faults for d in done)
 
     def test_every_text_is_exactly_as_probable_as_in_plain_decoding(self, case: Case) -> None:
-        """By enumeration of what follows the first token of two seeds: of one drafting step, and with fewer tokens to
-        choose from of two, the second after a rejection."""
+        """Enumerates the outputs after the first token of two seeds: for one drafting step, and, with fewer tokens to
+        choose from, for two steps, of which the second follows a rejection."""
         oracle, prompt, accepted, proposed = oracle_of(case.target), [0, 1, 2, 0, 1, 2, 0], 0.0, 0.0
         for steps, changes in case.enumerated:
             params = SamplingParams(temperature=1.0, max_tokens=4, **changes)
@@ -301,8 +302,8 @@ class Conformance:
         assert 0 < accepted < proposed or not case.llm().drafter.traits.drafts
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """The same with real random numbers: G-test on the joint distribution of the first three tokens, n = 8000,
-        fails at p < 1e-6; if the temperature is 1.1 instead of 1, with a probability of 0.997."""
+        """Uses real random numbers: a G-test of the joint distribution of the first three tokens with n = 8000, which
+        fails at p < 1e-6. If the temperature were 1.1 instead of 1, the test would fail with a probability of 0.997."""
         prompt, params, n = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4), 8_000
         seqs = sample(case.llm(max_batch=n), prompt, params, n, seed=6)
         truth = joint_distribution(oracle_of(case.target), prompt, params)
@@ -310,7 +311,7 @@ class Conformance:
 
 
 def _settle(target: Target, drafter: Drafter, seqs: Seq[Sequence], draft: Draft, rng: random.Random) -> None:
-    """One step whose verdict is drawn at random: some path of the draft, then some token."""
+    """Run one step with a random verdict: a random path of the draft, then a random token."""
     out = target.run(seqs, draft, drafter.traits.taps)
     paths = []
     for b in range(len(seqs)):

@@ -17,9 +17,9 @@ from tests.tokens.tokenizer_kinds import letters, vocabularies_of
 
 
 class MultiStepToy(ToyTarget):
-    """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a graph does, or as kernels that
-    draw in float64 do (`exact`). `asked` records the numbers of steps; every `clumsy`-th pick is wrong, as after
-    rounding that reversed a near tie."""
+    """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a CUDA graph does, or with
+    `exact` in float64 as our kernels do. `asked` records the numbers of steps. Every `clumsy`-th pick is wrong, as if
+    rounding had reversed a near tie."""
 
     in_one_call, exact = True, False
     steps_per_call, has_states = 1, True
@@ -66,7 +66,8 @@ class MultiStepToy(ToyTarget):
 
 
 class MaskedToy(ToyTarget):
-    """Predicts several tokens in one pass, in the places of its last id, which the toy targets of fewer ids lack."""
+    """Predicts several tokens in one pass, at mask tokens. The mask token is its last id, which targets with fewer ids
+    do not have."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,8 +75,7 @@ class MaskedToy(ToyTarget):
 
 
 class ExitToy(MultiStepToy):
-    """Fakes the target's early exit: its distributions are those of the exit. It keeps no KV of its own, like the real
-    one."""
+    """A fake early exit of the target, with its own distributions. Like the real early exit, it has no own KV cache."""
 
     layers = 3
 
@@ -97,8 +97,8 @@ class ExitToy(MultiStepToy):
 
 OURS = ("a", " ", "b", "c", "ca")
 THEIRS = ("b", "ab", "x", "a", " ", " b", "c", "bc")
-"""Tokens of toy models by id. Four are shared; words are split in another way: "ab" is one token of the draft model's,
-"ca" one of the target's."""
+"""Tokens of a toy draft model by id. It shares four tokens with the target, and splits words differently: "ab" is one
+token of the draft model, "ca" one token of the target."""
 MERGES = (("a", "b"), ("b", "c"), (" ", "b"))
 
 
@@ -107,7 +107,7 @@ def toy_vocabularies() -> Vocabularies:
 
 
 def toy_model(kind: type[ToyTarget] = ToyTarget) -> ToyTarget:
-    """A draft model over THEIRS."""
+    """Make a draft model whose tokens are THEIRS."""
     return kind(len(THEIRS), order=2, seed=23, sharpness=1.0)
 
 

@@ -32,7 +32,7 @@ def toy() -> ToyTarget:
 
 
 def features(target: Target, tokens: list[int], taps: tuple[int, ...]) -> Tensor:
-    """True features of a whole text, from one prefill without any draft: [n, taps * target_hidden]."""
+    """Return the true features of a text, from one prefill without a draft: [n, taps * target_hidden]."""
     seq = Sequence(list(tokens))
     out = target.run([seq], Draft.empty(1), taps)
     joined = torch.cat([out.hidden[tap] for tap in taps], -1).clone()
@@ -42,8 +42,8 @@ def features(target: Target, tokens: list[int], taps: tuple[int, ...]) -> Tensor
 
 
 def greedy_drafts(drafter: Drafter, depth: int, steps: int, max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
-    """The draft tokens of every step but the first, for each of PROMPTS in one batch: (text before the step, drafted).
-    Each has `depth` tokens."""
+    """Decode PROMPTS greedily in one batch. Yields (text before the step, draft tokens) for each prompt and each step
+    except the first. Every draft has `depth` tokens."""
     target, recorder = toy(), Recorder(drafter, V)
     seqs = [Sequence(p, SamplingParams(max_tokens=max_tokens)) for p in PROMPTS]
     for index in range(steps):
@@ -55,14 +55,14 @@ def greedy_drafts(drafter: Drafter, depth: int, steps: int, max_tokens: int) -> 
 
 
 def prefilled(drafter: Drafter, prompts: Seq[list[int]], target: Target | None = None, **params: Any) -> list[Sequence]:
-    """Sequences after a step without a draft: their prompts are read."""
+    """Return sequences after one step without a draft, which has read their prompts."""
     seqs = [Sequence(list(prompt), SamplingParams(**{"max_tokens": 40} | params)) for prompt in prompts]
     step(seqs, target or toy(), drafter, RULES["rejection"], 0)
     return seqs
 
 
 def fitting_head(kind: str, **changes: Any) -> EagleHead | DFlashHead:
-    """A random head for `tiny_decoder`. kind: name of its drafter."""
+    """Make a random head for `tiny_decoder`. kind: name of its drafter."""
     decoder = {"head_dim": 16, **changes.pop("decoder", {})}
     if kind == "dflash":
         return dflash_head(dflash_config(40, 24, 24, **{"taps": (1, 2, 4), "decoder": decoder} | changes), spread=0.3)
@@ -78,5 +78,5 @@ SHAPE = {
 
 @functools.cache
 def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any) -> Decoder:
-    """A tiny Llama: 4 layers of width 24, 40 ids."""
+    """Make a tiny Llama: 4 layers of width 24, 40 ids."""
     return Decoder.of_module(random_llama(1, **SHAPE | changes), LoadSettings(executor=executor, dtype=dtype))

@@ -1,7 +1,7 @@
-"""What drafters without a model promise, as tests. `test_lookups.py` runs them on those of the registry.
+"""Tests of the promises that lookup drafters make. `test_lookups.py` runs them on the lookup drafters of the registry.
 
-`LookupConformance` is for all of them, `CopyingConformance` for those that continue a match in the text (`Lookup`): it
-expects the same draft from the same text for every data structure.
+`LookupConformance` is for all lookup drafters. `CopyingConformance` is for drafters that continue a match in the
+sequence (`Lookup`): whatever their data structure, they must make the same drafts.
 """
 
 import random
@@ -27,7 +27,8 @@ NO_MATCH = ([1, 2, 3, 4], [7])
 
 @dataclass(frozen=True)
 class LookupCase:
-    """name: in the registry; eager: options that switch off everything that shortens drafts."""
+    """A lookup drafter under test. name: its name in the registry. eager: options with which drafts are not
+    shortened."""
 
     name: str
     eager: dict[str, Any] = field(default_factory=lambda: {"row_cost": 0.0})
@@ -36,7 +37,7 @@ class LookupCase:
         return make_drafter(self.name, target or ToyTarget(32), **options)
 
     def draft(self, tokens: Seq[int], depth: int = 8, **options: Any) -> Draft:
-        """What a new drafter proposes for a text."""
+        """Return the draft of a new drafter for a text."""
         return self.make(ToyTarget(128), **self.eager | options).propose([Sequence(list(tokens))], [Budget(depth)])
 
     def chain(self, tokens: Seq[int], depth: int = 8, **options: Any) -> list[int]:
@@ -47,7 +48,7 @@ class LookupCase:
 
 
 class Counting(list[int]):
-    """Tokens that count how many of them are read."""
+    """A list of tokens that counts how many tokens are read."""
 
     read = 0
 
@@ -62,7 +63,7 @@ class Counting(list[int]):
 
 
 class LookupConformance:
-    """Provide a fixture `case: LookupCase`."""
+    """The tests for all lookup drafters. A subclass provides a fixture `case: LookupCase`."""
 
     @pytest.mark.parametrize("text", NO_MATCH, ids=str)
     def test_nothing_is_proposed_without_a_match(self, case: LookupCase, text: list[int]) -> None:
@@ -95,7 +96,8 @@ class LookupConformance:
         assert rates[1] < 1
 
     def test_a_loop_is_proposed_and_accepted(self, case: LookupCase) -> None:
-        """At temperature 0, a target that depends on one token ends in a loop: of a copy nearly all is accepted."""
+        """At temperature 0, a target that depends on one token ends in a loop, so nearly all copied tokens are
+        accepted."""
         target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
         llm = LLM(target, case.make(target), draft_tokens=8)
         stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
@@ -117,10 +119,10 @@ class LookupConformance:
 
 
 class CopyingConformance:
-    """Provide a fixture `case: LookupCase` of a `Lookup`."""
+    """The tests for drafters that copy. A subclass provides a fixture `case: LookupCase` of a `Lookup`."""
 
     def test_the_longest_match_wins(self, case: LookupCase) -> None:
-        """ "2 3" was followed by 4 three times, "1 2 3" by 5 once."""
+        """In the text, "2 3" is followed by 4 three times, and "1 2 3" by 5 once."""
         assert case.chain([2, 3, 4, 2, 3, 4, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3], 1) == [5]
 
     def test_of_equal_matches_the_latest_wins(self, case: LookupCase) -> None:
@@ -147,7 +149,7 @@ class CopyingConformance:
         assert case.chain([9, *loop * times, *loop[:1]], 7) == [loop[(1 + i) % period] for i in range(7)]
 
     def test_a_sequence_that_joins_late_gets_the_same_drafts(self, case: LookupCase) -> None:
-        """Tokens that were added one by one, with or without a draft at each, or all at once."""
+        """The tokens were added one by one, with or without a draft for each, or all at once."""
         rng = random.Random(3)
         text = [rng.randrange(6) for _ in range(300)]
         early, seq = case.make(**case.eager), Sequence(text[:1])
@@ -203,8 +205,8 @@ class CopyingConformance:
 
     @pytest.mark.parametrize("repeats", [True, False])
     def test_scores_its_own_proposals_even_if_others_were_verified(self, case: LookupCase, repeats: bool) -> None:
-        """Each step verifies another drafter's draft, which is accepted completely. The lookup's own proposal counts as
-        right where it agrees with the text, and as wrong elsewhere."""
+        """Each step verifies the draft of another drafter, which is accepted completely. The tokens of the lookup's own
+        proposal count as right if they agree with the text, otherwise as wrong."""
         rng, lookup, lengths = random.Random(4), case.make(row_cost=0.5), []
         text = [i % 6 if repeats else rng.randrange(32) for i in range(2000)]
         seq = Sequence(text[:12], SamplingParams(max_tokens=2000))

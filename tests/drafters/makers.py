@@ -1,4 +1,4 @@
-"""How the tests make each drafter of the registry for a toy target, and variants of them with other settings."""
+"""Functions that make each drafter of the registry for a toy target, and variants of drafters with other settings."""
 
 from collections.abc import Callable
 
@@ -54,12 +54,12 @@ LOOKUPS = [name for name in DRAFTERS if name not in MAKERS and name != "none"]
 
 
 def maker(name: str) -> Callable[[Target], Drafter]:
-    """Makes the registered drafter of that name for a target."""
+    """Return a function that makes the registered drafter with this name for a target."""
     return MAKERS.get(name, lambda target: make_drafter(name, target))
 
 
 def _recorded(target: Target) -> dict[tuple[int, ...], list[int]]:
-    """The target's greedy continuations of every prompt of the suite."""
+    """Return the target's greedy continuation of every prompt in the conformance tests."""
     oracle = Oracle(target)
     prompts = [*Case(lambda: target, scripted).prompts(7), [0, 1, 2, 0, 1, 2, 0]]
     return {tuple(p): oracle.greedy(p, LENGTH) for p in prompts}
@@ -102,9 +102,9 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }  # fmt: skip
-"""Other settings of registered drafters, and the scripted drafters that the other tests use."""
+"""Registered drafters with other settings, and the scripted drafters of other tests."""
 
 REMEMBERING: dict[str, Callable[[Target], Drafter]] = {
     "suffix": lambda target: make_drafter("suffix", target, across=True, past_tokens=64),
 }
-"""Settings that keep something from one request for the next."""
+"""Settings with which a drafter keeps data of a request for later requests."""

@@ -1,9 +1,8 @@
-"""Drafters with a known acceptance: they are given the target's continuation, and draft correct or wrong tokens as
-their script says.
+"""Drafters with known acceptance. They know the target's continuation, and draft correct or wrong tokens by a script.
 
-    right           every draft token is the continuation's token
-    wrong_at(j)     every draft token except the j-th of each draft, counted from 0
-    replay(rate)    each draft token is correct with this probability, independently
+right           every draft token is the continuation's token
+wrong_at(j)     every draft token except the j-th of each draft, counted from 0
+replay(rate)    each draft token is correct with this probability, independently
 """
 
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -18,7 +17,8 @@ from slipstream.core.sequence import Sequence, request_ids
 from tests.core.fake_drafters import depths
 
 Script = Callable[[Sequence, int, int], bool]
-"""(sequence, index of the draft token in the sequence, index in the draft from 0) -> whether it is correct."""
+"""Function (sequence, index of the draft token in the sequence, index in the draft from 0) that returns whether the
+draft token is correct."""
 
 
 def right(seq: Sequence, position: int, place: int) -> bool:
@@ -34,8 +34,8 @@ def replay(rate: float) -> Script:
 
 
 class ScriptedDrafter(NoDrafter):
-    """continuations: prompt or source -> the tokens that follow it; nothing is drafted for an unknown prompt. A wrong
-    draft token is the correct one plus one, modulo `vocab_size`."""
+    """continuations: the tokens that follow each prompt or source; nothing is drafted for an unknown prompt. A wrong
+    draft token is the correct token plus one, modulo `vocab_size`."""
 
     name = "scripted"
     traits = DrafterTraits()
@@ -63,15 +63,15 @@ class ScriptedDrafter(NoDrafter):
 
 
 class Silent(NoDrafter):
-    """Asked for drafts, it proposes none."""
+    """A drafter that never proposes a draft token."""
 
     name, traits = "silent", DrafterTraits()
 
 
 class RandomDrafter(NoDrafter):
-    """Draft tokens drawn uniformly from the vocabulary, with an acceptance rate of about 1 / `vocab_size`. sampled:
-    report the uniform distribution as q. Otherwise each draft token is a point mass, which is also correct, because it
-    is drawn independently of the random numbers of verification."""
+    """Draws draft tokens uniformly from the vocabulary, with an acceptance rate of about 1 / `vocab_size`. sampled:
+    report the uniform distribution as q. Otherwise each draft token is a point mass. This is also correct, because
+    draft tokens are drawn independently of the random numbers of verification."""
 
     name = "random"
     traits = DrafterTraits()

@@ -1,4 +1,4 @@
-"""Thousands of short requests through `LLM`, fast enough for statistical tests."""
+"""Runs thousands of short requests through `LLM`, fast enough for statistical tests."""
 
 import functools
 import gc
@@ -29,12 +29,13 @@ Warp = Callable[..., Tensor]
 Row = NDArray[np.float64] | TargetError
 
 ROWS = 8192
-"""Rows of a step that prompts may take. Some requests still join while others decode, and steps are few."""
+"""Rows of a step that prompts may take: so many that few steps are needed, but few enough that some requests join while
+others decode."""
 
 
 class Remembered:
-    """A cached `warp`: it is a pure function, and thousands of requests with one prompt call it with few different
-    arguments. Rows that depend on their history are kept one by one, others by whole calls."""
+    """A cached `warp`. `warp` is a pure function, and thousands of requests with one prompt call it with few different
+    arguments. Rows that depend on their history are cached one by one; for other rows, complete calls are cached."""
 
     def __init__(self, warp: Warp):
         self.warp = warp
@@ -71,14 +72,14 @@ class Remembered:
     def _row(self, *arguments: object) -> Row:
         try:
             return self.warp(*arguments)[0].numpy()
-        except TargetError as fault:  # no token is possible there
+        except TargetError as fault:  # the request allows no token after this text
             return fault
 
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Use the cached `warp` and switch off the garbage collector, which would scan a hundred thousand live objects. It
-    passes over those that are alive in the end, until the next time."""
+    """Use the cached `warp`, and switch off the garbage collector, which would scan a hundred thousand live objects. At
+    the end, `gc.freeze` lets it skip the objects that still exist."""
     collecting = gc.isenabled()
     gc.unfreeze()
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +104,8 @@ def many_prompts_a_step(enough_memory: bool) -> Iterator[None]:
 
 
 class Sampled(SourcedSequence):
-    """Ends with its third token, as nobody looks at later ones; `max_tokens` says as before how many may be drafted."""
+    """A sequence that ends with its third token, because tests do not look at later tokens. `max_tokens` still limits
+    the draft length as usual."""
 
     def advance(self, *step: Any) -> None:
         super().advance(*step)
@@ -112,7 +114,7 @@ class Sampled(SourcedSequence):
 
 
 class RememberedForm:
-    """A constraint whose answers are kept: what may follow a text is a function of the text."""
+    """A cached constraint. The tokens that may follow a text depend only on the text."""
 
     def __init__(self, form: Constraint):
         self._allowed, self._complete = functools.cache(form.find_allowed), functools.cache(form.complete)
@@ -134,9 +136,9 @@ S = TypeVar("S", bound=Sequence)
 def sequences(
     kind: type[S], llm: LLM, prompt: Seq[int], params: SamplingParams, streams: Iterable[Stream], share_form: bool
 ) -> list[S]:
-    """One request with each of these streams. share_form: one constraint for all of them, whose answers are kept;
+    """Make one sequence for each of these random streams. share_form: all sequences share one cached constraint;
     otherwise each has its own, as in production."""
-    one = llm.sequence(prompt, params)  # checked once, not for each
+    one = llm.sequence(prompt, params)  # the request is checked only once
     form = constraint_of(params, llm.target.vocab_size, one.stop_ids)
     shared = RememberedForm(form) if share_form and form is not None else None
     decode = None if one.stop_search is None else one.stop_search.decode
@@ -152,8 +154,8 @@ def sequences(
 def sample(
     llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int = 0, share_form: bool = False
 ) -> list[Sampled]:
-    """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same*
-    params object, without a seed, so that whole batches are warped at once. share_form: see `sequences`."""
+    """Return n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same*
+    params object, without a seed, so that `warp` can process complete batches. share_form: see `sequences`."""
     with hurry(), many_prompts_a_step(isinstance(llm.target, ToyTarget)):
         seqs = sequences(Sampled, llm, prompt, params, (Stream(seed + i) for i in range(n)), share_form)
         for _ in llm.decode(seqs):

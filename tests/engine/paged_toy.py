@@ -1,5 +1,5 @@
-"""`PagedToy`: the toy target with its KV in a pool of blocks. Each cell holds the token that it was written for, so a
-block that was taken over wrongly, or written while shared, is found at the next run."""
+"""`PagedToy`: the toy target with its KV cache in a pool of blocks. Each slot contains the token for which it was
+written. So if a block is reused wrongly, or written while it is shared, the next run finds it."""
 
 import contextlib
 from collections.abc import Sequence as Seq
@@ -18,7 +18,7 @@ from tests.kv.model import Cells
 
 
 class PagedToy(MultiStepToy):
-    """blocks: capacity of the pool; None: it grows. faulty: a run in which this id is pending fails."""
+    """blocks: capacity of the pool; None: the pool grows. faulty: an id; a run with this id as pending token fails."""
 
     in_one_call, steps_per_call = False, 6
 
@@ -30,7 +30,7 @@ class PagedToy(MultiStepToy):
         self.pool = BlockPool(self.cells, blocks, block)
         self.memory = KVMemory(self.pool, contextlib.nullcontext)
         self.faulty = faulty
-        self.rows = 0  # of the last run
+        self.rows = 0  # number of rows of the last run
 
     @property
     def capabilities(self) -> Capabilities:
@@ -38,7 +38,7 @@ class PagedToy(MultiStepToy):
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         for seq in seqs:
-            if seq.kv_len and seq.id not in self._slots:  # begun with the blocks of an earlier text
+            if seq.kv_len and seq.id not in self._slots:  # the sequence began with cached blocks of an earlier request
                 self._slots[seq.id] = self._read(seq.id, seq.kv_len)
             if self._slots.get(seq.id, [])[: seq.kv_len] != (self._read(seq.id, seq.kv_len) if seq.kv_len else []):
                 raise AssertionError(f"the blocks of sequence {seq.id} were written by another one")
@@ -55,7 +55,7 @@ class PagedToy(MultiStepToy):
     def decode_steps(
         self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, *more: Any
     ) -> DecodedSteps:
-        for seq in seqs:  # as the executors do, which fail where one does not fit: the others have their blocks then
+        for seq in seqs:  # reserve one by one, as executors do: earlier sequences keep their blocks if one does not fit
             self.pool.reserve(seq.id, seq.kv_len, seq.end + steps - 1)
         outputs = super().decode_steps(seqs, steps, sampling, *more)
         for seq in seqs:
@@ -79,13 +79,14 @@ class PagedToy(MultiStepToy):
         return [self.cells.cells[place] for place in self.pool.places(seq_id, range(length))]
 
     def _write(self, seq_id: int, first: int) -> None:
-        """Write what the sequence's slots hold from `first` on."""
+        """Write the sequence's tokens to its slots from `first` on."""
         values = self._slots[seq_id]
         for place, value in zip(self.pool.places(seq_id, range(first, len(values))), values[first:], strict=True):
             self.cells.cells[place] = value
 
     def check(self) -> None:
-        """Every block is counted once for each table that it is in, and once if it is kept."""
+        """Assert that a block's reference count is the number of tables that contain it, plus one if it is in the
+        prefix cache."""
         kept = self.memory._kept.values()
         for block in range(len(self.pool._free)):
             owners = sum(block in table for table in self.pool.tables.values()) + (block in kept)

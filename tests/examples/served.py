@@ -1,4 +1,4 @@
-"""What `slipstream serve` understands of an example's arguments, without running it."""
+"""Parses the arguments of examples as `slipstream serve` does, without running the server."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def options(arguments: list[str]) -> dict[str, Any]:
-    """Every option of the command with its value. Raises typer's errors for what it does not have."""
+    """Return every option of the command with its value. Raises typer's errors for unknown options."""
     command, *rest = arguments
     assert command == "serve"
     serve = parser().commands[command]  # type: ignore[attr-defined]
@@ -23,12 +23,12 @@ def options(arguments: list[str]) -> dict[str, Any]:
 
 
 def documents(path: str) -> list[dict[str, Any]]:
-    """The documents of a YAML file."""
+    """Return the documents of a YAML file."""
     return list(yaml.safe_load_all((EXAMPLES / path).read_text(encoding="utf-8")))
 
 
 def vllm_of(config: Path) -> VllmServer:
-    """The server of `slipstream serve --config`, whose engine is vLLM."""
+    """Return the vLLM server that `slipstream serve --config` would start."""
     settings = options(["serve", "--config", str(config)])
     models, engine = (
         kind(**{each.name: settings[each.name] for each in fields(kind) if each.name in settings})

@@ -1,7 +1,9 @@
-"""What vLLM 0.32 computes for a checkpoint of an EAGLE-3, -3.1 or P-EAGLE head, from its files alone, without a cache.
+"""Computes an EAGLE-3, EAGLE-3.1 or P-EAGLE head as vLLM 0.32 does, from the files of its checkpoint and without a
+cache.
 
-As in its `model_executor/models/llama_eagle3.py` and `qwen3_eagle3.py`, `transformers_utils/configs/speculators` and,
-for what a draft reads, `v1/spec_decode/llm_base_proposer.py`. Nothing of `slipstream.heads` is used."""
+The code follows vLLM's `model_executor/models/llama_eagle3.py` and `qwen3_eagle3.py`,
+`transformers_utils/configs/speculators`, and `v1/spec_decode/llm_base_proposer.py` for the inputs of a draft. It does
+not use `slipstream.heads`."""
 
 import json
 from pathlib import Path
@@ -13,7 +15,7 @@ from torch import Tensor
 
 
 class AsVLLM:
-    """embedding: the target's [V, d], for a head without its own."""
+    """embedding: the target's embedding [V, d], for a head without an embedding."""
 
     def __init__(self, folder: Path, embedding: Tensor):
         values = json.loads((folder / "config.json").read_text())
@@ -32,7 +34,7 @@ class AsVLLM:
         return x @ self.t[f"{name}.weight"].T + self.t.get(f"{name}.bias", torch.zeros(()))
 
     def combined(self, taps: Tensor) -> Tensor:
-        """[n, taps * target_hidden] -> [n, d]"""
+        """Combine the taps [n, taps * target_hidden] to features [n, d]."""
         if self.eagle.get("norm_before_fc", self.c.get("norm_before_fc", False)):
             taps = self.norm(taps, "input_norm")
         if self.c.get("fc_norm", False):
@@ -41,7 +43,7 @@ class AsVLLM:
         return self.linear(taps, "fc")
 
     def attention(self, x: Tensor, at: str) -> Tensor:
-        """Causal; NeoX rotary positions 0, 1, ..."""
+        """Compute causal attention with NeoX rotary embedding at positions 0, 1, ..."""
         n, dim, heads = len(x), self.c["head_dim"], self.c["num_attention_heads"]
         q, k, v = (self.linear(x, f"{at}.{name}_proj").view(n, -1, dim).transpose(0, 1) for name in "qkv")
         if f"{at}.q_norm.weight" in self.t:  # qwen3_eagle3.py
@@ -58,7 +60,7 @@ class AsVLLM:
         return self.linear((scores.softmax(-1) @ v).transpose(0, 1).reshape(n, -1), f"{at}.o_proj")
 
     def forward(self, tokens: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits [n, draft_vocab], the hidden states that the next step reads [n, d])"""
+        """Return (logits [n, draft_vocab], the hidden states [n, d] that the next step reads)."""
         residual = hidden
         for i in range(self.c["num_hidden_layers"]):
             at = f"layers.{i}"
@@ -77,8 +79,8 @@ class AsVLLM:
         return self.linear(out, "lm_head"), out if self.c.get("norm_output", False) else residual
 
     def draft(self, text: list[int], taps: Tensor, count: int) -> tuple[list[int], Tensor]:
-        """Greedy draft tokens after a text with the taps [n - 1, ...] of all its tokens but the last, and their logits
-        [count, draft_vocab]. A head with mask tokens drafts in one pass."""
+        """Draft greedily after a text with n tokens. taps: [n - 1, ...], of all its tokens except the last. Returns the
+        draft tokens and their logits [count, draft_vocab]. A head with mask tokens drafts in one pass."""
         tokens, hidden = text[1:], self.combined(taps)
         if "mask_hidden" in self.t:
             keys = ("mask_token_id", "pard_token", "ptd_token_id")

@@ -1,5 +1,5 @@
-"""EAGLE heads of every variant, made-up texts for them, a dense recomputation without any cache, and checkpoints that
-are refused."""
+"""EAGLE heads of every variant, random texts for them, a reference computation without a cache, and checkpoints that
+must be refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.heads.tiny_heads import config
 from tests.tiny_checkpoints import rewrite
 
 Damage = Callable[[dict[str, Tensor]], Any] | dict[str, Any]
-"""Changes tensors of a checkpoint in place, or is new values of config.json."""
+"""A change of a checkpoint: a function that changes tensors in place, or new values of config.json."""
 
 V, TARGET = 40, 6
 SHORT = {"draft_vocab": 24}
@@ -41,7 +41,7 @@ VARIANTS: dict[str, EagleConfig] = {
 
 
 class Text:
-    """A made-up text: tokens and the target's states, true rows 0..n-2."""
+    """A random text: tokens, and the target's hidden states in rows 0..n-2."""
 
     def __init__(self, head: EagleHead, n: int, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ class Text:
 
 
 def rotary(head: EagleHead) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0..255, float64 [256, 1, D]."""
+    """Return cos and sin of positions 0..255, float64 [256, 1, D]."""
     inv_freq, scale = head.config.decoder.rope()
     angles = torch.outer(torch.arange(256, dtype=torch.float64), inv_freq)
     angles = torch.cat((angles, angles), -1)[:, None]
@@ -59,7 +59,7 @@ def rotary(head: EagleHead) -> tuple[Tensor, Tensor]:
 
 
 def dense(head: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, positions: list[int]) -> Any:
-    """(next features, what logits reads) of rows that see each other by `sees` [n, n], with no cache at all."""
+    """Run rows without a cache. sees: bool [n, n], which rows see which. Returns (next features, input of `logits`)."""
     cos, sin = rotary(head)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ def dense(head: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, posi
 
 
 def true_batch(texts: list[Text], starts: list[int], stops: list[int]) -> tuple[Batch, Tensor]:
-    """True rows of each text, from a start to before a stop."""
+    """Make a batch of rows start..stop-1 of each text, with the target's hidden states."""
     parts = list(zip(texts, starts, stops, strict=True))
     batch = forest([(b, start, text.tokens[start + 1 : stop + 1], []) for b, (text, start, stop) in enumerate(parts)])
     return last(batch), torch.cat([text.features[start:stop] for text, start, stop in parts])
 
 
 def logits(head: EagleHead) -> Tensor:
-    """Of a made-up text, [n, draft_vocab]."""
+    """Return the logits of a random text, [n, draft_vocab]."""
     text = Text(head, 9)
     hidden = head.fuse(list(text.features[:8].split(head.config.target_hidden, -1)))
     _, x = dense(head, text.tokens[1:], hidden, torch.ones(8, 8).tril().bool(), list(range(8)))
@@ -95,7 +95,7 @@ def same_logits(head: EagleHead, wanted: EagleHead) -> None:
 def assert_refused(
     folder: Path, damage: Damage, load: Callable[[Path], Any], error: type[Exception], says: str | None
 ) -> None:
-    """A checkpoint is not loaded any more after this change."""
+    """Assert that a checkpoint is refused after this change."""
     if isinstance(damage, dict):
         rewrite(folder, **damage)
     else:

@@ -1,4 +1,4 @@
-"""Tiny EAGLE, DFlash and Medusa heads in float64: random ones, and one that is always right."""
+"""Tiny EAGLE, DFlash and Medusa heads in float64: random heads, and a head that is always right."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from tests.targets.toy import ToyTarget
 
 
 def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> EagleConfig:
-    """`changes` to `EagleConfig`; those of the decoder go in as `decoder={...}`."""
+    """Make a configuration. changes: fields of `EagleConfig`; `decoder={...}` has fields of its decoder."""
     decoder = DecoderConfig(
         model_type="llama", vocab_size=vocab, hidden_size=width, layers=1, heads=4, kv_heads=2, head_dim=4,
         intermediate_size=12, context=256, norm_eps=1e-5,
@@ -32,7 +32,7 @@ def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **
 
 
 def randomised(module: Any, seed: int, spread: float) -> tuple[Any, torch.Generator]:
-    """The module in float64 with random parameters, those of norms near 1; and the generator, for more numbers."""
+    """Return the module in float64 with random parameters (near 1 for norms), and the generator for further numbers."""
     generator = torch.Generator().manual_seed(seed)
     made = module.double().eval().requires_grad_(False)
     for name, parameter in made.named_parameters():
@@ -42,7 +42,8 @@ def randomised(module: Any, seed: int, spread: float) -> tuple[Any, torch.Genera
 
 
 def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Tensor | None = None) -> EagleHead:
-    """A random head in float64, with random shared weights unless given. A draft vocabulary has every other id."""
+    """Make a random head in float64. The target's weights that it uses are random, too, unless they are given. A draft
+    vocabulary has every second id."""
     built, generator = randomised(EagleHead(config), seed, spread)
     vocab = config.decoder.vocab_size
     if config.version == 3 and config.draft_vocab < vocab:
@@ -54,28 +55,28 @@ def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Ten
 
 
 PARALLEL = {"mask_token": 2, "depths": 6, "decoder": {"layers": 2, "windows": (None, None)}}
-"""What makes a head of version 3 a parallel one (P-EAGLE), of two layers."""
+"""Fields with which a head of version 3 becomes a parallel head (P-EAGLE) of two layers."""
 
 
 def eagle_drafter(
     vocab: int = 5, version: int = 3, changes: dict[str, Any] | None = None, seed: int = 3, **options: Any
 ) -> EagleDrafter:
-    """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 can draft all ids but one.
-    changes: as `config` takes them."""
+    """Make a drafter with a random head for a `ToyTarget` of `vocab` ids. A head of version 3 can draft all ids except
+    one. changes: as in `config`."""
     more = {"draft_vocab": vocab if version == 1 else vocab - 1} | (changes or {})
     head_config = config(version, vocab, target=vocab, **more)
-    if version == 1:  # the target's hidden state is its row of logits
+    if version == 1:  # the hidden states of a toy target are its logits
         head_config = config(version, vocab, width=vocab, target=vocab)
     return EagleDrafter(TorchEagle(head(head_config, seed)), vocab, EagleDraftConfig(**options))
 
 
 def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> EagleHead:
-    """A head of version 3 that is always right about a `ToyTarget` of order 1, whose distribution depends on the last
-    token alone: its logits are the target's own, at every step of a draft.
+    """Make a head of version 3 that is always right about a `ToyTarget` of order 1, whose distribution depends only on
+    the last token. The logits of the head are equal to the target's in every step of a draft.
 
-    Embeddings are one-hot plus a constant, from which queries and keys are computed that attend to their own position
-    only. The residual stream of a row is then the one-hot of its token: attention adds it and removes the one of the
-    step before. head_dim: at least the vocabulary; 0: equal to it.
+    Embeddings are one-hot vectors plus a constant. Queries and keys are made from them so that a row attends only to
+    its own position. The residual stream of a row is then the one-hot vector of its token: attention adds this vector
+    and removes the vector of the previous step. head_dim: at least the size of the vocabulary; 0: equal to it.
     """
     vocab = target.vocab_size
     width, dim = vocab + 1, head_dim or vocab + vocab % 2
@@ -106,7 +107,8 @@ def head_host(
     hidden: int, layers: int, vocab: int, dtype: torch.dtype, lm_head: torch.Tensor, backend: str = "torch",
     packed_tables: Any = None,
 ) -> HeadHost:  # fmt: skip
-    """What a target with this untied output head [vocab, hidden] shares; its embedding is all zeros."""
+    """Return the weights that a target shares with heads: this untied output head [vocab, hidden], and an embedding of
+    zeros."""
     return HeadHost(
         hidden_size=hidden, layers=layers, vocab_size=vocab, context=256, device=torch.device("cpu"), dtype=dtype,
         embedding=lambda: torch.zeros(vocab, hidden, dtype=dtype), lm_head=lambda: lm_head, tied=False,
@@ -115,7 +117,8 @@ def head_host(
 
 
 def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> DFlashConfig:
-    """Two layers and blocks of 6; `changes` to `DFlashConfig`, those of the decoder as `decoder={...}`."""
+    """Make a configuration of two layers and blocks of 6. changes: fields of `DFlashConfig`; `decoder={...}` has fields
+    of its decoder."""
     decoder = {"layers": 2, "model_type": "qwen3", "qk_norm": True, "windows": (None, None), "head_dim": 16}
     decoder |= changes.pop("decoder", {})
     built = DFlashConfig(config(3, vocab, width, target, decoder=decoder).decoder, (0, 1, 2), target, 6, vocab - 1)
@@ -123,9 +126,9 @@ def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: An
 
 
 def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFlashHead:
-    """A random head in float64, with random tables where the target's are used."""
+    """Make a random head in float64. The target's tables that it uses are random, too."""
     built, generator = randomised(DFlashHead(config), seed, spread)
-    if config.draft_vocab is not None:  # all but the first ids
+    if config.draft_vocab is not None:  # the last `draft_vocab` ids
         built.d2t.fill_(config.decoder.vocab_size - config.draft_vocab)
         built.t2d.copy_(torch.arange(config.decoder.vocab_size) >= config.decoder.vocab_size - config.draft_vocab)
     shape = (2, config.decoder.vocab_size, config.decoder.hidden_size)
@@ -136,13 +139,14 @@ def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFl
 def dflash_drafter(
     vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None, runs: Any = TorchDFlash
 ) -> DFlashDrafter:
-    """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids. runs: a `DFlashRuntime`."""
+    """Make a drafter with a random head for a `ToyTarget` of `vocab` ids. changes: as in `dflash_config`. runs: the
+    class of its `DFlashRuntime`."""
     built = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
     return DFlashDrafter(runs(built), vocab)
 
 
 def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1, seed: int = 0, **config: Any):
-    """Heads in float64 with random parameters, a shared lm_head included."""
+    """Make Medusa heads in float64 with random parameters, including a shared lm_head."""
     c = MedusaConfig(heads, layers, hidden, vocab, **config)
     built = MedusaHeads(c).double()
     generator = torch.Generator().manual_seed(seed)
@@ -156,5 +160,5 @@ def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1
 
 
 def medusa_drafter(vocab: int, **options: Any) -> MedusaDrafter:
-    """For a `ToyTarget`, whose hidden states are its logits."""
+    """Make a drafter with random heads for a `ToyTarget`, whose hidden states are its logits."""
     return MedusaDrafter(tiny_heads(vocab, vocab, 4, seed=5), vocab, MedusaDraftConfig(**options))

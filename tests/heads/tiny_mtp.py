@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with MTP layers, in the names of released ones."""
+"""Tiny random checkpoints with MTP layers, whose tensors have the names of published checkpoints."""
 
 import json
 import re
@@ -21,11 +21,11 @@ from tests.backends.native import models
 from tests.targets.huggingface.architectures import _EXPERTS, _LINEAR, _MLA, _config
 
 LAYERS = 2
-"""Of each target."""
+"""Number of layers of each target."""
 
 
 def _moe(model: str, layers: int, **more: Any) -> Any:
-    """A mixture of experts."""
+    """Make the configuration of a mixture of experts."""
     return _config(model, **_EXPERTS | {"num_hidden_layers": layers, "moe_intermediate_size": 16} | more)
 
 
@@ -54,11 +54,12 @@ CONFIGS: dict[str, Callable[[int], Any]] = {
         mlp_layer_types=["sparse", "sparse", *["dense"] * 4][:n],
     ),
 }  # fmt: skip
-"""`model_type` -> the configuration of a target with n layers. The last ones are as MTP layers are built."""
+"""By `model_type`: function that makes the configuration of a target with n layers. MTP layers are built like the last
+layers of a longer target."""
 
 BRINGS = [(family, n) for family in CONFIGS for n in (1, 2, 3) if n == 1 or family in ("deepseek_v3", "glm4_moe")]
 BRINGS.append(("mimo_v2_flash", 2))
-"""Families, and how many MTP layers their checkpoints may bring."""
+"""Pairs of a family and a number of MTP layers that its checkpoints may have."""
 
 
 def skip_where_none_is_built() -> None:
@@ -68,9 +69,9 @@ def skip_where_none_is_built() -> None:
 
 @torch.random.fork_rng(devices=[])
 def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0, **sizes: int) -> Path:
-    """A random checkpoint with this many MTP layers, which are the last layers of a longer target, under the names that
-    the family's releases have. Few ids, so that some draft tokens are accepted. sizes: in place of those in
-    `CONFIGS`."""
+    """Write a random checkpoint with `mtp` MTP layers, which are the last layers of a longer target, under the tensor
+    names of the family's published checkpoints. It has few ids, so that some draft tokens are accepted. sizes: values
+    that replace values of `CONFIGS`."""
     import transformers
 
     skip_where_none_is_built()
@@ -102,14 +103,14 @@ def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0
     config |= sizes | {"vocab_size": vocab}
     config["architectures"] = [type(longer).__name__]
     config.pop("num_mtp_layers", None)
-    if family != "mimo_v2_flash":  # whose releases do not say it
+    if family != "mimo_v2_flash":  # its published checkpoints lack this key
         config["num_nextn_predict_layers"] = mtp
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def _block(family: str, k: int, name: str) -> str:
-    """Name of a tensor of the decoder layer of MTP layer k."""
+    """Return the name of a tensor in the decoder layer of MTP layer k."""
     if family in ("mellum", "qwen3_next"):
         return f"mtp.layers.{k}.{name}"
     if family == "ernie4_5_moe":
@@ -120,7 +121,7 @@ def _block(family: str, k: int, name: str) -> str:
 
 
 def _beside(family: str, k: int, part: str) -> str:
-    """Name of another tensor of MTP layer k; "" if the family has none."""
+    """Return the name of another tensor of MTP layer k; "" if the family has no such tensor."""
     names = {
         "mellum": {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "eh_proj": "mtp.fc",
                    "post_norm": "mtp.norm"},
@@ -137,7 +138,8 @@ def _beside(family: str, k: int, part: str) -> str:
 
 @torch.random.fork_rng(devices=[])
 def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **options: Any) -> MtpDrafter:
-    """A drafter with random MTP layers in float64 for a target of `vocab` ids with hidden states of this width."""
+    """Make a drafter with random MTP layers in float64, for a target of `vocab` ids with hidden states of this
+    width."""
     skip_where_none_is_built()
     import transformers
     from transformers.modeling_layers import MtpModel
@@ -157,7 +159,8 @@ def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **op
 
 
 def native_drafter(vocab: int, hidden: int, draft_vocab: int | None = None) -> EagleDrafter:
-    """A drafter with a random MTP layer of our own kernels, which has experts and a gate, for the same targets."""
+    """Make a drafter with a random MTP layer that our own kernels run, with experts and a gate, for a target of `vocab`
+    ids with hidden states of this width."""
     experts = Experts(4, 2, 8, True, (True,), shared=8, shared_gate=True)
     decoder = models.config(1, vocab_size=vocab, hidden_size=hidden, heads=2, head_dim=16, experts=experts)
     decoder = replace(decoder, each=(replace(decoder.described[0], gate="output", qk_norm="head"),))

@@ -1,5 +1,5 @@
-"""A batch engine that is not ours, for tests of `RowDrafts`: it decodes known texts, verifies drafts, reads prompts in
-chunks, moves rows, preempts, and drops draft tokens."""
+"""A fake batch engine of another system, for tests of `RowDrafts`. It decodes known texts, verifies drafts, reads
+prompts in chunks, moves rows, preempts requests, and drops draft tokens."""
 
 import random
 from collections.abc import Callable, Sequence as Seq
@@ -12,7 +12,7 @@ VOCAB = 1000
 
 @dataclass
 class Running:
-    """A request: the text that greedy decoding gives it, and how far it is."""
+    """A request: its known greedy output, and how many tokens are decoded."""
 
     id: str
     prompt: Seq[int]
@@ -29,7 +29,8 @@ class Running:
 
 @dataclass
 class BatchEngine:
-    """chunk: most tokens of a prompt that a step reads. forward: told how many rows a forward has, once it has run."""
+    """chunk: most tokens of a prompt that a step reads. forward: called with the number of rows after each forward
+    pass."""
 
     drafts: RowDrafts
     chunk: int = 64
@@ -45,14 +46,14 @@ class BatchEngine:
     calls: list[list[list[int]]] = field(default_factory=list)
 
     def run(self, requests: Seq[Running]) -> None:
-        """Decode all of them together."""
+        """Decode all requests together."""
         running = list(requests)
         while running:
             self.step(running)
             running = [one for one in running if one.emitted < len(one.answer)]
 
     def step(self, running: list[Running]) -> None:
-        """One step of those of them that are not preempted in it."""
+        """Run one step with the requests that are not preempted in this step."""
         batch = [one for one in running if self.rng.random() >= self.preempted] or running[:1]
         if self.shuffled:
             self.rng.shuffle(batch)
@@ -68,7 +69,7 @@ class BatchEngine:
             one.draft = draft[: self.rng.randint(0, len(draft))] if self.rng.random() < self.dropped else draft
 
     def _row(self, one: Running) -> Row:
-        """What one request gains in a step."""
+        """Return the row of one request in a step."""
         if one.read < len(one.prompt):
             rows, drafted = min(self.chunk, len(one.prompt) - one.read), 0
             one.read += rows
@@ -91,7 +92,7 @@ class BatchEngine:
 
 
 def repetitive(seed: int, count: int = 120) -> list[int]:
-    """A text that repeats passages of itself."""
+    """Return a text that repeats some of its passages."""
     rng = random.Random(seed)
     phrases = [[rng.randrange(VOCAB) for _ in range(rng.randint(4, 12))] for _ in range(4)]
     text: list[int] = []
@@ -101,5 +102,5 @@ def repetitive(seed: int, count: int = 120) -> list[int]:
 
 
 def novel(seed: int, count: int = 120) -> list[int]:
-    """A text in which no token occurs twice."""
+    """Return a text in which no token occurs twice."""
     return random.Random(seed).sample(range(100_000), count)

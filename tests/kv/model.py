@@ -12,7 +12,7 @@ from slipstream.kv.blocks import BlockPool
 
 
 class Cells:
-    """A store with one cell per slot. Grows exactly to the requested size."""
+    """A block store with one value per slot. It grows exactly to the requested size."""
 
     def __init__(self, block: int):
         self.block, self.cells = block, list[int]()
@@ -27,8 +27,8 @@ class Cells:
 
 
 class World:
-    """A pool and the texts that its sequences should hold. A `write` fills slots start..stop-1; later slots are
-    dropped, as after a rollback."""
+    """A block pool, and the values that its sequences should contain. `write` fills slots start..stop-1, and drops
+    later slots, as after a rollback."""
 
     def __init__(self, capacity: int | None, block: int = 4, spread: int = 0):
         self.store = Cells(block)
@@ -52,7 +52,7 @@ class World:
         self.texts.pop(seq_id, None)
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        """Keep slots `src` of a draft at `dst`, the end of the text from then on."""
+        """Move the slots `src` of accepted draft tokens to `dst`, and drop later slots."""
         text = self.texts[seq_id]
         values = [text[s] for s in src]
         sources, targets = self.pool.moves(seq_id, src, dst)
@@ -61,7 +61,7 @@ class World:
         self.texts[seq_id] = text[: dst[0]] + values
 
     def step(self, draw: random.Random, most: int = 40) -> None:
-        """One random operation. If the pool is full, it must raise and change nothing."""
+        """Run one random operation. If the pool is full, the operation must raise an error and change nothing."""
         kind, ids = draw.random(), list(self.texts)
         if not ids or (kind < 0.15 and len(ids) < 6):
             self._try_write(draw.randrange(10**6), 0, draw.randint(0, most))
@@ -110,8 +110,8 @@ class World:
         return tables, [c for c in pool._counts if c], bytes(pool._free).count(1), pool.version
 
     def check(self, leaks: bool = False) -> None:
-        """Every sequence reads its own text, and every block's owners are counted correctly. leaks: blocks without an
-        owner need not be free, and counts may be too high."""
+        """Assert that every sequence reads its own values, and that the owners of every block are counted correctly.
+        leaks: allow counts that are too high, and blocks without an owner that are not free."""
         pool = self.pool
         owners = Counter(block for table in pool.tables.values() for block in table)
         for seq_id, text in self.texts.items():

@@ -1,13 +1,15 @@
-"""A clock for tests of what is made of measured times: the same on a busy machine, and nothing has to wait."""
+"""Fake clocks for tests of results that depend on measured times. The results are the same on a busy machine, and no
+test has to wait."""
 
 import pytest
 
 READERS = ("slipstream.core.step", "slipstream.measure.arms", "slipstream.targets.target_costs")
-"""Modules that measure."""
+"""Modules that read the clock."""
 
 
 class Clock:
-    """Only `sleep` lets time pass, and each reading, a microsecond: no duration is 0."""
+    """A clock on which time passes only by `sleep`, and by a microsecond with each reading, so that no duration is
+    0."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,13 +22,13 @@ class Clock:
         self.now += seconds
 
     def replace(self, patch: pytest.MonkeyPatch) -> None:
-        """Let the modules that measure read this clock."""
+        """Make the modules in READERS read this clock."""
         for module in READERS:
             patch.setattr(f"{module}.perf_counter", self.read)
 
 
 class Still:
-    """A clock that only advances by explicit calls."""
+    """A clock that advances only by explicit calls."""
 
     def __init__(self) -> None:
         self.now = 0.0

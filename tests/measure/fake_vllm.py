@@ -1,6 +1,6 @@
-"""A stand-in of vLLM's environment: the fixture `python`. This module is also the program that its server runs:
-`python fake_vllm.py MODE ARGUMENTS`. It answers /v1/models; MODE "dies" ends before, "ends" a moment after the first
-answer, "hangs" never answers."""
+"""A fake environment of vLLM: the fixture `python`. This module is also the program of its server, `python fake_vllm.py
+MODE ARGUMENTS`, which answers requests for /v1/models. With MODE "dies" it ends before the first answer, with "ends"
+shortly after the first answer, and with "hangs" it never answers."""
 
 import json
 import os
@@ -16,7 +16,8 @@ import pytest
 
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., Path]:
-    """A Python of an environment with that version of vLLM, whose server is the stand-in."""
+    """Function that makes a fake Python interpreter of an environment with a version of vLLM. Its server is this
+    module."""
 
     def interpreter(mode: str = "serves", version: str = "0.32.0") -> Path:
         script = tmp_path / f"python-{mode}"

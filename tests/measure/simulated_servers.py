@@ -1,6 +1,7 @@
-"""Servers of known truth: an engine that decodes step by step in simulated time, and its page at /metrics.
+"""Simulated servers with a known speed-up: an engine that decodes step by step in simulated time, and its page at
+/metrics.
 
-What a step takes is a formula here, so what speculation gains over a server without it is known exactly.
+The time of a step is a formula, so the speed-up over a server without speculative decoding is known exactly.
 """
 
 from dataclasses import dataclass, field
@@ -18,12 +19,15 @@ OUTPUT = 150
 class Served:
     """A server and its load.
 
-    requests   at once, in each engine.  share: of the steps that draft.  alpha: probability to accept the next token.
-    longest    draft tokens; `ragged` drafts have 1 to so many.
-    row, draft  what a row and a draft token cost, in steps of one row; `knee` rows are free.
-    overhead   factor of every step of the server that speculates, as where asynchronous scheduling is off.
-    varies     how much the share of steps that draft changes while it is watched, 0 to 1; `surge`: the load, with it.
-    noise      of the time of a step.  restart: sample at which the server has just been started anew.
+    requests   number of concurrent requests in each engine.
+    share      share of steps that draft.  alpha: probability that the next draft token is accepted.
+    longest    draft length; with `ragged`, drafts have 1 to `longest` tokens.
+    row, draft  cost of a row and of a draft token, in steps of one row; the first `knee` rows cost nothing.
+    overhead   factor on the time of every step of the server with speculation, for example because asynchronous
+               scheduling is off.
+    varies     how much the share of steps that draft changes during the observation, 0 to 1.  surge: how much the load
+               changes with it.
+    noise      relative noise of the time of a step.  restart: sample at which the server has just been restarted.
     """
 
     kind: str = "vllm"
@@ -44,13 +48,13 @@ class Served:
     seconds: float = 40.0
 
     def step(self, rows: int) -> float:
-        """Seconds of a pass over so many rows."""
+        """Return the seconds of a pass over `rows` rows."""
         return 0.02 * (1 + self.row * max(0, rows - self.knee))
 
 
 @dataclass
 class Engine:
-    """Counters of an engine. Those of `ended` requests are all that SGLang and llama-server show."""
+    """Counters of an engine. SGLang and llama-server show only the counters of `ended` requests."""
 
     served: Served
     rng: np.random.Generator
@@ -59,7 +63,7 @@ class Engine:
     at: list[float] = field(default_factory=lambda: [0.0] * 16)
     steps: float = 0.0
     plain: float = 0.0
-    """Seconds that the decoded tokens would have taken without speculation, each step as many as there are requests."""
+    """Seconds that the decoded tokens would have taken without speculation, with one token per request in each step."""
     now: float = 0.0
     active: int = 1
 
@@ -96,7 +100,7 @@ class Engine:
                 self.ended = {name: n + self.each[i][name] for name, n in self.ended.items()}
                 self.each[i] = dict.fromkeys(NAMES, 0.0)
                 self.left[i] = self.rng.geometric(1 / OUTPUT)
-                self.add(i, output=1, first=1)  # of the next request
+                self.add(i, output=1, first=1)  # the first token of the next request
 
     def add(self, i: int, **more: float) -> None:
         for name, n in more.items():
@@ -110,7 +114,7 @@ VLLM = {"drafts": "spec_decode_num_drafts_total", "draft_tokens": "spec_decode_n
 
 
 def page(engines: list[Engine], model: str = "m", speculates: bool = True) -> str:
-    """The page of these engines, as their kind of server writes it."""
+    """Return the /metrics page of these engines, in the format of their kind of server."""
     served, lines = engines[0].served, []
 
     def line(name: str, value: float, **labels: str) -> None:
@@ -149,7 +153,8 @@ def page(engines: list[Engine], model: str = "m", speculates: bool = True) -> st
 
 
 def watched(served: Served, seed: int = 0, speculates: bool = True) -> tuple[list[Counters], float]:
-    """(what its page says, so often while it is watched; by how much speculation makes decoding faster meanwhile)."""
+    """Observe a server. Returns (the counters on its page at each sample, the true speed-up of decoding in this
+    time)."""
     rng = np.random.default_rng(seed)
     samples, begun, spent, plain, warm = [], [(0.0, 0.0)] * served.engines, 0.0, 0.0, served.seconds / 4
     engines = [Engine(served, rng) for _ in begun]

@@ -1,4 +1,4 @@
-"""Prompts, a target that takes its time, and a drafter that knows what it says."""
+"""Prompts, a target with slow passes, and a drafter that knows the target's output."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "1"), Prompt([3, 4, 0], "a",
 
 
 class Slow(ToyTarget):
-    """2 ms per pass, and `row` seconds for each row after the first."""
+    """A target whose passes take 2 ms, and `row` seconds for each row after the first."""
 
     row = 0.0
 
@@ -31,5 +31,5 @@ def scripted(target: ToyTarget, script: Script = right) -> ScriptedDrafter:
 
 
 def tuned(target: ToyTarget, drafter: Drafter, config: TuneConfig, length: int = 4, out: Path | None = None) -> Result:
-    """What `tune` finds about one drafter."""
+    """Return the result of `tune` for one drafter."""
     return tune(LLM(target, draft_tokens=4), [Contender("planted", drafter, length)], PROMPTS, config, out)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Does not wait: the time that it was to wait has passed at once."""
+    """A selector that does not wait, but advances the virtual time by the timeout."""
 
     now = 0.0
 
@@ -24,7 +24,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock begins at 0 and moves only while all tasks sleep. No sockets."""
+    """An event loop whose clock begins at 0 and advances only while all tasks sleep. It does not support sockets."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -35,7 +35,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time."""
+    """Run a coroutine as `asyncio.run` does, in virtual time."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(work)
@@ -46,7 +46,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True)
 class Script:
-    """How a request is answered: seconds before the first piece of text and between two, tokens in each piece."""
+    """How a request is answered: seconds before the first piece of text and between two pieces, and tokens in each
+    piece."""
 
     first: float = 0.5
     gap: float = 0.1
@@ -59,7 +60,8 @@ class Script:
 
 @dataclass
 class ScriptedServer(httpx.AsyncBaseTransport):
-    """Answers the i-th request by script(i). places: requests that it works on at once; more wait."""
+    """Answers the i-th request by script(i). places: number of requests that run at the same time; further requests
+    wait."""
 
     script: Callable[[int], Script] = lambda i: Script()
     places: int = 10**6

@@ -1,4 +1,4 @@
-"""See the package."""
+"""Plants faults and reports which are found: see the docstring of the package."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from tests.mutants.planted import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600
-"""Seconds of one command; a fault that makes one hang counts as found."""
+"""Time limit of one command in seconds. A fault with which a command hangs counts as found."""
 
 
 def source(mutant: Mutant) -> Path:
@@ -59,7 +59,8 @@ def run_planted(mutant: Mutant, command: list[str]) -> None:
 
 
 def finds(mutant: Mutant, command: list[str]) -> tuple[bool, float, str]:
-    """(whether a command fails with the mutant planted, seconds of processor time, its last line)."""
+    """Run a command with the mutant planted. Returns (whether the command fails, seconds of processor time, last line
+    of its output)."""
     before = os.times()
     run = [sys.executable, "-m", "tests.mutants", mutant.name, "--run", "--", *command]
     try:
@@ -77,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants; default: all")
     parser.add_argument("--run", action="store_true", help="run the command after -- with this one mutant")
-    parser.add_argument("--only", choices=("verify", "tests"), help="one of the two ways to find them")
+    parser.add_argument("--only", choices=("verify", "tests"), help="run only verify, or only tests")
     arguments, command = sys.argv[1:], []
     if "--" in arguments:
         at = arguments.index("--")

@@ -1,4 +1,4 @@
-"""`slipstream verify` on the embedded models with its default settings, up to the first check that finds a bug."""
+"""Runs `slipstream verify` on the embedded models with its default settings, up to the first check that finds a bug."""
 
 import sys
 from typing import Any
@@ -10,7 +10,7 @@ from slipstream.verify.verification import Checks, VerifyConfig
 
 
 def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
-    """What found it, or None. options: of `LLM`."""
+    """Return the check that found a bug, or None. options: arguments of `LLM`."""
     llm = LLM("embedded", **{"draft": "embedded", "threads": 1} | options)
     chosen = prompts.choose_prompts(llm, "code,edit,varied", 9, tokens=48)
     checks = Checks(llm, chosen, VerifyConfig(seed=seed))

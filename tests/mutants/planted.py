@@ -1,4 +1,5 @@
-"""The faults. Each is a bug that somebody could write: a wrong row, a wrong neighbour, a random number used twice."""
+"""The planted faults. Each is a bug that a developer could write: a wrong row, a wrong neighbour, a random number used
+twice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,15 +10,15 @@ VERIFY: dict[str, dict[str, Any]] = {
     "siblings are tried against the first p": {"draft": "eagle3", "draft_options": {"shape": "tree"}},
     "block: weights above 1": {"rule": "block"},
 }
-"""Options of `LLM` under which `slipstream verify` uses the line of a fault at all, if not those of the embedded draft
-model."""
+"""For some faults, the options of `LLM` with which `slipstream verify` runs the faulty line. The default is the
+embedded draft model."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`new` in place of `old`, which stands once in `module`.
+    """A fault: code `new` replaces code `old`, which occurs once in `module`.
 
-    tests   test files that are expected to find it, below `tests/`.
+    tests   test files below `tests/` that are expected to find the fault.
     verify  options of `LLM`, see `VERIFY`.
     """
 
@@ -179,7 +180,7 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
              "seq.kv_len = min(most, self._memory.begin(seq.id, seq.tokens, most) + 1)"),
     },
 }  # fmt: skip
-"""(module, tests) -> name of a fault -> the code, and what is planted in its place."""
+"""By (module, tests) and by name of the fault: the code, and the faulty code that replaces it."""
 
 MUTANTS = tuple(
     Mutant(name, module, old, new, tests, VERIFY.get(name, {}))

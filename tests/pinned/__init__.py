@@ -1,2 +1,2 @@
-"""Recorded behaviour of Slipstream: `cases` defines the requests, the JSON files hold the results, and `record` writes
-them again. `tests/test_pinned_behaviour.py` repeats the requests and compares."""
+"""Recorded behaviour of Slipstream: `cases` defines requests, the JSON files have their results, and `record` writes
+these files. `tests/test_pinned_behaviour.py` repeats the requests and compares the results."""

@@ -1,5 +1,5 @@
-"""The requests, and the form in which results are stored. The recorder and the test use this module. It uses only the
-public interface: what `slipstream` exports, and `main` of the command line."""
+"""The pinned requests, and the form in which their results are stored, for the recorder and the test. This module uses
+only the public interface: the exports of `slipstream`, and `main` of the command line."""
 
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ EXECUTORS = ("native", "torch")
 
 
 def pinned(name: str) -> Any:
-    """The content of a file of this folder."""
+    """Return the content of a JSON file of this folder."""
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -56,10 +56,10 @@ PROMPTS: dict[str, str] = {
     "short": "try:\n    value = int(text)\nexcept ValueError:\n",
     "chat": "Add a docstring.\n\ndef add(a, b):\n    return a + b\n",
 }
-"""Prompts of different lengths; "chat" uses the chat template, and its greedy text ends by itself."""
+"""Prompts of different lengths. "chat" uses the chat template, and its greedy output ends with an end-of-text token."""
 
 GREEDY = {name: SamplingParams(max_tokens=n, seed=1) for name, n in (("code", 28), ("short", 20), ("chat", 60))}
-"""With a seed: greedy texts need none, but two drafters sample some of their draft tokens."""
+"""Greedy parameters. They have a seed, because two drafters sample some of their draft tokens."""
 SAMPLED = {
     "code": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, max_tokens=16),
     "short": SamplingParams(temperature=0.8, max_tokens=16),
@@ -68,11 +68,12 @@ SAMPLED = {
         logit_bias={40: 2.0, 300: -100.0}, bad_words=["pass", [13, 13]], min_tokens=8, stop=["+ b"], max_tokens=24,
     ),
 }  # fmt: skip
-"""One request per prompt. Every field of `SamplingParams` that affects the distribution occurs in one of them."""
+"""Sampling parameters of one request per prompt. Every field of `SamplingParams` that changes the distribution occurs
+in one of them."""
 EDITED = {name: replace(p, seed=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) for name, p in SAMPLED.items()}
 EDITED["short"] = replace(EDITED["short"], repetition_penalty=1.3, logprobs=2)
 EDITED["code"] = replace(EDITED["code"], frequency_penalty=0.5, stop_token_ids=[5], ignore_eos=True)
-"""Greedy, with parameters that edit the logits."""
+"""Greedy parameters with fields that change the logits."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Speculation:
 
 
 def speculations(scratch: Path) -> dict[str, Speculation]:
-    """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`."""
+    """Return settings of every registered drafter, for most drafters several. scratch: see `make_scratch`."""
     return {
         "none": Speculation(None), "model": Speculation("embedded"), "layerskip": Speculation("layerskip", {"exit": 4}),
         "ngram": Speculation("ngram", {}, 10), "suffix": Speculation("suffix", {}, 10),
@@ -98,7 +99,7 @@ def speculations(scratch: Path) -> dict[str, Speculation]:
 
 
 def rules(name: str) -> list[str]:
-    """The rules under which a drafter's sampled texts are pinned, among those that support its drafts."""
+    """Return the rules under which a drafter's sampled outputs are pinned. They support the drafter's drafts."""
     return ["rejection", *(rule for rule, drafters in RULES.items() if name in drafters)]
 
 
@@ -110,7 +111,7 @@ RULES = {
 
 
 def requests(llm: LLM) -> dict[str, str | list[int]]:
-    """The prompts as `LLM.generate` takes them."""
+    """Return the prompts as arguments of `LLM.generate`."""
     chat = llm.chat_prompt(PROMPTS["chat"])
     return {name: chat if name == "chat" else text for name, text in PROMPTS.items()}
 
@@ -131,7 +132,7 @@ def set_up(llm: LLM, speculation: Speculation, rule: str = "rejection") -> None:
 
 
 def text_of(done: Completion) -> dict[str, Any]:
-    """The text of a completion."""
+    """Return the output of a completion in the form of the files."""
     return {
         "ids": done.token_ids, "text": done.text, "finish": [done.finish_reason, done.stop_cause],
         "prompt": done.prompt_token_ids,
@@ -142,8 +143,8 @@ COURSE = ("drafted", "steps", "proposed", "accepted", "undrafted", "histogram", 
 
 
 def course_of(done: Completion) -> dict[str, Any]:
-    """How a text was generated: which tokens were drafted, and its statistics except times and what follows from others
-    (see `derived`). The files hold the values alone, in the order of `COURSE`."""
+    """Return how an output was generated: which tokens were drafted, and its statistics, without times and without
+    statistics that follow from others (see `derived`). The files contain only the values, in the order of `COURSE`."""
     stats = done.stats.as_dict()
     drafted = "".join(str(int(each)) for each in done.drafted)
     rates = [round(rate, 4) for rate in stats["position_rates"]]
@@ -151,7 +152,7 @@ def course_of(done: Completion) -> dict[str, Any]:
 
 
 def derived(done: Completion) -> dict[str, Any]:
-    """The remaining statistics of `as_dict`, computed from those of `course_of` by their definitions."""
+    """Return the other statistics of `as_dict`, computed by their definitions from the statistics of `course_of`."""
     stats = done.stats
     return {
         "tokens": len(done.token_ids),
@@ -162,16 +163,17 @@ def derived(done: Completion) -> dict[str, Any]:
 
 
 Recording = Mapping[tuple[int, ...], Seq[int]]
-"""Prompt -> the target's greedy continuation."""
+"""The target's greedy continuation of each prompt."""
 
 
 def recording_of(texts: Mapping[str, Any]) -> Recording:
-    """The recording of greedy texts in the form of `text_of`."""
+    """Return the recording of greedy outputs in the form of `text_of`."""
     return {tuple(text["prompt"]): text["ids"] for text in texts.values()}
 
 
 def make_scratch(folder: Path, recording: Recording) -> Path:
-    """Create the files that cases name: an EAGLE-1 head, a model with another vocabulary, broken and unusual files."""
+    """Create the files that the cases use: an EAGLE-1 head, a model with another vocabulary, broken and unusual
+    files."""
     make_eagle(folder / "eagle", recording)
     make_model(folder / "other")
     make_tokenizer(folder / "other", texts=OTHER_TEXTS)
@@ -189,8 +191,9 @@ def make_scratch(folder: Path, recording: Recording) -> Path:
 
 
 def make_eagle(folder: Path, recording: Recording) -> None:
-    """An EAGLE-1 head for the embedded target in the standard layout, because none is embedded. It is constructed, not
-    trained: its first matrix maps each token to the one that follows it in the recording; the rest disturbs it."""
+    """Make an EAGLE-1 head for the embedded target in the standard layout, because no such head is embedded. It is
+    constructed, not trained: its first matrix maps each token to the token that follows it in the recording. The other
+    weights disturb this, so that some draft tokens are wrong."""
     target = Path(json.loads(invoke(["info", "--json"])[1])["folder"])
     shape = json.loads((target / "config.json").read_text(encoding="utf-8"))
     width, narrow = shape["hidden_size"], shape["num_key_value_heads"] * shape["head_dim"]
@@ -224,8 +227,9 @@ def make_eagle(folder: Path, recording: Recording) -> None:
 
 
 COMMANDS = tuple(pinned("commands"))
-"""Command lines without `slipstream`; {NAME} is replaced by a file of `make_scratch`. Of refused ones those that the
-table of tests/cli/test_bad_input.py has not. To pin a further one, add its key to the file, and record."""
+"""Command lines without `slipstream`; {NAME} is replaced by a file of `make_scratch`. Refused command lines that are in
+the table of tests/cli/test_bad_input.py are not repeated here. To pin a further command line, add its key to the file,
+and record."""
 SUBCOMMANDS = tuple(pinned("names")["options"])
 ALIASES = tuple(pinned("names")["aliases"])
 """Option names of other programs, which are accepted."""
@@ -236,7 +240,7 @@ STDIN = {
 
 
 def run_command(line: str, scratch: Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `slipstream LINE`, in this process."""
+    """Run `slipstream LINE` in this process. Returns exit code, standard output and standard error."""
     names = {f"{{{path.name}}}": str(path) for path in scratch.iterdir()}
     words = shlex.split(line)
     for name, path in names.items():
@@ -245,7 +249,7 @@ def run_command(line: str, scratch: Path) -> tuple[int, str, str]:
 
 
 def invoke(words: Seq[str], stdin: str = "") -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `main(words)`."""
+    """Run `main(words)`. Returns exit code, standard output and standard error."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")}
     with (
@@ -262,8 +266,8 @@ def invoke(words: Seq[str], stdin: str = "") -> tuple[int, str, str]:
 
 
 def kind_of(code: int, out: str, err: str) -> dict[str, Any]:
-    """What a command did, independent of the wording: its exit code, the kind of its output, whether it reported an
-    error, and the keys of its JSON."""
+    """Describe the result of a command independently of its wording: exit code, kind of output, whether it reported an
+    error, and the keys of its JSON output."""
     kind: dict[str, Any] = {"code": code, "out": "text" if out.strip() else "nothing"}
     kind["error"] = any(line.lower().startswith("error") for line in err.splitlines())
     if "Usage:" in out:
@@ -274,13 +278,13 @@ def kind_of(code: int, out: str, err: str) -> dict[str, Any]:
 
 
 def paths_of(recorded: Mapping[str, Any], depth: int = 2) -> set[str]:
-    """Names in a JSON object, and in the objects that it holds."""
+    """Return the keys of a JSON object, and of the objects in it."""
     inner = {name: value for name, value in recorded.items() if isinstance(value, dict) and depth > 1}
     return {*recorded, *(f"{name}.{each}" for name, value in inner.items() for each in paths_of(value, depth - 1))}
 
 
 def options_of(command: str) -> dict[str, int]:
-    """The options of a command according to its parser, each with its number of values."""
+    """Return the options of a command from its parser, each with its number of values."""
     command_parser: Any = importlib.import_module(main.__module__).parser()
     for word in command.split():
         command_parser = command_parser.commands[word]
@@ -289,8 +293,8 @@ def options_of(command: str) -> dict[str, int]:
 
 
 def members_of(name: str, llm: LLM) -> list[str]:
-    """Public attributes of what `slipstream` exports under this name. Of requests and counters only what users read or
-    set: their other attributes are for the engine."""
+    """Return the public attributes of the object that `slipstream` exports under this name. For requests and counters,
+    return only attributes that users read or set; their other attributes are for the engine."""
     thing = getattr(slipstream, name)
     if not inspect.isclass(thing) or issubclass(thing, (Exception, SamplingParams)):
         return []
@@ -302,7 +306,8 @@ def members_of(name: str, llm: LLM) -> list[str]:
 
 
 def parameters_of(path: str) -> dict[str, str]:
-    """Parameters of an exported callable, or of a method ("LLM.generate"), in their order, each with its default."""
+    """Return the parameters of an exported callable, or of a method ("LLM.generate"), in order, each with its
+    default."""
     thing: Any = slipstream
     for name in path.split("."):
         thing = getattr(thing, name)
@@ -317,6 +322,6 @@ CALLABLES = tuple(pinned("names")["parameters"])
 
 
 def error_families() -> dict[str, list[str]]:
-    """Every error class, and what it can be caught as."""
+    """Return for every error class the classes as which it can be caught."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
     return {kind.__name__: [c.__name__ for c in kind.__mro__ if c.__module__ == kind.__module__] for kind in kinds}

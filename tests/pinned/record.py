@@ -37,12 +37,12 @@ def engine(name: str) -> LLM:
 
 
 def outcome(done: Completion) -> dict[str, Any]:
-    """What must be equal on all engines."""
+    """Return the parts of a completion that must be equal on all engines."""
     return text_of(done) | course_of(done)
 
 
 def fragile(wanted: Wanted, completions: Mapping[str, Completion]) -> dict[str, str]:
-    """Prompts whose result differs alone or on another engine, and where."""
+    """Return the prompts whose result is different if they run alone or on another engine, and describe where."""
     runs = {"alone": ask(engine("native"), wanted, alone=True)}
     runs |= {name: ask(engine(name), wanted) for name in ENGINES if name != "native"}
     return {
@@ -59,7 +59,7 @@ def settle(speculation: Speculation, rule: str = "rejection") -> None:
 
 
 def plain_texts() -> dict[str, Any]:
-    """The greedy texts; checks their margins."""
+    """Return the greedy outputs, after checking the margins of their tokens."""
     native = engine("native")
     set_up(native, Speculation(None))
     looked = ask(native, {name: replace(params, logprobs=2) for name, params in GREEDY.items()})
@@ -71,7 +71,7 @@ def plain_texts() -> dict[str, Any]:
 
 
 def greedy(scratch: Path) -> dict[str, Any]:
-    """The greedy texts, with and without edited logits, and the statistics of each drafter."""
+    """Return the greedy outputs, with and without changed logits, and the statistics of each drafter."""
     results: dict[str, Any] = {}
     for title, wanted in (("greedy", GREEDY), ("edited", EDITED)):
         results[title] = {"texts": {}, "courses": {}}
@@ -79,7 +79,7 @@ def greedy(scratch: Path) -> dict[str, Any]:
             settle(speculation)
             done = ask(engine("native"), wanted)
             texts = {name: text_of(each) for name, each in done.items()}
-            if not results[title]["texts"]:  # of the first one, which is plain decoding
+            if not results[title]["texts"]:  # the first drafter is plain decoding
                 results[title]["texts"] = texts
                 results[title]["logprobs"] = {
                     name: [round(each.logprob, 4) for each in d.logprobs] for name, d in done.items() if d.logprobs
@@ -93,13 +93,13 @@ def greedy(scratch: Path) -> dict[str, Any]:
 
 
 def sampled(scratch: Path) -> dict[str, Any]:
-    """Seeded texts of each drafter under each rule."""
+    """Return seeded outputs of each drafter under each rule."""
     every = cases.speculations(scratch).items()
     return {label: {rule: sturdy(each, rule) for rule in cases.rules(label)} for label, each in every}
 
 
 def sturdy(speculation: Speculation, rule: str) -> dict[str, Any]:
-    """One row per prompt, with the first seed that is not fragile."""
+    """Return one row per prompt, with the first seed for which the result is not fragile."""
     settle(speculation, rule)
     seeds = dict.fromkeys(SAMPLED, 1)
     while True:
@@ -124,12 +124,12 @@ def values(done: Completion) -> list[Any]:
 
 
 def commands(scratch: Path) -> dict[str, Any]:
-    """The result of each command line."""
+    """Return the result of each command line."""
     return {line: cases.kind_of(*cases.run_command(line, scratch)) for line in cases.COMMANDS}
 
 
 def names(scratch: Path) -> dict[str, Any]:
-    """Everything that users refer to: names, parameters, options, error classes."""
+    """Return all names that users refer to: exports, parameters, options, error classes."""
     llm = engine("native")
     return {
         "exports": sorted(slipstream.__all__),
@@ -142,7 +142,7 @@ def names(scratch: Path) -> dict[str, Any]:
 
 
 def rows(value: Any, indent: int = 0) -> str:
-    """JSON with one line per innermost object."""
+    """Format a value as JSON with one line per innermost object."""
     if not isinstance(value, dict) or not any(isinstance(each, dict) for each in value.values()):
         return json.dumps(value, separators=(",", ":"))
     inner = [f"{' ' * (indent + 1)}{json.dumps(name)}: {rows(each, indent + 1)}" for name, each in value.items()]

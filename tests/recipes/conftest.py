@@ -1,4 +1,4 @@
-"""A tiny training set-up: a generated package, a two-layer model, a run of a few steps."""
+"""Fixtures of a tiny training set-up: generated packages, a two-layer model, a run of a few steps."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def function(i: int, j: int) -> str:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
-    """Two packages of generated files: no two of them are near-duplicates."""
+    """Two packages of generated files, no two of which are near-duplicates."""
     root = tmp_path_factory.mktemp("packages")
     written = []
     for name in ("alpha", "beta"):
@@ -43,7 +43,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
 
 
 def tiny_run(out: Path, data: Path | None = None) -> BaseConfig:
-    """A target run of 12 steps of 256 tokens, in float32, eager, on one thread."""
+    """Return the configuration of a run that trains a target in 12 steps of 256 tokens, in float32, eager, on one
+    thread."""
     return BaseConfig(
         out=out, data=data, shape=SHAPE, budget_tokens=12 * 256, length=64, long_length=128, step_tokens=256,
         micro_tokens=128, warmup_steps=2, bf16=False, compile=False, threads=1, eval_steps=6, eval_rows=4,
@@ -52,7 +53,7 @@ def tiny_run(out: Path, data: Path | None = None) -> BaseConfig:
 
 @pytest.fixture(scope="session")
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Written by the first run."""
+    """The folder of tokenised data, which the first run writes."""
     return tmp_path_factory.mktemp("tokens") / "data"
 
 

@@ -1,4 +1,4 @@
-"""Chromium without a window, driven by its DevTools protocol over two pipes: nothing has to be installed for it."""
+"""Drives Chromium without a window by its DevTools protocol over two pipes, which needs no further packages."""
 
 import fcntl
 import json
@@ -30,14 +30,14 @@ OPTIONS = (
     "--remote-debugging-pipe",
 )
 SECONDS = 60.0
-"""Longest wait; no machine needs it."""
+"""Longest wait, which is much longer than any machine needs."""
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 IDLE = "document.getElementById('stop').disabled"
-"""True while no request runs."""
+"""JavaScript expression that is true while no request runs."""
 
 KEYS = {"Enter": (13, "\r"), "Escape": (27, "")}
-"""Name -> (key code, text)."""
+"""(key code, text) of keys by name."""
 
 
 class Browser:
@@ -46,7 +46,7 @@ class Browser:
     def __init__(self, read: int, write: int):
         self._read, self._write, self._rest, self._last = read, write, b"", 0
         self.heard: list[dict[str, Any]] = []
-        """Events."""
+        """Events that the browser has sent."""
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         """Send a command, and return its result."""
@@ -73,7 +73,7 @@ class Browser:
 
     @contextmanager
     def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator["Page"]:
-        """A tab of its own, with storage of its own."""
+        """Open a page in a new tab with separate storage."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -93,7 +93,7 @@ class Browser:
 
 
 class Page:
-    """A tab."""
+    """A tab of the browser."""
 
     def __init__(self, browser: Browser, session: str):
         self._browser, self._session = browser, session
@@ -102,7 +102,7 @@ class Page:
         return self._browser.call(method, self._session, **params)
 
     def do(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         evaluated = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in evaluated, (script, evaluated["exceptionDetails"])
         return evaluated["result"].get("value")
@@ -116,7 +116,7 @@ class Page:
         return value
 
     def text(self, selector: str) -> str:
-        """The text of the first element, as it is shown."""
+        """Return the visible text of the first element that matches `selector`."""
         return str(self.do(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, *names: str) -> None:
@@ -128,23 +128,23 @@ class Page:
             self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
     def write(self, text: str) -> None:
-        """Write into what has the focus."""
+        """Type text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def events(self, method: str) -> list[dict[str, Any]]:
-        """The parameters of what the page has reported."""
-        self.do("0")  # what came before it has been read then
+        """Return the parameters of all events `method` of this page."""
+        self.do("0")  # afterwards, all earlier events have been read
         heard = self._browser.heard
         return [each["params"] for each in heard if each["method"] == method and each.get("sessionId") == self._session]
 
     # --- what tests do in the page of the server
 
     def ready(self) -> None:
-        """Wait until it takes requests."""
+        """Wait until the page accepts requests."""
         self.until("!document.getElementById('send').disabled")
 
     def put(self, selector: str, value: object) -> None:
-        """Set a field as a user does: with the event that follows."""
+        """Set a field as a user does, with the events that follow."""
         self.do(
             f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.value = {json.dumps(value)};"
             "it.dispatchEvent(new Event('input')); it.dispatchEvent(new Event('change')); })()"
@@ -159,17 +159,17 @@ class Page:
         self.until(IDLE)
 
     def answer(self) -> str:
-        """The text of the last answer."""
+        """Return the text of the last answer."""
         return str(self.do("[...document.querySelectorAll('.answer')].at(-1).textContent"))
 
     def marks(self) -> list[str]:
-        """The drafters of marked tokens."""
+        """Return the names of the drafters of marked tokens."""
         return list(self.do("[...document.querySelectorAll('.t')].map((each) => each.title)"))
 
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A Chromium that keeps its files in `folder`. Call it only if there is one."""
+    """Start Chromium with its files in `folder`. Chromium must be installed."""
     assert CHROMIUM is not None
     inner_read, write = os.pipe()
     read, inner_write = os.pipe()
@@ -193,7 +193,7 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 
 def _placed(read: int, write: int) -> Callable[[], None]:
-    """What puts the pipes where Chromium expects them, in the new process."""
+    """Return a function that moves the pipes to the file descriptors that Chromium expects, in the new process."""
 
     def place() -> None:
         os.dup2(read, 3)
@@ -203,17 +203,17 @@ def _placed(read: int, write: int) -> Callable[[], None]:
 
 
 def opened(chromium: Browser, host: Host, width: int = 1280, dark: bool = False) -> AbstractContextManager[Page]:
-    """The page of a host."""
+    """Open the page of a server."""
     return chromium.page(f"{host.url}/", width, 844, dark)
 
 
 def colour(text: str) -> list[float]:
-    """Red, green and blue of a CSS colour, 0 to 255."""
+    """Return red, green and blue of a CSS colour, 0 to 255."""
     return [float(each) for each in re.findall(r"[\d.]+", text)[:3]]
 
 
 def lowest_contrast(page: Page) -> float:
-    """Between a text and what is behind it, after WCAG 2."""
+    """Return the lowest contrast between a text and its background, as defined in WCAG 2."""
     pairs = page.do(
         """[...document.querySelectorAll('body *')].filter((each) => each.checkVisibility()
              && [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim())

@@ -1,5 +1,5 @@
-"""The official clients, `clients.openai` and `clients.anthropic`. Each is imported when a test first uses it: it takes
-many seconds, which no process should need to collect the tests."""
+"""The official clients, `clients.openai` and `clients.anthropic`. A client is imported when a test first uses it,
+because the import takes many seconds, and would slow down the collection of tests."""
 
 import importlib
 from types import ModuleType

@@ -1,4 +1,5 @@
-"""One loaded pair and one server for all tests that do not change it; a browser, and the server's page in it."""
+"""Fixtures: one loaded pair and one server for all tests that do not change them; a browser, and the server's page in
+it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,7 @@ def host(pair: LLM) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """A server whose chat template takes tools and reasoning, with the key "key"."""
+    """A server with the API key "key", whose chat template supports tools and reasoning."""
     tokenizer = talking_tokenizer(tmp_path_factory.mktemp("talker"))
     with hosted(pair, keys=("key",), tokenizer=tokenizer) as host:
         yield host
@@ -33,7 +34,7 @@ def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
 
 @pytest.fixture(scope="session")
 def openai(talker: Host) -> Any:
-    """OpenAI's client of that server."""
+    """OpenAI's client of the server `talker`."""
     return clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="key", max_retries=0)
 
 

@@ -1,4 +1,5 @@
-"""The application: `hosted` in this process, uvicorn in a thread, over an `AsyncLLM`; `server` as a process."""
+"""Runs the server for tests: `hosted` in this process, with uvicorn in a thread and an `AsyncLLM`; `server` as a
+separate process."""
 
 import json
 import re
@@ -26,7 +27,7 @@ from slipstream.server.serving import Server, open_listener
 
 @dataclass
 class Host:
-    """A running server. http: a client of it."""
+    """A running server. http: an HTTP client of the server."""
 
     url: str
     service: Service
@@ -37,7 +38,7 @@ class Host:
         return self.http.post(path, json=body)
 
     def events(self, path: str, **body: Any) -> list[Any]:
-        """The JSON of each event of a stream, whose framing is checked."""
+        """Return the JSON of each event of a stream, after checking the format of the stream."""
         answered = self.post(path, stream=True, **body)
         assert answered.status_code == 200, answered.text
         assert answered.headers["content-type"].startswith("text/event-stream")
@@ -48,11 +49,11 @@ class Host:
         return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
 
     def parts(self, path: str, **body: Any) -> list[Any]:
-        """The choice of each event of a stream."""
+        """Return the choice in each event of a stream."""
         return [event["choices"][0] for event in self.events(path, **body)]
 
     def load(self) -> tuple[float, float, float]:
-        """(running, waiting, KV usage) as /metrics shows them."""
+        """Return (running requests, waiting requests, KV cache usage) from /metrics."""
         shown = self.http.get("/metrics").text
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         running, waiting, kv = (
@@ -67,18 +68,18 @@ def hosted(
     llm: LLM, limits: Limits | None = None, keys: tuple[str, ...] = (), tokenizer: Any = None,
     replies: ReplyFormat | None = None, metrics_prefix: str = "slipstream",
 ) -> Iterator[Host]:  # fmt: skip
-    """A server of `llm` at a free port. tokenizer: instead of that of the model."""
+    """Run a server of `llm` at a free port. tokenizer: replaces the tokenizer of the model."""
     async_llm = AsyncLLM(llm)
     text = tokenizer or llm.tokenizer
     service = Service("embedded", describe_engine(llm), text, async_llm.streams, limits, keys, replies, metrics_prefix)
     with open_listener("127.0.0.1", 0) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # soon full, if nobody reads
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # soon full if the client does not read
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        with httpx.Client(base_url=url, timeout=60, headers=headers, verify=False) as http:  # reads no certificates
+        with httpx.Client(base_url=url, timeout=60, headers=headers, verify=False) as http:  # loads no certificates
             eventually(lambda: server.started)
             try:
                 yield Host(url, service, async_llm, http)
@@ -89,7 +90,7 @@ def hosted(
 
 
 def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until something holds; fails after a time that no machine needs."""
+    """Wait until a condition holds. Fails after a time that is much longer than any machine needs."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -97,7 +98,7 @@ def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def break_engine(patch: pytest.MonkeyPatch, llm: AsyncLLM, steps: int = 0) -> None:
-    """Its engine fails after so many further steps."""
+    """Make the engine fail after `steps` further steps."""
     engine = llm._thread.engine
     step, left = engine.step, iter(range(steps))
 
@@ -110,7 +111,7 @@ def break_engine(patch: pytest.MonkeyPatch, llm: AsyncLLM, steps: int = 0) -> No
 
 
 def request_by_hand(url: str, head: bytes, body: bytes = b"") -> socket.socket:
-    """A connection on which a request was written byte by byte."""
+    """Send a request byte for byte as given, and return the connection."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.sendall(head.replace(b"\n", b"\r\n") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -118,7 +119,7 @@ def request_by_hand(url: str, head: bytes, body: bytes = b"") -> socket.socket:
 
 
 def refused(answered: httpx.Response, status: int, param: str | None = None) -> str:
-    """The message of an error, whose form is checked."""
+    """Return the message of an error response, after checking its format."""
     assert answered.status_code == status, answered.text
     error = answered.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -128,7 +129,7 @@ def refused(answered: httpx.Response, status: int, param: str | None = None) -> 
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that run a model."""
+    """Return the child processes of a process that run a model."""
     answer = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
     return [int(each) for each in answer if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
@@ -142,14 +143,14 @@ def alive(pid: int) -> bool:
 
 @contextmanager
 def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, int]]:
-    """(the HTTP process, a client, the id of the engine's process)."""
+    """Start a server. Yields (the HTTP process, a client, the id of the engine's process)."""
     command = [
         sys.executable, "-m", "slipstream", "serve", "-m", "embedded", "--port", "0", "--drafter", "ngram", *arguments,
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             said = ""
-            while not (url := re.search(r"http://[\d.:]+", said)):  # a table of the memory comes before it
+            while not (url := re.search(r"http://[\d.:]+", said)):  # the table of the memory is printed first
                 line = process.stderr.readline()
                 assert line, said
                 said += line

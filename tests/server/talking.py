@@ -1,5 +1,5 @@
-"""Tokenizers with chat templates that take tools and reasoning, for models that were trained on neither: what they say
-is forced by a form, or by a `WritingTarget`."""
+"""Tokenizers with chat templates that support tools and reasoning, for models that were not trained for either. The
+output of such a model is forced by structured output, or it comes from a `WritingTarget`."""
 
 import shutil
 from collections.abc import Sequence as Seq
@@ -41,7 +41,7 @@ USER: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 
 
 def talking_tokenizer(folder: Path, template: str = TEMPLATE) -> Any:
-    """The embedded tokenizer with another chat template."""
+    """Return the embedded tokenizer with another chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(target_dir() / name, folder)
     (folder / "chat_template.jinja").write_text(template)
@@ -49,8 +49,8 @@ def talking_tokenizer(folder: Path, template: str = TEMPLATE) -> Any:
 
 
 class WritingTarget(ToyTarget):
-    """Its next token is that of `text` (ids) at the position of the output, and `eos` behind it; where that may not
-    follow, the most likely one of a toy target."""
+    """A target that writes `text` (ids) and then `eos`. If structured output forbids the next token, it writes the most
+    likely token of a toy target."""
 
     def __init__(self, text: Seq[int], vocab: int, eos: int):
         super().__init__(vocab, order=1, sharpness=1.0, eos_ids=(eos,))

@@ -1,5 +1,5 @@
-"""What every `Target` promises, as tests. A target's test module subclasses `Conformance` and provides the fixture
-`case`; the oracle has no drafts and no caches."""
+"""Tests of the promises that every `Target` makes. A target's test module subclasses `Conformance` and provides the
+fixture `case`. The oracle of the case uses neither drafts nor caches."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -41,7 +41,7 @@ class Case:
         assert_close(rows, wanted, self.tolerance)
 
     def run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
-        """Run, and check every row of the logits against the oracle; a copy of the logits."""
+        """Run the target, compare every row of the logits with the oracle, and return a copy of the logits."""
         out = self.target.run(seqs, draft)
         assert len(out.logits) == len(seqs) + len(draft)
         texts: list[list[int]] = []
@@ -58,7 +58,7 @@ class Case:
         return out.logits.clone()
 
     def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:
-        """Commit `path` and append its accepted draft tokens and one random token to each sequence."""
+        """Commit `path`, and append the accepted draft tokens and one random token to each sequence."""
         if not self.target.capabilities.trees:
             path = [range(len(each)) for each in path]
         self.target.commit(seqs, path)
@@ -68,7 +68,7 @@ class Case:
             seq.tokens += run + self.ids(1)
 
     def check_kv(self, seqs: Seq[Sequence], bitwise: bool = False) -> None:
-        """Of a decoder: the keys and values of each sequence are those of a fresh prefill."""
+        """Assert that the keys and values of each sequence of a decoder are the same as after a new prefill."""
         target: Any = self.target
         for seq in seqs:
             fresh = Sequence(seq.tokens[: seq.kv_len])
@@ -85,14 +85,15 @@ class Case:
         return seq
 
     def roll_back(self, seq: Sequence) -> None:
-        """Drafts of which more or fewer tokens are accepted, one after another."""
+        """Run drafts one after another, of which different numbers of tokens are accepted."""
         for accepted in (0, 4, 1, 0, 3, 2, 5, 0):
             draft = self.forest([CHAIN])
             self.run([seq], draft)
             self.keep([seq], draft, [list(range(accepted))])
 
     def check_held(self, seq: Sequence) -> None:
-        """After one more run, the keys, values and states of a sequence are those of a fresh one."""
+        """Assert that after one more run, the keys, values and states of a sequence are the same as those of a new
+        sequence."""
         fresh = seq.copy_for(seq.context)
         self.born.append(fresh)
         for each in (seq, fresh):
@@ -101,7 +102,8 @@ class Case:
             assert_close(a, b)
 
     def check_taps(self, taps: Seq[int], hidden: Callable[[list[int]], Mapping[int, Tensor]]) -> None:
-        """hidden: a text -> the states [T, d] of its tokens at some of the taps."""
+        """Compare the hidden states at taps with a reference. hidden: function from a text to the states [T, d] of its
+        tokens at some of the taps."""
         a, b = self.sequence(10), self.sequence(3)
         out = self.target.run([a, b], Draft.chains([[5, 7], [9]]), taps)
         assert list(out.splits) == [0, 12, 16]
@@ -111,7 +113,8 @@ class Case:
                 self.same(out.hidden[tap][rows], states)
 
     def forest(self, shapes: Seq[Seq[int]]) -> Draft:
-        """Random tokens on trees given by their parents; on chains of as many for a target that runs chains only."""
+        """Make a draft of random tokens on trees, which are given by the parents of their nodes. For a target that runs
+        only chains, make chains with the same numbers of tokens."""
         if not self.target.capabilities.trees:
             shapes = [range(-1, len(parents) - 1) for parents in shapes]
         return Draft.trees([(self.ids(len(parents)), parents) for parents in shapes])
@@ -122,7 +125,7 @@ class Case:
 
 
 CHAIN = [-1, 0, 1, 2, 3]
-TREE = [-1, -1, 0, 0, 1, 4, 2]  # two children of the pending token, of which the second reaches depth 3
+TREE = [-1, -1, 0, 0, 1, 4, 2]  # two children of the pending token, both with descendants at depth 3
 
 
 class Conformance:
@@ -162,7 +165,7 @@ class Conformance:
         case.roll_back(case.prefilled(5))
 
     def test_commit_of_a_branch_that_is_not_the_first(self, case: Case) -> None:
-        """Of a sequence alone, and of some in a batch."""
+        """Tests a sequence alone, and several sequences in a batch."""
         for paths in ([[1, 4, 5]], [[0, 3], [1], [0, 2, 6], [1, 4]]):
             seqs = [case.prefilled(7) for _ in paths]
             draft = case.forest([TREE] * len(seqs))
@@ -186,7 +189,7 @@ class Conformance:
                 case.target.release(seq.id)
 
     def test_a_fork_goes_on_by_itself(self, case: Case) -> None:
-        """Parent and child are run together, each with its own draft; then the parent is gone."""
+        """Parent and child run together, each with its own draft; then the parent is released."""
         fork = case.target.capabilities.fork
         for n in (3, 9):
             parent = case.prefilled(n)

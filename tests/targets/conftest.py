@@ -1,4 +1,4 @@
-"""Decoders of tiny checkpoints, loaded once per session, and the executors that every decoder test uses."""
+"""Fixtures: decoders of tiny checkpoints, loaded once per session, and the executors that every decoder test uses."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ EXECUTORS = {
     "torch-float64": ("torch", torch.float64, 1e-9),
     "native": ("native", torch.float32, 1e-4),
 }
-if torch.cuda.is_available():  # without a GPU: tests/backends/cuda
+if torch.cuda.is_available():  # tests/backends/cuda also tests this executor without a GPU
     EXECUTORS["cuda"] = ("cuda", torch.float32, 1e-4)
 
 
@@ -30,7 +30,7 @@ def executor(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
-    """(family, executor name) -> decoder, loaded once."""
+    """Function that returns the decoder of (family, executor name). It is loaded once."""
 
     @functools.cache
     def get(family: str, name: str) -> Decoder:
@@ -49,7 +49,7 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
 def case(
     request: pytest.FixtureRequest, executor: str, decoder: Callable[..., Decoder], reference: Callable[..., Reference]
 ) -> Iterator[Case]:
-    """The decoder of the family that a test names, on each executor."""
+    """The case for the decoder of a test's family, on each executor."""
     tolerance = EXECUTORS[executor][2]
     conformance_case = Case(decoder(request.param, executor), reference(request.param, torch.float64), tolerance)
     yield conformance_case

@@ -1,4 +1,5 @@
-"""transformers as the oracle of decoders; what a token on which a model overflows may spoil."""
+"""transformers as a reference for decoders, and a check which rows may become NaN if a token makes the model
+overflow."""
 
 from collections.abc import Callable, Sequence as Seq
 from contextlib import nullcontext
@@ -17,25 +18,26 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
 
 CLOSE = 1e-9
-"""Of the largest value, with everything in float64 (see `Wide`)."""
+"""Tolerance relative to the largest value, if everything is computed in float64 (see `Wide`)."""
 
 
 def assert_close(rows: Tensor, wanted: Tensor, tolerance: float = CLOSE) -> None:
-    """Of the same shape, and as near as `tolerance` says, relative to the largest value."""
+    """Assert that two tensors have the same shape and differ by at most `tolerance`, relative to the largest value."""
     assert rows.shape == wanted.shape
     error = float((rows.cpu().double() - wanted.cpu().double()).abs().max() / wanted.abs().max())
     assert error <= tolerance, f"differs by {error:.2e} of the largest value, allowed {tolerance:.0e}"
 
 
 def rows_of(logits: Callable[[Tensor], Tensor], texts: Seq[Seq[int]]) -> list[Tensor]:
-    """Logits [T, V] of each text, from one causal forward over all, padded on the right, where no text sees it."""
+    """Return the logits [T, V] of each text from one causal forward pass over all texts. Texts are padded on the right,
+    where no token of a text sees the padding."""
     width = max(map(len, texts))
     rows = logits(torch.tensor([[*text, *[0] * (width - len(text))] for text in texts]))
     return [each[: len(text)] for each, text in zip(rows, texts, strict=True)]
 
 
 class Reference:
-    """transformers' own model, without a cache: one causal forward over whole texts."""
+    """transformers' own model, which runs complete texts in one causal forward pass without a cache."""
 
     def __init__(self, folder: Path, dtype: torch.dtype):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
@@ -47,17 +49,17 @@ class Reference:
             return self.model(ids, use_cache=False, **more)
 
     def __call__(self, texts: Seq[Seq[int]]) -> list[Tensor]:
-        """Logits [T, V] of each text."""
+        """Return the logits [T, V] of each text."""
         return rows_of(lambda ids: self._run(ids).logits, texts)
 
     def hidden(self, ids: list[int]) -> list[Tensor]:
-        """hidden_states: [T, d] before each layer, then after the final norm."""
+        """Return the hidden states [T, d] before each layer, then the states after the final norm."""
         return [h[0] for h in self._run(torch.tensor([ids]), output_hidden_states=True).hidden_states]
 
 
 class Wide(TorchFunctionMode):
-    """transformers computes norms, angles, softmax and routing in float32 even for a float64 model; with this mode
-    they stay in float64, so that two independent implementations can be compared to 1e-9."""
+    """Mode in which transformers computes norms, angles, softmax and routing of a float64 model in float64 instead of
+    float32, so that two independent implementations can be compared to 1e-9."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is Tensor.float:
@@ -72,7 +74,7 @@ class Wide(TorchFunctionMode):
 
 
 def states(cache: DynamicCache) -> list[Tensor]:
-    """What a cache of transformers holds, as tensors."""
+    """Return the tensors in a cache of transformers."""
     rows: list[Tensor] = []
     for layer in cache.layers:
         for value in vars(layer).values():
@@ -82,7 +84,7 @@ def states(cache: DynamicCache) -> list[Tensor]:
 
 
 def held(target: Any, seq: Sequence) -> list[Tensor]:
-    """Keys, values and states of a sequence, and of its source."""
+    """Return the keys, values and states of a sequence, and of its source."""
     if isinstance(target, EncoderDecoder):
         return [*held(target.runner, seq), *states(target.sources.of(seq.id).cross)]
     if isinstance(target, Decoder):
@@ -93,11 +95,11 @@ def held(target: Any, seq: Sequence) -> list[Tensor]:
 CLEAN = [20, 21, 22, 23]
 
 Text = tuple[Seq[int], Seq[int] | None]
-"""Tokens, and the source of an encoder-decoder."""
+"""Tokens of a text, and the source if the model is an encoder-decoder."""
 
 
 def sees(parents: Seq[int], node: int, other: int) -> bool:
-    """Whether `other` is the node or an ancestor of it."""
+    """Return whether `other` is `node` or one of its ancestors."""
     while node > other:
         node = parents[node]
     return node == other
@@ -106,7 +108,8 @@ def sees(parents: Seq[int], node: int, other: int) -> bool:
 def assert_spoils_only_what_sees_it(
     target: Any, spoilt: int, parents: Seq[int], texts: Seq[Text], taps: Seq[int] = ()
 ) -> None:
-    """The token is each node in turn of the first text's draft, which has these parents."""
+    """Assert that a token on which the model overflows spoils only rows that see it. The token is put at each node of
+    the first text's draft in turn; the draft has these parents."""
     for at in range(len(parents)):
         passes = []
         for nodes in (CLEAN, [spoilt if i == at else token for i, token in enumerate(CLEAN)]):

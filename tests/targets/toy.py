@@ -1,10 +1,10 @@
 """`ToyTarget`: a small exact target that makes end-to-end tests run in seconds and detects violations of the `Target`
 contract.
 
-Its distribution is a function of the last few tokens, from a seeded table in float64, so the true distribution of whole
-texts can be enumerated. It keeps the token of every KV slot and checks at each run that the slots hold exactly the
-sequence. A commit that kept the wrong branch, or a length that was advanced too far, raises at once instead of showing
-as a slightly wrong frequency.
+Its distribution depends only on the last few tokens, by a seeded table in float64, so the true distribution of complete
+outputs can be enumerated. It records the token of every KV slot, and checks at each run that the slots contain exactly
+the sequence. So a commit of the wrong branch, or a wrong KV length, raises an error at once instead of only changing
+the frequency of outputs slightly.
 """
 
 from collections.abc import Collection, Sequence as Seq
@@ -20,32 +20,32 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, TargetOut
 from slipstream.errors import TargetError
 
-_LOGITS, _TAP = 101, 102  # keys that keep the random numbers of logits and taps apart
+_LOGITS, _TAP = 101, 102  # keys for separate random numbers of logits and taps
 
 
 @lru_cache(maxsize=20_000)
 def _noise(seed: int, tokens: tuple[int, ...], vocab: int) -> np.ndarray:
-    """Kept, as tests make the same targets again."""
+    """Return random numbers. They are cached, because tests make the same targets again."""
     return np.random.default_rng([_LOGITS, seed, *tokens]).standard_normal(vocab)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What the last run of a sequence put into its slots: `held` tokens, then nodes with these parents."""
+    """The content of a sequence's slots after its last run: `held` tokens, then draft nodes with these parents."""
 
     held: int
     parents: Seq[int]
 
 
 class ToyTarget:
-    """logits(text) = sharpness * standard normal noise, a function of (seed, last `order` tokens) alone.
+    """logits(text) = sharpness * standard normal noise, which depends only on (seed, last `order` tokens).
 
     vocab      number of tokens V.
     order      how many tokens back the logits depend on (at least 1); fewer at the start of a text.
     sharpness  0 is uniform; 1-3 is language-like; large is nearly deterministic.
-    eos_ids    ids that end a text, for whoever builds the sequences.
-    context    most tokens that a sequence may hold.
-    trees      False: it declares that it runs chains only.
+    eos_ids    end-of-text ids, which the target only declares in its capabilities.
+    context    most tokens of a sequence.
+    trees      False: the target declares that it runs only chains.
 
     Taps: tap -1 is the row of logits itself (d = V, the head is the identity), tap i a fixed mixture of it.
     """
@@ -58,7 +58,7 @@ class ToyTarget:
         self.trees = trees
         self.device = torch.device("cpu")
         self.order, self.seed, self.sharpness = order, seed, sharpness
-        self.runs = 0  # forwards so far
+        self.runs = 0  # number of forward passes so far
         self._rows: dict[tuple[int, ...], int] = {}  # last tokens -> row of the table
         self._table = np.empty((64, vocab))  # [C, V]
         self._mixtures: dict[int, np.ndarray] = {}  # tap -> [V, V]
@@ -70,7 +70,7 @@ class ToyTarget:
         return Capabilities(eos_ids=self.eos_ids, trees=self.trees, fork=self.fork)
 
     def logits(self, tokens: Seq[int]) -> Tensor:
-        """Logits [V] of the token that follows `tokens`: the reference of the tests."""
+        """Return the logits [V] of the token after `tokens`, as reference for tests."""
         row = self._row(tuple(tokens[-self.order :]))  # before the table is read: a new row may replace it
         return torch.from_numpy(self._table[row].copy())
 
@@ -145,7 +145,7 @@ class ToyTarget:
             raise TargetError(f"sequence {seq.id} holds ids outside the vocabulary of {self.vocab_size}")
 
     def _nodes(self, root: tuple[int, ...], ids: Seq[int], parents: Seq[int]) -> list[int]:
-        """Rows of the table for the nodes of one sequence, whose last tokens are `root`."""
+        """Return the rows of the table for the draft nodes of one sequence, whose last tokens are `root`."""
         seen: list[tuple[int, ...]] = []  # last tokens at each node
         for i, parent in enumerate(parents):
             if not -1 <= parent < i or not 0 <= ids[i] < self.vocab_size:
@@ -154,7 +154,7 @@ class ToyTarget:
         return [self._row(tokens) for tokens in seen]
 
     def _row(self, tokens: tuple[int, ...]) -> int:
-        """Row of the table for these last tokens, made on first use."""
+        """Return the row of the table for these last tokens. It is made at its first use."""
         row = self._rows.get(tokens)
         if row is None:
             row = self._rows[tokens] = len(self._rows)

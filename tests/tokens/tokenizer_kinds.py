@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that causal models have, trained here on a few lines."""
+"""Small tokenizers of every kind that causal models use, trained here on a few lines of text."""
 
 import json
 from functools import cache
@@ -29,7 +29,8 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def byte_level(
     size: int = 330, other: bool = False, split: str | None = None, special: tuple[str, ...] = ("<|end|>", "<|user|>")
 ) -> PreTrainedTokenizerFast:
-    """As GPT-2's and Llama 3's: BPE over bytes, without a BOS. split: what words are, if not as for GPT-2."""
+    """Make a tokenizer like GPT-2's and Llama 3's: BPE over bytes, without a BOS. split: how words are split; default:
+    as in GPT-2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     if split is not None:
@@ -46,7 +47,8 @@ def byte_level(
 
 @cache
 def sentencepiece(size: int = 340, other: bool = False) -> PreTrainedTokenizerFast:
-    """As Llama 2's: BPE over characters that falls back to bytes, a space before every text, and a BOS."""
+    """Make a tokenizer like Llama 2's: BPE over characters that falls back to bytes, with a BOS and a space before
+    every text."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "<s>", "</s>", *BYTES], show_progress=False)
@@ -71,7 +73,8 @@ def sentencepiece(size: int = 340, other: bool = False) -> PreTrainedTokenizerFa
 
 @cache
 def unigram(size: int = 120) -> PreTrainedTokenizerFast:
-    """As XGLM's: Unigram without bytes, so that characters may be unknown. Lines are kept."""
+    """Make a tokenizer like XGLM's: Unigram without byte tokens, so that characters may be unknown. It keeps line
+    breaks."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
@@ -85,7 +88,8 @@ def unigram(size: int = 120) -> PreTrainedTokenizerFast:
 
 @cache
 def wordpiece(size: int = 160, lowercase: bool = False) -> PreTrainedTokenizerFast:
-    """As BERT's: words split at spaces and punctuation, "##" before what continues a word."""
+    """Make a tokenizer like BERT's: words are split at spaces and punctuation, and tokens that continue a word begin
+    with "##"."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     if lowercase:
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -97,13 +101,15 @@ def wordpiece(size: int = 160, lowercase: bool = False) -> PreTrainedTokenizerFa
 
 
 def vocabularies_of(target: Any, draft: Any, width: tuple[int, int] = (10**6, 10**6)) -> Vocabularies:
-    """Without the check that the tokenizers give text back: those of toy models know few characters."""
+    """Make the vocabularies without the check that tokenizers do not change text, because the tokenizers of toy models
+    have few characters."""
     return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
 
 
 @cache
 def letters(words: tuple[str, ...], merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
-    """Token i writes words[i]: letters, and what `merges` join. For toy models."""
+    """Make a tokenizer for toy models, in which token i writes words[i]. Words are single letters, and letters joined
+    by `merges`."""
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -113,4 +119,4 @@ FAITHFUL: dict[str, Any] = {
     "byte-level": byte_level, "byte-level, other merges": lambda: byte_level(290, other=True),
     "sentencepiece": sentencepiece, "unigram": unigram,
 }  # fmt: skip
-"""Tokenizers that give text back."""
+"""Tokenizers that do not change text."""

@@ -1,4 +1,4 @@
-"""A tiny trained target, and texts of its kind."""
+"""Fixtures: a tiny trained target, and texts of the same kind as its training data."""
 
 from pathlib import Path
 

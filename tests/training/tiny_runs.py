@@ -1,4 +1,4 @@
-"""A tiny target, trained in seconds: every objective is tested on it."""
+"""A tiny target, trained in seconds, on which every objective is tested."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ VOCAB = 48
 
 
 def texts(rng: np.random.Generator, count: int, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[count, length] ids of an order-2 source: two ids are followed by one likely and three less likely ones. 0 is
-    the end of a text, and 1 never occurs."""
+    """Return random texts [count, length] in which the next id depends on the last two ids: one id is likely, and three
+    are less likely. 0 is the end of a text, and 1 never occurs."""
     ids = rng.integers(2, VOCAB, (count, length))
     steps = np.array((0, 1, 5, 11))[np.searchsorted((0.7, 0.85, 0.95), rng.random((count, length)))]
     for t in range(2, length):
@@ -30,7 +30,7 @@ def write_data(path: Path, documents: int = 160, length: int = 60, seed: int = 0
 
 
 def train_target(folder: Path, steps: int = 120) -> Path:
-    """A target trained on such texts, saved as a folder."""
+    """Train a target on such texts, and save it as a folder."""
     rng = np.random.default_rng(1)
     model = make_llama(
         0, vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
@@ -51,7 +51,7 @@ def train_target(folder: Path, steps: int = 120) -> Path:
 
 
 def run_config(kind: str, options: Any, target: Path, data: Path, out: Path, **more: Any) -> RunConfig:
-    """A run of some 60 steps of 256 tokens, in float32 on one thread."""
+    """Return the configuration of a run of about 60 steps of 256 tokens, in float32 on one thread."""
     settings = {
         "budget_tokens": 60 * 256, "length": 32, "rows": 8, "lr": 1e-2, "optimiser": "adamw",
         "warmup_steps": 5, "bf16": False, "threads": 1,
@@ -63,11 +63,11 @@ def run_config(kind: str, options: Any, target: Path, data: Path, out: Path, **m
 
 
 def quiet(text: str) -> None:
-    """Says nothing."""
+    """Print nothing."""
 
 
 def logged(out: Path) -> list[Any]:
-    """The entries of a run's log, each of which must be JSON, which has no NaN."""
+    """Return the entries of a run's log. Each must be strict JSON, without NaN."""
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")

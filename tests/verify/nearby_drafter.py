@@ -1,4 +1,4 @@
-"""A drafter that is often right, and prompts, for tests that plant faults."""
+"""A drafter that is often right, and prompts for it, for tests that plant faults."""
 
 import numpy as np
 import torch
@@ -11,12 +11,12 @@ from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
 VOCAB = 12
-# Different ones, so that a row of another sequence is detected.
+# All prompts are different, so that the use of another sequence's row is detected.
 PROMPTS = PromptSet("made up", [Prompt([i, 5 * i % VOCAB, i // 2], "a", str(i)) for i in range(8)], "0")
 
 
 class NearbyDrafter(RandomDrafter):
-    """Draws from a softened, slightly shifted copy of the target's distribution, as a draft model does."""
+    """Draws draft tokens from a flatter, slightly shifted copy of the target's distribution, like a draft model."""
 
     def __init__(self, target: ToyTarget):
         super().__init__(VOCAB)

@@ -1,4 +1,4 @@
-"""Records calls of vLLM's real runner for tests/integrations/test_vllm.py. Run by vLLM's Python, from the repository:
+"""Records calls of vLLM's real runner for tests/integrations/test_vllm.py. Run it with vLLM's Python in the repository:
 
 PYTHONPATH=. .venv-vllm/bin/python -m tests.vllm.record tests/integrations/data/vllm_calls.json
 """
@@ -21,7 +21,7 @@ calls: list[list[dict[str, Any]]] = []
 
 
 class Recorder(Proposer):
-    """Notes what each call was given, and its drafts."""
+    """Records the arguments of each call, and its drafts."""
 
     def __init__(self, vllm_config: Any):
         super().__init__(vllm_config)

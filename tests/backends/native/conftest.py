@@ -1,4 +1,4 @@
-"""Fixtures of the native backend's tests; without Numba there is nothing to test."""
+"""Fixtures of the native backend's tests, which are skipped without Numba."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ collect_ignore_glob = [] if NUMBA else ["test_*.py"]
 
 @pytest.fixture(autouse=NUMBA)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call gets the threads that it asks for, even on a busy machine."""
+    """Give every call all its threads, even on a busy machine."""
     from slipstream.backends.native.threads import ContentionMonitor
 
     monkeypatch.setattr(ContentionMonitor, "threads", lambda self, most, now: most)

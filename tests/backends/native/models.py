@@ -1,4 +1,4 @@
-"""Random decoders for the native backend, from memory, and batches to run them on: alone and together."""
+"""Random decoders in memory for the native backend, and batches in which sequences run alone and together."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ EVERY_FORMAT = [pytest.param(name, marks=needs_bfloat16 if "products" in name el
 
 
 def config(layers: int = 2, **changes: Any) -> DecoderConfig:
-    """Wide enough that several threads share a product."""
+    """Return a configuration that is wide enough for several threads to share a product."""
     given: dict[str, Any] = {
         "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 96, "layers": layers, "heads": 6, "kv_heads": 2,
         "head_dim": 16, "intermediate_size": 144, "context": 4096, "norm_eps": 1e-5,
@@ -112,18 +112,19 @@ UNLIKE_LLAMA: dict[str, dict[str, Any]] = {
     "few rows an expert": {"experts": Experts(40, 3, 80, False, (True, True))},
     "all rows an expert": {"experts": Experts(3, 3, 16, True, (True, True))},
 }  # fmt: skip
-"""Shapes that only these kernels run or compute in ways of their own."""
+"""Shapes that only the native kernels support, or that they compute differently from other executors."""
 
 
 def in_every_format(*shapes: str, others: Seq[str] | None = None) -> list[Any]:
-    """(shape, format) of these shapes in every format, and of others in float32; None: of all other SHAPES."""
+    """Return pairs (shape, format): `shapes` in every format, and `others` in float32. others: None means all other
+    SHAPES."""
     marks = {form: needs_bfloat16 for form in FORMATS if "products" in form}
     each = [pytest.param(shape, form, marks=marks.get(form, ())) for shape in shapes for form in FORMATS]
     return each + [(shape, "float32") for shape in (SHAPES if others is None else others) if shape not in shapes]
 
 
 def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 0.15) -> Weights:
-    """Random weights of that dtype. spread: their standard deviation; 0: as wide rows need it."""
+    """Return random weights of this dtype. spread: standard deviation; 0: suitable for wide rows."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, shape in config.shapes().items():
@@ -134,7 +135,7 @@ def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int
 
 
 def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str | None = None) -> Weights:
-    """The same weights in float64; matrices as `quantize` rounds them."""
+    """Return the same weights in float64, with matrices rounded as by `quantize`."""
     tensors: dict[str, Tensor] = {}
     for name in given:
         tensor = given[name]
@@ -150,7 +151,7 @@ def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str
 
 
 def executor_of(config: DecoderConfig, given: Weights, form: str = "float32", threads: int = 1) -> NativeExecutor:
-    """With options of FORMATS; every pass uses all its threads."""
+    """Make an executor with the options of a format in FORMATS. Every pass uses all its threads."""
     with pytest.MonkeyPatch.context() as patch:
         if form == "int8 without dot products":
             patch.setattr(processor, "has_byte_dots", lambda: False)
@@ -162,11 +163,11 @@ def executor_of(config: DecoderConfig, given: Weights, form: str = "float32", th
 def executor(
     shape: str = "llama", form: str = "float32", threads: int = 1, spoilt: int | None = None, **changes: Any
 ) -> NativeExecutor:
-    """A decoder of SHAPES or UNLIKE_LLAMA with weights of FORMATS. spoilt: a token whose embedding is infinite, so that
-    its keys and values, and what sees them, are NaN."""
+    """Make a decoder with a shape of SHAPES or UNLIKE_LLAMA and weights in a format of FORMATS. spoilt: a token whose
+    embedding is infinite, so that its keys and values are NaN, and all rows that see this token."""
     decoder = config(**(SHAPES | UNLIKE_LLAMA)[shape] | changes)
     given = weights(decoder, FORMATS[form][0])
-    read = given.part  # reading from a checkpoint refuses what is not finite
+    read = given.part  # reading a checkpoint would refuse infinite weights
 
     def part(name: str, rows: slice, as_stored: bool = False) -> Tensor:
         tensor = read(name, rows, as_stored)
@@ -180,7 +181,7 @@ def executor(
 
 
 def on_torch(shape: str, **changes: Any) -> TorchExecutor:
-    """A decoder of SHAPES in float32 on the other backend."""
+    """Make a decoder with a shape of SHAPES in float32 on the torch backend."""
     decoder = config(**SHAPES[shape] | changes)
     return TorchExecutor(decoder, weights(decoder))
 
@@ -207,12 +208,13 @@ def depths_of(parents: Seq[int]) -> list[int]:
 
 
 def tree(seq_id: int, past: int, tokens: Seq[int], parents: Seq[int]) -> Batch:
-    """The first len(tokens) - len(parents) tokens are a chain, the others nodes below its last token."""
+    """Make a batch of one sequence. The first len(tokens) - len(parents) tokens are a chain of pending tokens; the
+    other tokens are a tree of draft tokens after the last pending token."""
     return forest([(seq_id, past, tokens, parents)])
 
 
 def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
-    """One batch of several (sequence, past, tokens, parents)."""
+    """Make one batch of several sequences, each given as (sequence, past, tokens, parents)."""
     tokens: list[int] = []
     positions: list[int] = []
     splits = [0]
@@ -234,15 +236,15 @@ def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
 
 
 def last(batch: Batch) -> Batch:
-    """The batch with the logits of each sequence's last row only."""
+    """Return the batch, with logits requested only for each sequence's last row."""
     return dataclasses.replace(batch, select=[stop - 1 for stop in batch.splits[1:]])
 
 
 def one_by_one(
     executor: NativeExecutor, seq_id: int, past: int, tokens: Seq[int], parents: Seq[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Logits of every row of `tree(...)`, each computed alone after its ancestors, and keys and values of its slot,
-    [rows, L, 2, Hk, D]."""
+    """Run every row of `tree(...)` alone after its ancestors. Returns the logits of each row, and the keys and values
+    of its slot, [rows, L, 2, Hk, D]."""
     known = len(tokens) - len(parents)
     children: dict[int, list[int]] = {}
     for i, parent in enumerate(parents):
@@ -282,7 +284,7 @@ def begin(model: NativeExecutor, seq_id: int, tokens: list[int]) -> None:
 
 
 def written(model: NativeExecutor, batch: Batch) -> Tensor:
-    """Keys and values that a batch wrote, [rows, L, 2, Hk, D]."""
+    """Return the keys and values that a batch wrote, [rows, L, 2, Hk, D]."""
     parts = []
     for b, seq_id in enumerate(batch.seq_ids):
         length = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
@@ -296,8 +298,8 @@ def same(actual: Tensor, wanted: Tensor) -> None:
 
 
 def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]], seed: int) -> None:
-    """Run all members (prompt length, tokens of pending rows and nodes, parents) in one batch on several threads: every
-    row equals the row alone."""
+    """Run all members (prompt length, tokens of pending rows and nodes, parents) in one batch on several threads, and
+    assert that every row equals the row computed alone."""
     logits, kept, rows = [], [], []
     for b, (past, tokens, parents) in enumerate(members):
         prompt = ids(past, seed + b)
@@ -317,8 +319,8 @@ def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]]
 def random_members(
     draw: random.Random, count: int, nodes: int, known: Seq[int], past: Seq[int], vocab: int = VOCAB
 ) -> list[tuple[int, list[int], list[int]]]:
-    """Members for `check`: most of them trees of up to `nodes` nodes, after as many pending and earlier tokens as are
-    drawn from `known` and `past`."""
+    """Make random members for `check`. Most are trees of up to `nodes` nodes. The numbers of pending and of earlier
+    tokens are drawn from `known` and `past`."""
     members = []
     for _ in range(count):
         parents = random_tree(draw, nodes) if draw.random() < 0.7 else []
@@ -328,7 +330,8 @@ def random_members(
 
 
 def random_tree(draw: random.Random, most: int) -> list[int]:
-    """Parents of up to `most` nodes: wide or narrow, or with other nodes between siblings."""
+    """Return the parents of a random tree of up to `most` nodes, which is wide or narrow, or has other nodes between
+    siblings."""
     nodes, kind = draw.randint(1, most), draw.random()
     return [i - 1 if draw.random() < kind else draw.randint(-1, i - 1) for i in range(nodes)]
 
@@ -342,7 +345,7 @@ def logits(checkpoint: Path) -> Tensor:
 
 
 def logits_of(config: DecoderConfig, weights: Weights, threads: int = 1, prompt: int = 13) -> Tensor:
-    """[n, V] of a text: a prompt, then single tokens."""
+    """Return the logits [n, V] of a text that runs as a prompt and then token by token."""
     executor = NativeExecutor(config, weights, LoadSettings(threads=threads))
     parts = [executor.forward(chain(0, 0, _TOKENS[:prompt])).logits.clone()]
     parts += [executor.forward(chain(0, at, [_TOKENS[at]])).logits.clone() for at in range(prompt, len(_TOKENS))]

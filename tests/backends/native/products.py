@@ -1,4 +1,4 @@
-"""Products of one matrix by the native backend, and simple models of each format's arithmetic."""
+"""Products with one matrix by the native backend, and simple reference implementations of each format's arithmetic."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from slipstream.backends.native.threads import pool
 from slipstream.checkpoints.weight_blocks import Blocks, format_holding
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]
-"""Numbers of rows below, at and above those of a tile."""
+"""Numbers of rows smaller than, equal to and larger than the rows of a tile."""
 
 ADD = np.int64(1)
 
@@ -34,7 +34,7 @@ def _scratch(columns):  # type: ignore[no-untyped-def]
 
 
 class Product:
-    """x -> x @ weight.T + bias in one format."""
+    """Computes x @ weight.T + bias in one format."""
 
     def __init__(self, weight: torch.Tensor | Blocks, form: str = "", bias: torch.Tensor | None = None):
         self.outs = len(weight.integers) if isinstance(weight, Blocks) else len(weight)
@@ -47,7 +47,7 @@ class Product:
         )
 
     def __call__(self, x: np.ndarray, threads: int = 1, onto: np.ndarray | None = None) -> np.ndarray:
-        """[R, in] -> [R, out]; added to `onto` if given."""
+        """Map x [R, in] to [R, out], and add the result to `onto` if it is given."""
         record, count = self.matrix[0], len(x)
         given = np.ascontiguousarray(x, np.float32)
         y = np.full((count, int(record["outs"])), np.nan, np.float32)
@@ -67,12 +67,13 @@ def format_named(name: str) -> formats.Format:
 
 
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x * y + z rounded once to float32: the product of two float32 numbers is exact in float64."""
+    """Return x * y + z, rounded once to float32. The product of two float32 numbers is exact in float64."""
     return (x.astype(np.float64) * y.astype(np.float64) + z).astype(np.float32)
 
 
 def rounded(x: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [R, n] as integers, `most` at the largest absolute value, and their units [R, 1]."""
+    """Round rows [R, n] to integers, so that the largest absolute value of a row becomes `most`. Also returns the value
+    of the integer 1 in each row, [R, 1]."""
     top = np.abs(x).max(1, keepdims=True)
     factor = np.float32(most) / np.maximum(top, np.float32(1e-30))
     return np.floor(fused(x, factor, np.float64(0.5))).astype(np.int64), top / np.float32(most)
@@ -83,7 +84,8 @@ def _scaled(sums: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray
 
 
 def model(name: str, weight: torch.Tensor, x: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """The exact result of a product in this format, bit for bit: exact integers, float32 operations in their order."""
+    """Return the bitwise result of a product in this format, with exact integers and float32 operations in the order of
+    the kernels."""
     form, x = format_named(name), x.astype(np.float32)
     if not form.integer:
         kind = {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
@@ -134,5 +136,5 @@ def model_of_blocks(weight: Blocks, x: np.ndarray, bias: np.ndarray) -> np.ndarr
 
 
 def as_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Rounded to bfloat16, kept in float32."""
+    """Round to bfloat16, and return the result as float32."""
     return torch.from_numpy(np.ascontiguousarray(x, np.float32)).bfloat16().float().numpy()

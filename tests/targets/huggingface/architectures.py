@@ -1,5 +1,5 @@
-"""Tiny random models of many architectures of transformers, for the targets that run any model; and linear layers that
-round as those of quantisation libraries do, so that tests need no such library."""
+"""Tiny random models of many architectures of transformers, for the targets that run any model. Also linear layers that
+round like the layers of quantisation libraries, so that tests do not need these libraries."""
 
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
@@ -34,7 +34,8 @@ _LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_h
 
 
 def _config(kind: str, **shape: Any) -> Any:
-    """With an output head of its own unless `shape` says otherwise: a tied one mostly repeats the last token."""
+    """Make a configuration. By default the output head is not tied, because models with a tied head mostly repeat the
+    last token."""
     return config_of(kind, **{"tie_word_embeddings": False} | shape)
 
 
@@ -79,7 +80,7 @@ PACKED: dict[str, Callable[[], Any]] = {
     "gpt-j": lambda: _config("GPTJ", **_GPT, rotary_dim=4),
     "codegen": lambda: _config("CodeGen", **_GPT, rotary_dim=4),
 }  # fmt: skip
-"""Rows of several sequences in one pass."""
+"""Architectures for which the rows of several sequences run in one pass."""
 
 ONE_EACH: dict[str, Callable[[], Any]] = {
     "falcon-alibi": lambda: _config("Falcon", **_MHA, alibi=True),
@@ -97,7 +98,7 @@ ONE_EACH: dict[str, Callable[[], Any]] = {
         eos_token_id=2,
     ),
 }  # fmt: skip
-"""A pass for each sequence: attention with biases, masks or caches of its own."""
+"""Architectures that need a pass for each sequence, because their attention has its own biases, masks or caches."""
 
 STATEFUL: dict[str, Callable[[], Any]] = {
     "qwen3-next": lambda: _config(
@@ -120,18 +121,19 @@ STATEFUL: dict[str, Callable[[], Any]] = {
         "Bamba", **_COMMON, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=8,
     ),
 }  # fmt: skip
-"""Recurrences and convolutions, whose states are copied."""
+"""Architectures with recurrences and convolutions, whose states are copied."""
 
 ARCHITECTURES = PACKED | ONE_EACH | STATEFUL
 VARIANTS = {"falcon-alibi": "falcon (alibi)", "gemma4-shared": "gemma4_text (shared keys)"}
-"""Architecture -> its name in `kinds`, where that is not its `model_type`."""
+"""Names in `kinds` of architectures whose name there is not their `model_type`."""
 
 
 @torch.random.fork_rng(devices=[])
 def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
-    """The tiny model of an architecture. Weights are large, so that the best token is far ahead of rounding and a wrong
-    mask shows; norms and biases are disturbed, so that one that is left out shows, too. noise: disturbs all weights, so
-    that a draft model mostly agrees with the one without. shape: values that the configuration has instead."""
+    """Make the tiny model of an architecture. Weights are so large that rounding does not change the best token, and
+    that a wrong mask changes it. Norms and biases are disturbed, so that a missing norm or bias is found, too. noise:
+    disturbs all weights, to make a draft model that mostly agrees with the model without noise. shape: changed values
+    of the configuration."""
     import transformers
 
     torch.manual_seed(seed + sorted(ARCHITECTURES).index(name))
@@ -145,12 +147,12 @@ def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, n
         for parameter in model.parameters() if noise else ():
             parameter += noise * torch.randn_like(parameter) * parameter.std().nan_to_num()
     model.config._experts_implementation = "eager"  # the grouped kernels do not support float64
-    model.generation_config.eos_token_id = None  # texts go on, whatever is drawn
+    model.generation_config.eos_token_id = None  # so that outputs do not end early
     return model.to(dtype).eval()
 
 
 def generated(own: Any, prompts: Seq[Seq[int]], tokens: int) -> list[list[int]]:
-    """What transformers generates greedily for each prompt or source, alone."""
+    """Return the greedy output of transformers for each prompt or source, run one by one."""
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
@@ -161,11 +163,12 @@ def generated(own: Any, prompts: Seq[Seq[int]], tokens: int) -> list[list[int]]:
 
 
 ROUNDS = ("by row", "by tensor", "nothing")
-"""What activations share a scale with: their row, or all rows of the pass. "nothing": weights alone are rounded."""
+"""How activations are rounded: with one scale for each row, with one scale for all rows of the pass, or not at all."""
 
 
 class Int8Linear(nn.Module):
-    """int8 weights with one scale for each output, and activations as `rounds` says."""
+    """A linear layer with int8 weights and one scale for each output. rounds: how activations are rounded, see
+    ROUNDS."""
 
     def __init__(self, linear: nn.Linear, rounds: str):
         super().__init__()
@@ -185,7 +188,7 @@ class Int8Linear(nn.Module):
 
 
 def with_int8_layers(module: Any, rounds: str) -> Any:
-    """`module` with all linear layers but its output head replaced."""
+    """Replace all linear layers of `module` except its output head by `Int8Linear`."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child is not module.get_output_embeddings():
@@ -194,8 +197,8 @@ def with_int8_layers(module: Any, rounds: str) -> Any:
 
 
 def behind(module: Any, prompt: Seq[int], text: Seq[int]) -> float:
-    """How far a token of the text is behind the best one of the model's own forward at most, relative to the largest
-    logit. The texts of an encoder-decoder begin with id 0."""
+    """Return the largest distance between the logit of a token of the text and the best logit in the model's own
+    forward pass, relative to the largest logit. The outputs of an encoder-decoder begin with id 0."""
     encoded = module.config.is_encoder_decoder
     given = [*([0] if encoded else prompt), *text[:-1]]
     logits = forward_logits(module, ModuleParts(module), given, prompt if encoded else ())[-len(text) :]

@@ -37,20 +37,21 @@ ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
     "mbart": lambda: config_of("MBart", **_BART, decoder_start_token_id=2),
     "m2m-100": lambda: config_of("M2M100", **_BART),
 }  # fmt: skip
-"""Relative positions, learned ones and sinusoids; shared and scaled embeddings; decoders of another depth."""
+"""Encoder-decoders with relative positions, learned positions and sinusoids, with shared and scaled embeddings, and
+with decoders of another depth than the encoder."""
 PACKED = tuple(ENCODER_DECODERS)
 ENCODER_DECODERS["mvp"] = lambda: config_of("Mvp", **_BART)
-"""Attention of its own: a forward for each sequence."""
+"""MVP has its own attention code, so it needs a forward pass for each sequence."""
 
 
 _SEEDS = {"t5": 306, "mt5": 104, "bart": 200, "marian": 502, "pegasus": 505, "mbart": 303, "m2m-100": 101, "mvp": 2}
-"""With these, texts have many different tokens."""
+"""Seeds with which outputs have many different tokens."""
 
 
 def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise: float = 0.0, **shape: Any) -> Any:
-    """The tiny model of an architecture, with large weights. noise: disturbs them, so that a draft model mostly agrees
-    with one without. shape: values that the configuration has instead. Its generation configuration is what
-    transformers makes of the configuration, but without an end token."""
+    """Make the tiny model of an architecture, with large weights. noise: disturbs the weights, to make a draft model
+    that mostly agrees with the model without noise. shape: changed values of the configuration. The generation
+    configuration is transformers' default for the configuration, without an end-of-text token."""
     import transformers
 
     config = ENCODER_DECODERS[name]()
@@ -59,14 +60,14 @@ def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise:
     generator = torch.Generator().manual_seed(_SEEDS[name])
     disturbing = torch.Generator().manual_seed(0)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # a tied one repeats the last token
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # a tied head would repeat the last token
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if parameter.requires_grad:  # sinusoids are not
+            if parameter.requires_grad:  # not sinusoids, which are fixed
                 drawn = torch.randn(parameter.shape, generator=generator)
                 scale = 0.2 if parameter.ndim == 1 else 0.8 if parameter is embedding else 0.3
                 if "encoder_attn.out_proj" in key or "EncDecAttention.o" in key:
-                    scale = 0.1  # or the source alone decides
+                    scale = 0.1  # otherwise the output would depend only on the source
                 parameter.copy_(scale * drawn + (parameter.ndim == 1 and not key.endswith("bias")))
                 if noise:
                     parameter.add_(noise * scale * torch.randn(parameter.shape, generator=disturbing))
@@ -75,7 +76,7 @@ def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise:
 
 
 def make_encoder_decoder(folder: Path, layers: int = 2) -> Any:
-    """A random T5 in `folder`, with a byte-level tokenizer that has no chat template."""
+    """Write a random T5 to `folder`, with a byte-level tokenizer that has no chat template."""
     import transformers
 
     shape = _T5 | {"vocab_size": 320, "num_layers": layers}
@@ -93,8 +94,8 @@ def make_encoder_decoder(folder: Path, layers: int = 2) -> Any:
 
 
 class WrongSiblings(NoDrafter):
-    """Drafts trees: at each depth a wrong token first and the right one beside it, which goes on. Every third draft is
-    wrong from depth 2 on."""
+    """Drafts trees. At each depth there is a wrong token first, then the right token, which has the next children.
+    Every third draft is wrong from depth 2 on."""
 
     name = "siblings"
     traits = DrafterTraits()
