@@ -28,10 +28,8 @@ RECORDS = Path(__file__).with_name("gguf_families.json")
 RECORDED: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
 """Family -> what `python -m benchmarks.gguf.family_logits --record` keeps: metadata, and names and shapes of tensors
 (`*`: every layer), as llama.cpp's own converter wrote them for our tiny checkpoint; values of tensors that are no
-weights; and llama.cpp's logits on the file that `write_recorded` writes: the largest, and those of `RECORDED_ROWS` and
-`RECORDED_TOKENS`."""
+weights; and llama.cpp's logits on the file that `write_recorded` writes: the largest, and `recorded_logits`."""
 RECORDED_TEXT = [3, 14, 15, 9, 26, 5, 3, 5, 8, 9, 7, 9, 3, 23, 8, 4, 6, 27, 19, 30, 2, 29, 13, 14]
-RECORDED_ROWS, RECORDED_TOKENS = (11, 23), range(0, 96, 12)
 
 VOCAB = 96
 SPREAD = {
@@ -216,6 +214,11 @@ def write_recorded(stored: Mapping[str, Any], file: Path) -> Path:
     tensors |= {name: np.array(values) for name, values in stored["values"].items()}
     file.write_bytes(gguf_bytes(stored["metadata"] | {"tokenizer.ggml.model": "none"}, tensors))
     return file
+
+
+def recorded_logits(logits: Any) -> Any:
+    """Return the logits [2, 8] that are recorded of all [n, V]."""
+    return logits[[11, 23], :: logits.shape[1] // 8]
 
 
 def seeded_weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
